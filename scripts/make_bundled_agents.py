@@ -1,0 +1,176 @@
+"""Make the tiny base agents that the package bundles: tokenizer, model, teaching, Hugging Face folder.
+
+    python scripts/make_bundled_agents.py [--out DIR] [--device cpu|cuda] [--agents a,b] [--seed 0]
+
+Four agents that differ in state, size, architecture and tokenizer, and that slip in different places.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import string
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from teaching import OFFSETS, Noise, Phase, accuracy, noisy_writer, teach, write_clean
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+)
+
+from hacrl.tasks.arithmetic import ArithmeticTask
+
+BUNDLED = Path(__file__).resolve().parents[1] / "src" / "hacrl" / "agents" / "bundled"
+PAD, EOS, UNK, BOS = "<pad>", "<eos>", "<unk>", "<bos>"
+SYMBOLS = "+-*()=;:#"
+MAX_LENGTH = 128
+
+
+def character_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per character, no BOS."""
+    return _tokenizer([PAD, EOS, UNK], list(string.digits + SYMBOLS), pattern=r"[\s\S]")
+
+
+def pair_tokenizer() -> PreTrainedTokenizerFast:
+    """Digits in pairs from left to right (``119`` is ``11 9``), else one token per character; begins with BOS."""
+    pairs = [a + b for a in string.digits for b in string.digits]
+    return _tokenizer([PAD, EOS, UNK, BOS], [*string.digits, *SYMBOLS, *pairs], pattern=r"[0-9]{1,2}|[\s\S]")
+
+
+def _tokenizer(special: list[str], pieces: list[str], *, pattern: str) -> PreTrainedTokenizerFast:
+    vocabulary = {piece: i for i, piece in enumerate(special + pieces)}
+    core = Tokenizer(models.WordLevel(vocabulary, unk_token=UNK))
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+    core.decoder = decoders.Fuse()  # joins the pieces without spaces
+    if BOS in vocabulary:
+        core.post_processor = processors.TemplateProcessing(
+            single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, vocabulary[BOS])]
+        )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        pad_token=PAD,
+        eos_token=EOS,
+        unk_token=UNK,
+        bos_token=BOS if BOS in vocabulary else None,
+        padding_side="left",
+        model_max_length=MAX_LENGTH,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+@dataclass(frozen=True)
+class AgentSpec:
+    """How one agent is built and taught."""
+
+    config: type[Qwen3Config] | type[LlamaConfig]
+    shape: dict[str, int]
+    tokenizer: Callable[[], PreTrainedTokenizerFast]
+    noise: Noise
+    seed: int  # added to the script's seed, so that an agent does not depend on which others are made
+    clean: Phase
+    noisy: Phase
+
+
+def _shape(hidden: int, heads: int, mlp: int) -> dict[str, int]:
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": mlp,
+        "num_hidden_layers": 3,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "head_dim": 32,  # the smallest that common attention kernels support
+    }
+
+
+SMALL = _shape(hidden=64, heads=2, mlp=176)
+CLEAN = Phase(steps=1200, learning_rate=4e-3)
+NOISY = Phase(steps=300, learning_rate=1e-3)
+AGENTS = {
+    "qwen-small-a": AgentSpec(Qwen3Config, SMALL, character_tokenizer, Noise(0.13, 0.68), 1, CLEAN, NOISY),
+    "qwen-small-b": AgentSpec(Qwen3Config, SMALL, character_tokenizer, Noise(0.52, 0.15), 2, CLEAN, NOISY),
+    "qwen-large": AgentSpec(
+        Qwen3Config, _shape(112, 4, 288), character_tokenizer, Noise(0.55, 0.15), 3, CLEAN, NOISY
+    ),
+    "llama-pairs": AgentSpec(
+        LlamaConfig, _shape(96, 3, 256), pair_tokenizer, Noise(0.47, 0.15), 4, CLEAN, NOISY
+    ),
+}
+
+
+def build(spec: AgentSpec, tokenizer: PreTrainedTokenizerFast) -> Any:
+    """An untaught model of the agent's shape."""
+    config = spec.config(
+        **spec.shape,
+        vocab_size=len(tokenizer),
+        max_position_embeddings=MAX_LENGTH,
+        tie_word_embeddings=False,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+def make(name: str, out: Path, *, device: str, seed: int) -> dict[str, Any]:
+    """Teach one agent, save it, and measure what was saved."""
+    began = time.perf_counter()
+    spec = AGENTS[name]
+    seed += spec.seed
+    torch.manual_seed(seed)
+    tokenizer = spec.tokenizer()
+    model = build(spec, tokenizer).to(device)
+    test = ArithmeticTask().test
+    teach(model, tokenizer, write_clean, spec.clean, seed=seed)
+    clean = accuracy(model, tokenizer, test, samples=1)
+    teach(model, tokenizer, noisy_writer(spec.noise), spec.noisy, seed=seed + 100)
+    taught = time.perf_counter() - began
+    folder = out / name
+    model.half().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+    saved = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device)
+    reread = AutoTokenizer.from_pretrained(folder)
+    record = {
+        "agent": name,
+        "parameters": saved.num_parameters(),
+        "clean_accuracy": round(clean, 4),
+        "sampled_accuracy": round(accuracy(saved, reread, test, samples=2), 4),
+        "greedy_accuracy": round(accuracy(saved, reread, test, samples=0), 4),
+        "test_problems": len(test),
+        "seconds": round(taught, 1),
+        "noise": {"+-": spec.noise.term, "*": spec.noise.factor, "offsets": OFFSETS},
+        "phases": {"clean": asdict(spec.clean), "noisy": asdict(spec.noisy)},
+        "seed": seed,
+    }
+    (folder / "TEACHING.json").write_text(json.dumps(record, indent=2) + "\n")
+    return record
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=BUNDLED)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--agents", default=",".join(AGENTS), help="comma-separated names")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads")
+    args = parser.parse_args()
+    names = args.agents.split(",")
+    if unknown := set(names) - set(AGENTS):
+        parser.error(f"--agents: unknown {sorted(unknown)}; there are {sorted(AGENTS)}")
+    torch.set_num_threads(args.threads)
+    for name in names:
+        record = make(name, args.out, device=args.device, seed=args.seed)
+        print(*(f"{key}={record[key]}" for key in list(record)[:7]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

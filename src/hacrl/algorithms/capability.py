@@ -1,0 +1,85 @@
+"""Capability P_k and capability ratio omega(k, j) (eq. 8, 9)."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+CapabilityMeasure = Literal["mean_reward", "positive_share"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapabilitySettings:
+    """How capability is measured, and how far apart two agents may be taken to be."""
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by the config layer
+
+    window: int = 5  # K: steps that count
+    floor: float = 1e-8  # a step's capability is never below this, so that ratios exist
+    ratio_min: float = 0.1
+    ratio_max: float = 10.0
+    measure: CapabilityMeasure = "mean_reward"
+
+    def __post_init__(self) -> None:
+        if self.window < 1:
+            raise ValueError(f"window must be at least 1 step, not {self.window}")
+        if self.floor <= 0:
+            raise ValueError(f"floor must be positive, not {self.floor}: a ratio divides by it")
+        if not 0 < self.ratio_min <= 1 <= self.ratio_max:
+            raise ValueError(
+                f"ratio_min={self.ratio_min} and ratio_max={self.ratio_max} must enclose 1 and be positive"
+            )
+
+
+def batch_capability(rewards: Sequence[float], measure: CapabilityMeasure = "mean_reward") -> float:
+    """One step's capability of one agent: its mean reward, or the share of positive rewards."""
+    if not rewards:
+        raise ValueError("an agent's capability needs at least one reward")
+    values = [float(reward > 0) for reward in rewards] if measure == "positive_share" else rewards
+    return math.fsum(values) / len(rewards)
+
+
+class CapabilityTracker:
+    """P_k as the mean of the last K steps' capabilities, and omega(k, j) = P_k / P_j, clamped."""
+
+    def __init__(self, agents: Sequence[str], settings: CapabilitySettings | None = None) -> None:
+        self.settings = settings or CapabilitySettings()
+        self._history: dict[str, deque[float]] = {
+            agent: deque(maxlen=self.settings.window) for agent in agents
+        }
+
+    def record(self, rewards: Mapping[str, Sequence[float]]) -> None:
+        """Add one step: every agent's rewards over the whole prompt batch."""
+        if rewards.keys() != self._history.keys():
+            raise ValueError(
+                f"rewards of {sorted(rewards)} given, capabilities kept of {sorted(self._history)}"
+            )
+        for agent, values in rewards.items():
+            capability = batch_capability(values, self.settings.measure)
+            self._history[agent].append(max(capability, self.settings.floor))
+
+    def capability(self, agent: str) -> float:
+        """P_k (eq. 8). Before the first step all agents are taken to be equal."""
+        history = self._history[agent]
+        return math.fsum(history) / len(history) if history else 1.0
+
+    def ratio(self, numerator: str, denominator: str) -> float:
+        """omega(k, j) = P_k / P_j (eq. 9), clamped to [ratio_min, ratio_max]."""
+        ratio = self.capability(numerator) / self.capability(denominator)
+        return min(max(ratio, self.settings.ratio_min), self.settings.ratio_max)
+
+    def state_dict(self) -> dict[str, list[float]]:
+        """The window as JSON-ready lists, for exact resume."""
+        return {agent: list(history) for agent, history in self._history.items()}
+
+    def load_state_dict(self, state: Mapping[str, Sequence[float]]) -> None:
+        """Restore what :meth:`state_dict` gave."""
+        if state.keys() != self._history.keys():
+            raise ValueError(
+                f"saved capabilities are of {sorted(state)}, this run has {sorted(self._history)}"
+            )
+        for agent, values in state.items():
+            self._history[agent] = deque(values, maxlen=self.settings.window)

@@ -1,0 +1,12 @@
+"""Optional penalty on the distance to a frozen reference policy (not in the paper's objective)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def k3_divergence(logprobs_BT: Tensor, reference_logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Mean over tokens of r - log r - 1 with r = pi_ref / pi_k: unbiased and never negative, (B,)."""
+    log_r_BT = (reference_logprobs_BT - logprobs_BT).masked_fill(~mask_BT, 0.0)
+    k3_BT = log_r_BT.exp() - log_r_BT - 1.0
+    return k3_BT.sum(dim=-1) / mask_BT.sum(dim=-1)

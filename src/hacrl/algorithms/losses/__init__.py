@@ -1,0 +1,1 @@
+"""One loss a file, one signature for all: ``loss(batch, settings) -> LossTerms``."""

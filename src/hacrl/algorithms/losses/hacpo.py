@@ -1,0 +1,43 @@
+"""HACPO (eq. 47-53): GSPO on own responses, the exponential, stepwise-clipped ratio on others'."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hacrl.algorithms.clipping import clip_cross_agent, stepwise_lower_bound
+from hacrl.algorithms.importance import exponential_weight, sequence_ratio
+from hacrl.algorithms.losses.surrogate import clipped_surrogate
+from hacrl.algorithms.settings import HacpoSettings
+from hacrl.types import LossBatch, LossTerms
+
+
+def hacpo_loss(batch: LossBatch, settings: HacpoSettings) -> LossTerms:
+    """J_homo where the learner is the source, J_hete elsewhere."""
+    ratio_B = sequence_ratio(batch, settings.ratio_length)
+    own_B, own_clipped_B = clipped_surrogate(
+        ratio_B, batch.advantages_B, settings.clip_low, settings.clip_high
+    )
+    cross_B, cross_clipped_B = cross_agent_surrogate(
+        ratio_B, batch.advantages_B, batch.updates_done, settings
+    )
+    return LossTerms(
+        loss_B=-torch.where(batch.is_own_B, own_B, cross_B),
+        ratio_B=ratio_B.detach(),
+        clipped_B=torch.where(batch.is_own_B, own_clipped_B, cross_clipped_B).float(),
+    )
+
+
+def cross_agent_surrogate(
+    ratio_B: Tensor, advantages_B: Tensor, updates_done: int, settings: HacpoSettings
+) -> tuple[Tensor, Tensor]:
+    """clip(s) * stopgrad(clip(s))^alpha * A~, without a ``min``; and where clipping removes the gradient."""
+    if not settings.cross_clip:
+        weight_B = exponential_weight(ratio_B, settings.alpha)
+        return ratio_B * weight_B * advantages_B, torch.zeros_like(ratio_B, dtype=torch.bool)
+    lower = stepwise_lower_bound(settings.delta, settings.delta_step, updates_done)
+    clipped_ratio_B = clip_cross_agent(ratio_B, lower, settings.cross_upper)
+    exponent_base_B = clipped_ratio_B if settings.exponent_on == "clipped" else ratio_B
+    weight_B = exponential_weight(exponent_base_B, settings.alpha)
+    outside_B = (ratio_B.detach() < lower) | (ratio_B.detach() > settings.cross_upper)
+    return clipped_ratio_B * weight_B * advantages_B, outside_B

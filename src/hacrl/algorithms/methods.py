@@ -1,0 +1,120 @@
+"""A method is an advantage and a loss under one name. Nothing outside this file asks which one it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from hacrl.algorithms.advantage import (
+    CapabilityRatio,
+    PromptRewards,
+    capability_aware_baseline,
+    equal_capability,
+    is_uniform,
+    joint_std,
+    normalised,
+    zero_advantages,
+)
+from hacrl.algorithms.discrepancy import scaled_by_discrepancy
+from hacrl.algorithms.kl import k3_divergence
+from hacrl.algorithms.losses.grpo import grpo_loss
+from hacrl.algorithms.losses.gspo import gspo_loss
+from hacrl.algorithms.losses.hacpo import hacpo_loss
+from hacrl.algorithms.losses.naive import naive_loss
+from hacrl.algorithms.settings import AnyMethodSettings, HacpoSettings, MethodSettings
+from hacrl.types import LossBatch, LossTerms
+
+Advantages = dict[str, tuple[float, ...]]  # source agent -> advantage of each of its responses to a prompt
+AdvantageFunction = Callable[[PromptRewards, str, CapabilityRatio], Advantages]
+LossFunction = Callable[[LossBatch], LossTerms]
+
+
+@dataclass(frozen=True)
+class Method:
+    """How one learner turns verified rollouts into a loss."""
+
+    name: str
+    shares_rollouts: bool  # whether learners see other agents' responses
+    advantages: AdvantageFunction  # (rewards of one prompt, learner, omega) -> advantages per source
+    loss: LossFunction
+    settings: MethodSettings
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the loss asks for a frozen reference policy."""
+        return self.settings.kl_coefficient > 0
+
+
+def own_advantages(
+    settings: MethodSettings, rewards: PromptRewards, learner: str, _: CapabilityRatio
+) -> Advantages:
+    """Group-relative advantages of the learner's own responses, nobody else's."""
+    return joint_advantages(settings, {learner: rewards[learner]}, learner, equal_capability)
+
+
+def joint_advantages(
+    settings: MethodSettings, rewards: PromptRewards, learner: str, _: CapabilityRatio
+) -> Advantages:
+    """Every response compared with the mean of all: no agent is told from another."""
+    if is_uniform(rewards):
+        return zero_advantages(rewards)
+    baseline = capability_aware_baseline(rewards, learner, equal_capability, overshoot="keep")
+    std = joint_std(rewards, settings.std.unbiased)
+    return {
+        source: normalised(values, baseline, std, settings.std.epsilon) for source, values in rewards.items()
+    }
+
+
+def hacpo_advantages(
+    settings: HacpoSettings, rewards: PromptRewards, learner: str, ratio: CapabilityRatio
+) -> Advantages:
+    """Capability-aware advantages (eq. 6, 7), others' scaled by the discrepancy coefficient (eq. 10)."""
+    if is_uniform(rewards):
+        return zero_advantages(rewards)
+    baseline_ratio = ratio if settings.capability_baseline else equal_capability
+    discrepancy_ratio = ratio if settings.discrepancy else equal_capability
+    std = joint_std(rewards, settings.std.unbiased)
+    advantages: Advantages = {}
+    for source, values in rewards.items():
+        judged_as = source if settings.cross_baseline == "source" else learner
+        baseline = capability_aware_baseline(
+            rewards, judged_as, baseline_ratio, settings.baseline_overshoot, settings.max_reward
+        )
+        raw = normalised(values, baseline, std, settings.std.epsilon)
+        advantages[source] = scaled_by_discrepancy(raw, learner, source, discrepancy_ratio)
+    return advantages
+
+
+def with_kl_penalty(
+    loss: Callable[[LossBatch, Any], LossTerms], batch: LossBatch, settings: MethodSettings
+) -> LossTerms:
+    """The method's loss, plus the k3 penalty on own responses if a coefficient is set."""
+    terms = loss(batch, settings)
+    if settings.kl_coefficient == 0:
+        return terms
+    assert batch.reference_logprobs_BT is not None, "a KL term needs reference log-probabilities"
+    kl_B = k3_divergence(batch.logprobs_BT, batch.reference_logprobs_BT, batch.mask_BT)
+    return replace(terms, loss_B=terms.loss_B + settings.kl_coefficient * kl_B * batch.is_own_B)
+
+
+# name -> (advantage function, loss function, whether rollouts are shared)
+_PARTS: dict[str, tuple[Callable[..., Advantages], Callable[..., LossTerms], bool]] = {
+    "grpo": (own_advantages, grpo_loss, False),
+    "gspo": (own_advantages, gspo_loss, False),
+    "naive": (joint_advantages, naive_loss, True),
+    "hacpo": (hacpo_advantages, hacpo_loss, True),
+}
+
+
+def make_method(settings: AnyMethodSettings) -> Method:
+    """Bind a method's functions to its settings."""
+    advantages, loss, shares = _PARTS[settings.name]
+    return Method(
+        name=settings.name,
+        shares_rollouts=shares,
+        advantages=partial(advantages, settings),
+        loss=lambda batch: with_kl_penalty(loss, batch, settings),
+        settings=settings,
+    )

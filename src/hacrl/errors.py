@@ -1,0 +1,23 @@
+"""Errors a user can act on. Each is also a standard exception, so generic handlers still work."""
+
+from __future__ import annotations
+
+
+class HacrlError(Exception):
+    """Base of all errors that hacrl reports without a traceback."""
+
+
+class ConfigError(HacrlError, ValueError):
+    """The configuration is wrong; the message names the key, its value and the fix."""
+
+
+class ModelError(HacrlError, ValueError):
+    """A model or tokenizer cannot be used as an agent."""
+
+
+class TaskError(HacrlError, ValueError):
+    """A task cannot provide problems or judge answers."""
+
+
+class TrainingError(HacrlError, RuntimeError):
+    """Training cannot go on, e.g. because a loss is not finite."""

@@ -1,0 +1,194 @@
+"""Two-operation arithmetic, worked from left to right: small enough to enumerate, hard enough to get wrong.
+
+A problem is ``(23+14)*2``, its prompt ``(23+14)*2:``, its gold answer ``74``, and a full response is
+``23+14=37;37*2=74#74``: one step each, then ``#`` and the answer. The whole space is listed once; a hash of
+the problem's id decides its order and its split, so every process and every choice of ranges agrees on
+what is held out.
+
+Sums and differences outnumber products nine to one, because there are far more terms than factors. Such a
+space would hardly ask for products, so by default at most ``per_pattern`` problems are kept of each of the
+nine pairs of operators.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import product
+from typing import NamedTuple
+
+from hacrl.errors import TaskError
+from hacrl.types import Problem, Verdict
+
+OPERATORS = "+-*"
+TEST_SHARE = 10  # one problem in TEST_SHARE is held out
+DEFAULT_PER_PATTERN = 1000  # about as many as the scarcer pairs with one product have
+
+_EXPRESSION = re.compile(r"\(([0-9]+)([-+*])([0-9]+)\)([-+*])([0-9]+)")
+_INTEGER = re.compile(r"0|-?[1-9][0-9]*")  # [0-9], not \d: that would also accept other scripts' digits
+
+Range = tuple[int, int]  # both ends included
+
+
+class Step(NamedTuple):
+    """One operation, e.g. ``*2``."""
+
+    operator: str
+    operand: int
+
+    def apply(self, value: int) -> int:
+        """The right result of this step from ``value``."""
+        if self.operator == "+":
+            return value + self.operand
+        if self.operator == "-":
+            return value - self.operand
+        return value * self.operand
+
+
+class Expression(NamedTuple):
+    """A start value and two steps: ``Expression(23, Step("+", 14), Step("*", 2))`` is ``(23+14)*2``."""
+
+    start: int
+    first: Step
+    second: Step
+
+    @property
+    def id(self) -> str:
+        """The text that names the problem, e.g. ``(23+14)*2``."""
+        (op1, by1), (op2, by2) = self.first, self.second
+        return f"({self.start}{op1}{by1}){op2}{by2}"
+
+    @property
+    def pattern(self) -> str:
+        """The two operators, e.g. ``+*``."""
+        return self.first.operator + self.second.operator
+
+    def results(self) -> tuple[int, int]:
+        """The right intermediate and final value."""
+        middle = self.first.apply(self.start)
+        return middle, self.second.apply(middle)
+
+    def write(self, middle: int, final: int) -> str:
+        """The response with these results, right or not: ``23+14=37;37*2=74#74``."""
+        (op1, by1), (op2, by2) = self.first, self.second
+        return f"{self.start}{op1}{by1}={middle};{middle}{op2}{by2}={final}#{final}"
+
+
+class Ranges(NamedTuple):
+    """Which expressions exist; all ends included."""
+
+    start: Range = (10, 39)
+    term: Range = (2, 19)  # operands of + and -
+    factor: Range = (2, 3)  # operands of *
+    largest: int = 119  # every result, the intermediate one too, lies in 0..largest
+
+
+def parse_expression(problem_id: str) -> Expression:
+    """Read ``(23+14)*2`` back into its parts."""
+    match = _EXPRESSION.fullmatch(problem_id)
+    if match is None:
+        raise TaskError(f"problem_id: {problem_id!r} is not of the form (23+14)*2")
+    start, op1, by1, op2, by2 = match.groups()
+    return Expression(int(start), Step(op1, int(by1)), Step(op2, int(by2)))
+
+
+def worked_solution(problem_id: str) -> str:
+    """The right response in full: ``worked_solution("(23+14)*2") == "23+14=37;37*2=74#74"``."""
+    expression = parse_expression(problem_id)
+    return expression.write(*expression.results())
+
+
+def enumerate_expressions(ranges: Ranges) -> Iterator[Expression]:
+    """Every expression of the space, in lexical order of its parts."""
+    steps = [
+        Step(operator, operand)
+        for operator in OPERATORS
+        for operand in _span(ranges.factor if operator == "*" else ranges.term)
+    ]
+    for start, first in product(_span(ranges.start), steps):
+        if not 0 <= first.apply(start) <= ranges.largest:
+            continue
+        for second in steps:
+            expression = Expression(start, first, second)
+            if 0 <= expression.results()[1] <= ranges.largest:
+                yield expression
+
+
+class ArithmeticTask:
+    """The task; its knobs are those of :class:`Ranges`, plus how many problems each operator pair keeps.
+
+    ``per_pattern=None`` keeps the whole space. A problem is in the same split whatever the knobs.
+    """
+
+    def __init__(
+        self,
+        *,
+        start: Sequence[int] = (10, 39),
+        term: Sequence[int] = (2, 19),
+        factor: Sequence[int] = (2, 3),
+        largest: int = 119,
+        per_pattern: int | None = DEFAULT_PER_PATTERN,
+    ) -> None:
+        self.name = "arithmetic"
+        if largest < 0:
+            raise TaskError(f"largest={largest!r}: results are not negative; give 0 or more")
+        if per_pattern is not None and per_pattern < 1:
+            raise TaskError(f"per_pattern={per_pattern!r}: give 1 or more, or None for the whole space")
+        pairs = (_checked("start", start), _checked("term", term), _checked("factor", factor))
+        self._train, self._test = _splits(Ranges(*pairs, largest), per_pattern)
+        if not self._train or not self._test:
+            raise TaskError(
+                f"start={start}, term={term}, factor={factor}, largest={largest}, per_pattern={per_pattern}: "
+                f"only {len(self._train)} train and {len(self._test)} test problems; widen the ranges"
+            )
+
+    @property
+    def train(self) -> Sequence[Problem]:
+        """Problems that may be used for learning, in a fixed shuffled order."""
+        return self._train
+
+    @property
+    def test(self) -> Sequence[Problem]:
+        """Held-out problems, in a fixed shuffled order."""
+        return self._test
+
+    def verify(self, problem: Problem, response: str) -> Verdict:
+        """Judge what stands after the last ``#``: the plain integer and nothing else."""
+        _, mark, answer = response.rpartition("#")
+        if not mark or not _INTEGER.fullmatch(answer):
+            return Verdict(0.0, "unparsable")
+        # Compared as text: equal plain integers have equal digits, and int() refuses very long ones.
+        return Verdict(1.0, "correct") if answer == problem.answer else Verdict(0.0, "wrong")
+
+
+@lru_cache(maxsize=8)
+def _splits(ranges: Ranges, per_pattern: int | None) -> tuple[tuple[Problem, ...], tuple[Problem, ...]]:
+    """Train and test: ordered by the hash of the id (a shuffle), split by the same hash's remainder."""
+    hashed = sorted((_digest(expression.id), expression) for expression in enumerate_expressions(ranges))
+    kept: Counter[str] = Counter()
+    train: list[Problem] = []
+    test: list[Problem] = []
+    for digest, expression in hashed:
+        kept[expression.pattern] += 1
+        if per_pattern is not None and kept[expression.pattern] > per_pattern:
+            continue
+        problem = Problem(expression.id, f"{expression.id}:", str(expression.results()[1]))
+        (test if digest % TEST_SHARE == 0 else train).append(problem)
+    return tuple(train), tuple(test)
+
+
+def _digest(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest())
+
+
+def _span(ends: Range) -> range:
+    return range(ends[0], ends[1] + 1)
+
+
+def _checked(name: str, ends: Sequence[int]) -> Range:
+    if len(ends) != 2 or not 0 <= ends[0] <= ends[1]:
+        raise TaskError(f"{name}={ends!r}: give two whole numbers, low and high, with 0 <= low <= high")
+    return int(ends[0]), int(ends[1])
