@@ -34,7 +34,7 @@ class Phase:
 
     steps: int
     learning_rate: float
-    batch_size: int = 256
+    batch_size: int
 
 
 @dataclass(frozen=True)

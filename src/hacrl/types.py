@@ -23,6 +23,16 @@ RatioLength = Literal["source", "own"]  # whose token count normalises a cross-a
 
 
 @dataclass(frozen=True, slots=True)
+class Sampling:
+    """The distribution responses are drawn from. Temperature 0 means greedy."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_k: int = 0  # 0: no limit
+    top_p: float = 1.0  # 1: no limit
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """A question with a checkable answer, e.g. ``Problem("(23+14)*2", "(23+14)*2:", "74")``."""
 
@@ -84,10 +94,9 @@ class LearnerSample:
     """One verified rollout as one learner sees it: the learner's token ids, the learner's advantage."""
 
     prompt_ids: tuple[int, ...]
-    response_ids: tuple[int, ...]
-    loss_tokens: int  # how many leading response tokens count in the loss (all, or all but the stop token)
+    response_ids: tuple[int, ...]  # the tokens that are learnt: all, or all but the stop token
     behaviour_logprobs: tuple[float, ...] | None  # per token; None if retokenised: only the sum is known
-    behaviour_logprob: float  # log pi_j_old(y) over the source's loss tokens
+    behaviour_logprob: float  # log pi_j_old(y)
     source_length: int  # |y| in the source's tokens
     source: str
     is_own: bool

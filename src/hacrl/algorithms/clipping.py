@@ -28,7 +28,8 @@ def check_schedule(delta: float, delta_step: float, upper: float, updates_per_st
     raise ValueError(
         f"the cross-agent clip interval [1 - delta + u * delta_step, upper] is empty from update "
         f"{usable + 1} of {updates_per_step} on (delta={delta}, delta_step={delta_step}, upper={upper}, "
-        f"last lower bound {last_bound:.4g}): use delta_step below {largest:.4g}, a larger delta, or fewer updates per step"
+        f"last lower bound {last_bound:.4g}): use delta_step below {largest:.4g}, a larger "
+        "delta, or fewer updates per step"
     )
 
 

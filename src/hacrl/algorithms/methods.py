@@ -36,7 +36,6 @@ class Method:
     """How one learner turns verified rollouts into a loss."""
 
     name: str
-    shares_rollouts: bool  # whether learners see other agents' responses
     advantages: AdvantageFunction  # (rewards of one prompt, learner, omega) -> advantages per source
     loss: LossFunction
     settings: MethodSettings
@@ -99,21 +98,20 @@ def with_kl_penalty(
     return replace(terms, loss_B=terms.loss_B + settings.kl_coefficient * kl_B * batch.is_own_B)
 
 
-# name -> (advantage function, loss function, whether rollouts are shared)
-_PARTS: dict[str, tuple[Callable[..., Advantages], Callable[..., LossTerms], bool]] = {
-    "grpo": (own_advantages, grpo_loss, False),
-    "gspo": (own_advantages, gspo_loss, False),
-    "naive": (joint_advantages, naive_loss, True),
-    "hacpo": (hacpo_advantages, hacpo_loss, True),
+# name -> (advantage function, loss function)
+_PARTS: dict[str, tuple[Callable[..., Advantages], Callable[..., LossTerms]]] = {
+    "grpo": (own_advantages, grpo_loss),
+    "gspo": (own_advantages, gspo_loss),
+    "naive": (joint_advantages, naive_loss),
+    "hacpo": (hacpo_advantages, hacpo_loss),
 }
 
 
 def make_method(settings: AnyMethodSettings) -> Method:
     """Bind a method's functions to its settings."""
-    advantages, loss, shares = _PARTS[settings.name]
+    advantages, loss = _PARTS[settings.name]
     return Method(
         name=settings.name,
-        shares_rollouts=shares,
         advantages=partial(advantages, settings),
         loss=lambda batch: with_kl_penalty(loss, batch, settings),
         settings=settings,

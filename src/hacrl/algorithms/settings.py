@@ -7,7 +7,7 @@ Where the paper and its public code differ, the default follows the paper: see `
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from hacrl.algorithms.advantage import NormaliserSettings
 from hacrl.algorithms.capability import CapabilitySettings
@@ -19,6 +19,7 @@ from hacrl.types import RatioLength
 class MethodSettings:
     """What all methods have in common."""
 
+    shares_rollouts: ClassVar[bool] = False  # whether learners see other agents' responses
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by the config layer
 
     clip_low: float = 0.0003  # own responses are clipped to [1 - clip_low, 1 + clip_high]
@@ -59,6 +60,7 @@ class GspoSettings(MethodSettings):
 class NaiveSettings(MethodSettings):
     """Shared rollouts without the four mechanisms: joint mean and std, plain GSPO ratio and clip."""
 
+    shares_rollouts: ClassVar[bool] = True
     name: Literal["naive"] = "naive"
     ratio_length: RatioLength = "source"
 
@@ -67,6 +69,7 @@ class NaiveSettings(MethodSettings):
 class HacpoSettings(MethodSettings):
     """HACPO: the four mechanisms, each with its switch."""
 
+    shares_rollouts: ClassVar[bool] = True
     name: Literal["hacpo"] = "hacpo"
     ratio_length: RatioLength = "source"
     # mechanism 1: capability-aware advantage

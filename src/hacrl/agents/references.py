@@ -1,0 +1,34 @@
+"""The tiny agents that come with the package, and what a model reference stands for. Needs no torch."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+from hacrl.errors import ModelError
+
+BUNDLED_PREFIX = "bundled:"
+
+
+def bundled_agents() -> dict[str, Path]:
+    """Name and folder of each bundled agent."""
+    root = Path(str(files("hacrl.agents") / "bundled"))
+    return {folder.name: folder for folder in sorted(root.iterdir()) if (folder / "config.json").is_file()}
+
+
+def resolve_model(reference: str) -> str:
+    """The folder or hub id a reference stands for; a missing folder or bundled name is an error here."""
+    if reference.startswith(BUNDLED_PREFIX):
+        bundled = bundled_agents()
+        name = reference.removeprefix(BUNDLED_PREFIX)
+        if name not in bundled:
+            raise ModelError(f"model: there is no bundled agent {name!r}; there are {', '.join(bundled)}")
+        return str(bundled[name])
+    path = Path(reference).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelError(f"model: folder {reference} has no config.json: is it a Hugging Face folder?")
+        return str(path)
+    if reference.startswith((".", "/", "~")) or reference.count("/") > 1:
+        raise ModelError(f"model: folder {reference} does not exist")
+    return reference

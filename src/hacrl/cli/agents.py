@@ -1,0 +1,22 @@
+"""``hacrl agents``."""
+
+from __future__ import annotations
+
+import json
+
+from rich.console import Console
+from rich.table import Table
+
+from hacrl.agents.references import bundled_agents
+
+
+def list_agents() -> None:
+    """A table of the bundled agents."""
+    table = Table(title="Bundled agents")
+    for heading in ("model", "architecture", "layers", "width", "tokens in vocabulary"):
+        table.add_column(heading)
+    for name, folder in bundled_agents().items():
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        numbers = (config["num_hidden_layers"], config["hidden_size"], config["vocab_size"])
+        table.add_row(f"bundled:{name}", config["architectures"][0], *map(str, numbers))
+    Console().print(table)

@@ -1,0 +1,88 @@
+"""The command line. Nothing heavy is imported before a command needs it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hacrl import __version__
+from hacrl.errors import ConfigError, HacrlError
+
+app = typer.Typer(
+    name="hacrl",
+    help="Train several different LLMs together, so that every verified rollout teaches all of them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
+
+
+@app.callback(invoke_without_command=True)
+def _version(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        typer.echo(f"hacrl {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def demo(
+    output: Annotated[
+        Path, typer.Option(help="Folder for the two runs, the table and the plot; a free name is chosen.")
+    ] = Path("runs/demo"),
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps; default: the demo's own.")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print the result as JSON on the last line.")] = False,
+) -> None:
+    """Bundled tiny agents, HACPO together against GSPO alone: minutes on a CPU, no downloads."""
+    from hacrl.cli.demo import run_demo
+
+    run_demo(output, seed, steps, as_json=json_)
+
+
+@app.command()
+def train(
+    config: Annotated[Path, typer.Argument(help="A recipe, e.g. recipes/size.yaml.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="e.g. learning.lr=2e-6 steps=50")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace an earlier run in the same folder.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, print the config, stop.")
+    ] = False,
+) -> None:
+    """Train the agents of a recipe."""
+    from hacrl.cli.train import run_training
+
+    run_training(config, overrides or [], overwrite, dry_run)
+
+
+@app.command()
+def agents() -> None:
+    """List the tiny agents that come with the package."""
+    from hacrl.cli.agents import list_agents
+
+    list_agents()
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one message, not a traceback."""
+    try:
+        app()
+    except HacrlError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(EXIT_BAD_INPUT if isinstance(error, ConfigError | ValueError) else EXIT_FAILED)
+    except KeyboardInterrupt:
+        typer.echo("interrupted", err=True)
+        sys.exit(EXIT_INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""``hacrl train``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from hacrl.config.loading import config_to_yaml, load_config
+
+
+def run_training(path: Path, overrides: Sequence[str], overwrite: bool, dry_run: bool) -> None:
+    """Check the recipe, train, and say where everything is."""
+    config = load_config(path, overrides)
+    console = Console()
+    if dry_run:
+        from hacrl.execution.preflight import preflight
+
+        preflight(config)
+        console.print(config_to_yaml(config), markup=False, highlight=False)
+        return
+    from hacrl.cli.progress import RunProgress
+    from hacrl.execution.local import run_locally
+
+    names = [agent.name for agent in config.agents]
+    with RunProgress(config.method.name.upper(), names, config.steps, console) as progress:
+        result = run_locally(config, [progress], overwrite)
+    if result.accuracies:
+        first, last = min(result.accuracies), max(result.accuracies)
+        table = Table(title=f"Accuracy on held-out problems, {config.method.name.upper()}")
+        for heading in ("agent", "before", f"after {last} steps", "rollouts", "updates"):
+            table.add_column(heading, justify="left" if heading == "agent" else "right")
+        for name in names:
+            before, after = result.accuracies[first][name], result.accuracies[last][name]
+            spent = (f"{result.rollouts.get(name, 0):,}", f"{result.updates.get(name, 0):,}")
+            table.add_row(name, f"{before.mean:.3f}", f"{after.mean:.3f} ± {after.stderr:.3f}", *spent)
+        console.print(table)
+    console.print(f"Run folder: {result.folder} (agents in {result.folder / 'agents'})", soft_wrap=True)

@@ -1,0 +1,72 @@
+"""Validation errors in words a user can act on."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import ValidationError
+
+from hacrl.config.schema import RunConfig
+
+_UNKNOWN_KEY = {"unexpected_keyword_argument", "extra_forbidden"}
+
+
+def explain(error: ValidationError, data: dict[str, Any]) -> Iterator[str]:
+    """One line per problem: the key, what is wrong with its value, and the fix."""
+    for problem in error.errors(include_url=False):
+        location = _without_union_tags(problem["loc"], data)
+        key = ".".join(str(part) for part in location) or "config"
+        if problem["type"] in _UNKNOWN_KEY:
+            yield f"  {key}: unknown key{_suggestion(location, data)}"
+        elif problem["type"] == "missing" or problem["type"] == "missing_argument":
+            yield f"  {key}: missing"
+        elif problem["type"] in ("union_tag_not_found", "union_tag_invalid"):
+            yield f"  {key}.name: must be one of grpo, gspo, naive, hacpo"
+        elif problem["type"] == "value_error":  # one of our own checks: it names the key itself
+            yield f"  {key}: {problem['ctx']['error']}"
+        else:
+            value = problem["input"]
+            yield f"  {key}: {problem['msg'][0].lower()}{problem['msg'][1:]}, not {value!r}"
+
+
+def _without_union_tags(location: Sequence[str | int], data: Any) -> list[str | int]:
+    """Pydantic puts the method's name into the location; a user's file has no such level."""
+    if len(location) > 1 and location[0] == "method":
+        return [location[0], *location[2:]]
+    return list(location)
+
+
+def _suggestion(location: Sequence[str | int], data: dict[str, Any]) -> str:
+    known = sorted(_known_keys(location[:-1], data))
+    near = get_close_matches(str(location[-1]), known, n=1)
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    return f"; known here: {', '.join(known)}" if known else ""
+
+
+def _known_keys(parents: Sequence[str | int], data: dict[str, Any]) -> set[str]:
+    """Field names of the record at a location."""
+    record: Any = RunConfig
+    for part in parents:
+        hints = typing.get_type_hints(record) if dataclasses.is_dataclass(record) else {}
+        record = hints.get(str(part), record) if not isinstance(part, int) else record
+        record = _record_type(record, data)
+    return {field.name for field in dataclasses.fields(record)} if dataclasses.is_dataclass(record) else set()
+
+
+def _record_type(annotation: Any, data: dict[str, Any]) -> Any:
+    """The record inside ``tuple[X, ...]``; of a union of methods, the one the user named."""
+    if typing.get_origin(annotation) is tuple:
+        return typing.get_args(annotation)[0]
+    if isinstance(annotation, types.UnionType):
+        method = data.get("method")
+        name = method.get("name") if isinstance(method, dict) else None
+        for candidate in typing.get_args(annotation):
+            if getattr(candidate, "name", None) == name:
+                return candidate
+    return annotation

@@ -1,0 +1,67 @@
+"""YAML and ``key=value`` in, a checked :class:`RunConfig` out, or an error that says what to change."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from hacrl.config.checks import check_config
+from hacrl.config.explain import explain
+from hacrl.config.overrides import apply_override
+from hacrl.config.schema import RunConfig
+from hacrl.config.yaml_loader import parse_yaml
+from hacrl.errors import ConfigError
+
+_ADAPTER: TypeAdapter[RunConfig] = TypeAdapter(RunConfig)
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a recipe; without ``output`` the run goes to ``runs/<name of the file>``."""
+    data = read_recipe(path)
+    data.setdefault("output", f"runs/{path.stem}")
+    for override in overrides:
+        apply_override(data, override)
+    return build_config(data, source=str(path))
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    """The recipe's mapping, unchecked."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"config file {path} does not exist") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config file {path} cannot be read: {error}") from error
+    data = parse_yaml(text, str(path))
+    if not isinstance(data, dict):
+        raise ConfigError(
+            f"config file {path} must be a mapping of keys to values, not {type(data).__name__}"
+        )
+    return data
+
+
+def build_config(data: dict[str, Any], source: str = "config") -> RunConfig:
+    """Validate a mapping, strictly: unknown keys, wrong types and impossible combinations are refused."""
+    try:
+        # As JSON: strict validation then takes lists and mappings, but no guessed types.
+        text = json.dumps(data, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{source}: only plain values are allowed: {error}") from error
+    try:
+        config = _ADAPTER.validate_json(text, strict=True)
+    except ValidationError as error:
+        raise ConfigError(f"{source}:\n" + "\n".join(explain(error, data))) from None
+    check_config(config)
+    return config
+
+
+def config_to_yaml(config: RunConfig) -> str:
+    """The resolved config: every key, defaults included; :func:`load_config` reads it back."""
+    plain = json.loads(json.dumps(asdict(config)))
+    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)

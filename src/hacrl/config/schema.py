@@ -1,0 +1,51 @@
+"""A run, as its user describes it. Each section is defined in the layer that uses it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from pydantic import Field
+
+from hacrl.agents.settings import AgentSettings
+from hacrl.algorithms.settings import AnyMethodSettings, HacpoSettings
+from hacrl.evaluation.settings import EvaluationSettings
+from hacrl.learning.settings import LearningSettings
+from hacrl.rollout.settings import RolloutSettings
+from hacrl.tasks.settings import TaskSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything that decides the outcome of a run, and where it is written."""
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic
+
+    agents: tuple[AgentSettings, ...]
+    output: str  # folder of this run
+    steps: int = 100
+    seed: int = 0
+    device: str = "auto"  # "cpu", "cuda", "cuda:1"; "auto": a GPU if there is one
+    threads: int | None = None  # CPU threads of torch; None leaves its own choice
+    logged_rollouts: int = 4  # rollouts kept per agent and step, to be read
+    task: TaskSettings = field(default_factory=TaskSettings)
+    method: Annotated[AnyMethodSettings, Field(discriminator="name")] = field(default_factory=HacpoSettings)
+    rollout: RolloutSettings = field(default_factory=RolloutSettings)
+    learning: LearningSettings = field(default_factory=LearningSettings)
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+
+    def __post_init__(self) -> None:
+        if not self.agents:
+            raise ValueError("agents: name at least one agent")
+        if self.steps < 0:
+            raise ValueError(f"steps must not be negative, not {self.steps}")
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"threads must be at least 1, not {self.threads}")
+        if self.logged_rollouts < 0:
+            raise ValueError(f"logged_rollouts must not be negative, not {self.logged_rollouts}")
+        if not self.output:
+            raise ValueError("output must name a folder")
+
+    def rollouts_per_prompt(self, agent: AgentSettings) -> int:
+        """G of one agent."""
+        return agent.rollouts_per_prompt or self.rollout.rollouts_per_prompt

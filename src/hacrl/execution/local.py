@@ -1,0 +1,98 @@
+"""A run in this process: all agents on one machine, on one or more devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from hacrl.agents.agent import Agent
+from hacrl.algorithms.methods import make_method
+from hacrl.config.checks import updates_per_step
+from hacrl.config.schema import RunConfig
+from hacrl.evaluation.accuracy import Accuracy
+from hacrl.exchange.in_process import InProcessExchange
+from hacrl.execution.preflight import device_of, preflight
+from hacrl.execution.run_folder import RunFolder
+from hacrl.learning.learner import Learner
+from hacrl.learning.observer import Observer, Observers
+from hacrl.learning.reports import StepReport
+from hacrl.learning.samples import SampleBuilder
+from hacrl.learning.trainer import Participant, Trainer
+from hacrl.rollout.transformers_engine import TransformersEngine
+from hacrl.tasks.registry import make_task
+from hacrl.tasks.stream import ProblemStream
+
+
+@dataclass
+class RunResult(Observer):
+    """What a finished run is judged by, collected while it happens."""
+
+    folder: Path
+    accuracies: dict[int, dict[str, Accuracy]] = field(default_factory=dict)  # step -> agent -> accuracy
+    rewards: dict[str, list[float]] = field(default_factory=dict)  # agent -> mean reward per step
+    rollouts: dict[str, int] = field(default_factory=dict)  # agent -> training rollouts spent
+    updates: dict[str, int] = field(default_factory=dict)  # agent -> parameter updates made
+
+    def on_step(self, report: StepReport, seconds: object) -> None:
+        """Add one step."""
+        for name, agent in report.agents.items():
+            self.rewards.setdefault(name, []).append(agent.rollout.reward)
+            self.rollouts[name] = self.rollouts.get(name, 0) + agent.rollout.rollouts
+            self.updates[name] = self.updates.get(name, 0) + agent.learning.updates
+
+    def on_evaluation(self, step: int, accuracies: object) -> None:
+        """Keep one evaluation."""
+        assert isinstance(accuracies, dict)
+        self.accuracies[step] = accuracies
+
+
+def run_locally(config: RunConfig, observers: Sequence[Observer] = (), overwrite: bool = False) -> RunResult:
+    """Train, write the run's folder, save the agents."""
+    preflight(config)
+    folder = RunFolder(config, overwrite)
+    result = RunResult(folder.path)
+    observer = Observers([folder, result, *observers])
+    trainer = build_trainer(config, observer)
+    trainer.train(config.steps)
+    for participant in trainer.participants:
+        observer.on_phase(config.steps, "save", participant.name)
+        folder.save_agent(participant.agent)
+    return result
+
+
+def build_trainer(config: RunConfig, observer: Observer | None = None) -> Trainer:
+    """Load the agents and wire everything together."""
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    torch.manual_seed(config.seed)
+    task = make_task(config.task)
+    stream = ProblemStream(task.train, config.rollout.prompts_per_step, config.seed)
+    method = make_method(config.method)
+    agents = [Agent.load(settings, device_of(config, settings)) for settings in config.agents]
+    fingerprints = {agent.name: agent.tokenizer_fingerprint for agent in agents}
+    sampling = config.rollout.sampling
+    participants = [
+        Participant(
+            agent=agent,
+            engine=TransformersEngine(agent),
+            builder=SampleBuilder(agent, fingerprints, method, config.learning.learn_stop_token),
+            learner=Learner(agent, method, config.learning, sampling, settings.lr),
+            rollouts_per_prompt=config.rollouts_per_prompt(settings),
+        )
+        for agent, settings in zip(agents, config.agents, strict=True)
+    ]
+    return Trainer(
+        participants=participants,
+        method=method,
+        task=task,
+        stream=stream,
+        exchange=InProcessExchange([agent.name for agent in agents]),
+        sampling=sampling,
+        evaluation=config.evaluation,
+        updates_per_step=updates_per_step(config),
+        seed=config.seed,
+        observer=observer,
+    )

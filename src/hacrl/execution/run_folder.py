@@ -1,0 +1,98 @@
+"""The folder of a run: what was asked, what happened, and the agents that came of it.
+
+config.yaml       every key, defaults included
+metrics.jsonl     one line per step; equal runs have equal files
+evaluations.jsonl one line per evaluation
+rollouts.jsonl    a few rollouts per agent and step, to be read
+timings.jsonl     seconds per phase and agent; the only file that differs between equal runs
+agents/NAME/      each agent as a plain Hugging Face folder
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hacrl.agents.agent import Agent
+from hacrl.config.loading import config_to_yaml
+from hacrl.config.schema import RunConfig
+from hacrl.errors import ConfigError
+from hacrl.evaluation.accuracy import Accuracy
+from hacrl.learning.observer import Observer
+from hacrl.learning.reports import StepReport
+from hacrl.types import VerifiedRollout
+
+
+class RunFolder(Observer):
+    """Writes a run down while it happens, a line at a time."""
+
+    def __init__(self, config: RunConfig, overwrite: bool = False) -> None:
+        self.path = Path(config.output)
+        self._logged_rollouts = config.logged_rollouts
+        self._claim(overwrite)
+        (self.path / "config.yaml").write_text(config_to_yaml(config), encoding="utf-8")
+
+    def _claim(self, overwrite: bool) -> None:
+        """Only ever delete a folder that is a run's, and only when told to."""
+        try:
+            if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+                if not overwrite:
+                    raise ConfigError(
+                        f"output: {self.path} exists already and is kept; use another output=FOLDER, "
+                        "or --overwrite to replace that run"
+                    )
+                if not (self.path / "config.yaml").is_file():
+                    raise ConfigError(
+                        f"output: {self.path} is not the folder of a run (no config.yaml), so it is not "
+                        "overwritten; use another output=FOLDER"
+                    )
+                shutil.rmtree(self.path)
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"output: cannot write to {self.path}: {error}") from error
+
+    def on_rollouts(self, step: int, agent: str, rollouts: Sequence[VerifiedRollout]) -> None:
+        """Keep the first response to each of the first few problems."""
+        first_per_problem = {verified.rollout.problem.id: verified for verified in reversed(rollouts)}
+        kept = list(first_per_problem.values())[::-1][: self._logged_rollouts]
+        for verified in kept:
+            rollout = verified.rollout
+            self._append(
+                "rollouts.jsonl",
+                {
+                    "step": step,
+                    "agent": agent,
+                    "problem": rollout.problem.id,
+                    "response": rollout.text,
+                    "reward": verified.reward,
+                    "verdict": verified.verdict.label,
+                    "tokens": rollout.num_tokens,
+                    "logprob": rollout.logprob,
+                    "finish_reason": rollout.finish_reason,
+                    "policy_version": rollout.policy_version,
+                },
+            )
+
+    def on_step(self, report: StepReport, seconds: Mapping[str, float]) -> None:
+        """One line of metrics, one of timings."""
+        self._append("metrics.jsonl", report.as_dict())
+        self._append("timings.jsonl", {"step": report.step, **seconds})
+
+    def on_evaluation(self, step: int, accuracies: Mapping[str, Accuracy]) -> None:
+        """One line per evaluation."""
+        agents = {name: asdict(accuracy) for name, accuracy in accuracies.items()}
+        self._append("evaluations.jsonl", {"step": step, "agents": agents})
+
+    def save_agent(self, agent: Agent) -> Path:
+        """Write one agent as a Hugging Face folder."""
+        folder = self.path / "agents" / agent.name
+        agent.save(folder)
+        return folder
+
+    def _append(self, name: str, record: Mapping[str, Any]) -> None:
+        with (self.path / name).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")

@@ -1,0 +1,113 @@
+"""What happened in a step, as plain numbers: equal runs give equal reports, so no times are in here."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hacrl.learning.learner import LearnStats
+from hacrl.learning.samples import LearnerSamples
+from hacrl.types import VerifiedRollout
+
+
+@dataclass(frozen=True)
+class RolloutReport:
+    """One agent's responses of one step."""
+
+    reward: float  # mean
+    verdicts: dict[str, int]
+    response_tokens: float  # mean
+    stopped: float  # share that ended by itself
+    rollouts: int
+
+
+@dataclass(frozen=True)
+class SourceReport:
+    """One source's samples in one learner's updates."""
+
+    used: int  # sample uses over all passes
+    ratio_mean: float
+    ratio_min: float
+    ratio_max: float
+    clipped: float  # share without gradient because of clipping
+
+
+@dataclass(frozen=True)
+class LearnReport:
+    """One learner's updates of one step."""
+
+    updates: int
+    loss: float  # mean over updates
+    grad_norm: float  # mean over updates, before clipping
+    skipped: int  # zero-advantage samples
+    dropped: dict[str, dict[str, int]]  # source -> reason -> rollouts
+    sampler_gap: float  # mean |difference| of sampler's and learner's log-probabilities, per token
+    sources: dict[str, SourceReport]
+
+
+@dataclass(frozen=True)
+class AgentReport:
+    """One agent in one step."""
+
+    capability: float
+    policy_version: int
+    rollout: RolloutReport
+    learning: LearnReport
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One step of all agents."""
+
+    step: int  # counted from 1
+    agents: dict[str, AgentReport]
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return asdict(self)
+
+
+def rollout_report(rollouts: Sequence[VerifiedRollout]) -> RolloutReport:
+    """Summary of one agent's verified rollouts."""
+    return RolloutReport(
+        reward=mean(verified.reward for verified in rollouts),
+        verdicts=dict(sorted(Counter(verified.verdict.label for verified in rollouts).items())),
+        response_tokens=mean(verified.rollout.num_tokens for verified in rollouts),
+        stopped=mean(verified.rollout.finish_reason == "stop" for verified in rollouts),
+        rollouts=len(rollouts),
+    )
+
+
+def learn_report(stats: LearnStats, samples: LearnerSamples) -> LearnReport:
+    """Summary of one learner's updates."""
+    dropped: dict[str, dict[str, int]] = {}
+    for (source, reason), count in sorted(samples.dropped.items()):
+        dropped.setdefault(source, {})[reason] = count
+    sources = {
+        source: SourceReport(
+            used=len(values.ratios),
+            ratio_mean=mean(values.ratios),
+            ratio_min=min(values.ratios),
+            ratio_max=max(values.ratios),
+            clipped=mean(values.clipped),
+        )
+        for source, values in sorted(stats.sources.items())
+    }
+    return LearnReport(
+        updates=stats.updates,
+        loss=mean(stats.losses),
+        grad_norm=mean(stats.grad_norms),
+        skipped=stats.skipped,
+        dropped=dropped,
+        sampler_gap=mean(stats.sampler_gaps),
+        sources=sources,
+    )
+
+
+def mean(values: Iterable[float]) -> float:
+    """Mean, 0 for nothing."""
+    listed = list(values)
+    return math.fsum(listed) / len(listed) if listed else 0.0

@@ -1,0 +1,156 @@
+"""The loop of HACRL: ask everyone, judge, exchange, and let everyone learn from everyone (algorithm 1)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from hacrl.agents.agent import Agent
+from hacrl.algorithms.capability import CapabilityTracker
+from hacrl.algorithms.methods import Method
+from hacrl.evaluation.accuracy import Accuracy, evaluate
+from hacrl.evaluation.settings import EvaluationSettings
+from hacrl.exchange.base import Exchange, PromptGroup
+from hacrl.learning.learner import Learner
+from hacrl.learning.observer import Observer, Phase
+from hacrl.learning.reports import AgentReport, LearnReport, StepReport, learn_report, rollout_report
+from hacrl.learning.samples import SampleBuilder
+from hacrl.rollout.engine import RolloutEngine
+from hacrl.rollout.verified import verify_rollouts
+from hacrl.seeding import derive_seed
+from hacrl.tasks.base import Task
+from hacrl.tasks.stream import ProblemStream
+from hacrl.types import Problem, Sampling, VerifiedRollout
+
+
+@dataclass(frozen=True)
+class Participant:
+    """One agent and how it takes part: how it answers, sees others' answers, and learns."""
+
+    agent: Agent
+    engine: RolloutEngine
+    builder: SampleBuilder
+    learner: Learner
+    rollouts_per_prompt: int
+
+    @property
+    def name(self) -> str:
+        """The agent's name."""
+        return self.agent.name
+
+
+class Trainer:
+    """Trains any number of agents together, or each alone: the method says which."""
+
+    def __init__(
+        self,
+        participants: Sequence[Participant],
+        method: Method,
+        task: Task,
+        stream: ProblemStream,
+        exchange: Exchange,
+        sampling: Sampling,
+        evaluation: EvaluationSettings,
+        updates_per_step: int,
+        seed: int,
+        observer: Observer | None = None,
+    ) -> None:
+        self.participants = list(participants)
+        self.capabilities = CapabilityTracker([p.name for p in participants], method.settings.capability)
+        self._task = task
+        self._stream = stream
+        self._exchange = exchange
+        self._sampling = sampling
+        self._evaluation = evaluation
+        self._updates_per_step = updates_per_step
+        self._seed = seed
+        self._observer = observer or Observer()
+        self._seconds: dict[str, float] = {}
+
+    def train(self, steps: int) -> None:
+        """Evaluate, make ``steps`` steps, evaluate; in between as often as the settings say."""
+        self.evaluate(step=0)
+        for step in range(1, steps + 1):
+            self.step(step)
+            every = self._evaluation.every
+            if step == steps or (every and step % every == 0):
+                self.evaluate(step)
+
+    def step(self, step: int) -> StepReport:
+        """All agents answer the same problems with frozen policies; then each learns from all answers."""
+        self._seconds = {}
+        problems = self._stream.batch(step - 1)
+        for participant in self.participants:
+            self._exchange.publish(step, participant.name, self._ask(participant, problems, step))
+        groups = self._exchange.collect(step)
+        self.capabilities.record(_rewards_by_agent(groups))
+        learnt = {
+            participant.name: self._teach(participant, groups, step) for participant in self.participants
+        }
+        report = self._report(step, groups, learnt)
+        self._observer.on_step(report, self._seconds)
+        return report
+
+    def evaluate(self, step: int) -> dict[str, Accuracy]:
+        """Every agent alone on the same held-out problems, with the same random draws every time."""
+        problems = self._task.test[: self._evaluation.problems]
+        if not problems:
+            return {}
+        sampling = self._evaluation.sampling(self._sampling.max_new_tokens)
+        accuracies = {}
+        for participant in self.participants:
+            with self._phase(step, "evaluate", participant.name):
+                seed = derive_seed(self._seed, "evaluate", participant.name)
+                samples = self._evaluation.samples_per_problem
+                accuracies[participant.name] = evaluate(
+                    participant.engine, self._task, problems, samples, sampling, seed
+                )
+        self._observer.on_evaluation(step, accuracies)
+        return accuracies
+
+    def _ask(self, participant: Participant, problems: Sequence[Problem], step: int) -> list[VerifiedRollout]:
+        with self._phase(step, "rollout", participant.name):
+            seed = derive_seed(self._seed, "rollout", participant.name, step)
+            rollouts = participant.engine.generate(
+                problems, participant.rollouts_per_prompt, self._sampling, seed
+            )
+        with self._phase(step, "verify", participant.name):
+            verified = verify_rollouts(self._task, rollouts)
+        self._observer.on_rollouts(step, participant.name, verified)
+        return verified
+
+    def _teach(self, participant: Participant, groups: Sequence[PromptGroup], step: int) -> LearnReport:
+        with self._phase(step, "learn", participant.name):
+            samples = participant.builder.build(groups, self.capabilities.ratio)
+            seed = derive_seed(self._seed, "learn", participant.name, step)
+            stats = participant.learner.learn(samples.samples, self._updates_per_step, seed)
+            return learn_report(stats, samples)
+
+    def _report(self, step: int, groups: Sequence[PromptGroup], learnt: dict[str, LearnReport]) -> StepReport:
+        reports = {}
+        for participant in self.participants:
+            name = participant.name
+            reports[name] = AgentReport(
+                capability=self.capabilities.capability(name),
+                policy_version=participant.agent.policy_version,
+                rollout=rollout_report([v for group in groups for v in group.responses[name]]),
+                learning=learnt[name],
+            )
+        return StepReport(step, reports)
+
+    @contextmanager
+    def _phase(self, step: int, phase: Phase, agent: str) -> Iterator[None]:
+        self._observer.on_phase(step, phase, agent)
+        start = time.perf_counter()
+        yield
+        self._seconds[f"{phase}/{agent}"] = time.perf_counter() - start
+
+
+def _rewards_by_agent(groups: Sequence[PromptGroup]) -> dict[str, list[float]]:
+    rewards: dict[str, list[float]] = {}
+    for group in groups:
+        for agent, values in group.rewards.items():
+            rewards.setdefault(agent, []).extend(values)
+    return rewards

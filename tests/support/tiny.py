@@ -1,0 +1,90 @@
+"""Tiny random agents, real transformers models with real tokenizers, made on the spot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from tokenizers.decoders import Fuse
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from hacrl.agents.agent import Agent
+
+CHARACTERS = "0123456789+-*()=;#:"
+SPECIALS = ["<pad>", "<eos>", "<unk>"]
+
+
+def character_tokenizer(extra: Sequence[str] = ()) -> PreTrainedTokenizerFast:
+    """One token per character; ``extra`` are longer pieces, e.g. all pairs of digits."""
+    vocabulary = {token: i for i, token in enumerate([*SPECIALS, *CHARACTERS, *extra])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    pattern = r"\d{1,2}|." if extra else "."
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+    tokenizer.decoder = Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
+    )
+
+
+def pair_tokenizer() -> PreTrainedTokenizerFast:
+    """Digits in pairs from the left: 119 is "11", "9"."""
+    return character_tokenizer([f"{i:02d}" for i in range(100)])
+
+
+def tiny_qwen(tokenizer: PreTrainedTokenizerFast, seed: int = 0, width: int = 16) -> Qwen3ForCausalLM:
+    """A random Qwen3 of a few thousand parameters."""
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        max_position_embeddings=64,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
+    return Qwen3ForCausalLM(config).eval()
+
+
+def tiny_llama(tokenizer: PreTrainedTokenizerFast, seed: int = 0, width: int = 16) -> LlamaForCausalLM:
+    """A random Llama of a few thousand parameters."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def char_agent(name: str = "char", seed: int = 0) -> Agent:
+    """A random Qwen3 that reads characters."""
+    tokenizer = character_tokenizer()
+    return Agent(name, tiny_qwen(tokenizer, seed), tokenizer)
+
+
+def pair_agent(name: str = "pair", seed: int = 0) -> Agent:
+    """A random Llama that reads digits in pairs."""
+    tokenizer = pair_tokenizer()
+    return Agent(name, tiny_llama(tokenizer, seed), tokenizer)
+
+
+def save_agents(folder: Path) -> dict[str, str]:
+    """Two random agents of different architecture and tokenizer as Hugging Face folders: name -> folder."""
+    saved = {}
+    for agent in (char_agent(), pair_agent()):
+        agent.save(folder / agent.name)
+        saved[agent.name] = str(folder / agent.name)
+    return saved
