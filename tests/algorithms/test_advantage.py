@@ -207,7 +207,6 @@ def test_methods_without_sharing_see_their_own_group_only(settings) -> None:
     high, low = 0.25 / (math.sqrt(3) / 4), -0.75 / (math.sqrt(3) / 4)
     assert advantages.keys() == {"a"}
     assert advantages["a"] == pytest.approx((high, low, high, high))
-    assert not method.shares_rollouts
 
 
 def test_naive_compares_everybody_with_the_joint_mean() -> None:
@@ -216,5 +215,3 @@ def test_naive_compares_everybody_with_the_joint_mean() -> None:
     for learner in TWO:
         advantages = method.advantages(TWO, learner, ratio_of(a=0.6, b=0.3))
         assert advantages == {"a": (1.0, -1.0, 1.0, 1.0), "b": (-1.0, 1.0, -1.0, -1.0)}
-    assert method.shares_rollouts
-    assert make_method(HacpoSettings()).shares_rollouts

@@ -134,7 +134,6 @@ def test_every_response_has_its_own_loss_whatever_stands_beside_it(options, all_
     order = rng.sample(range(len(all_rows)), len(all_rows))
     method = make_method(HacpoSettings(**options, clip_low=0.05, clip_high=0.08))
     straight = make_batch(all_rows, updates_done=1)
-    # 1 is the only point where a rounding error could flip a comparison; it does not: the rows are equal
     permuted = replace(
         straight,
         **{
@@ -189,7 +188,7 @@ def test_the_exponential_factor_carries_no_gradient(options, row, updates_done) 
     s = sequence_ratio(batch).item()
     low = 1.0 - options["delta"] + updates_done * options["delta_step"]
     inside = not options["cross_clip"] or low <= s <= options["cross_upper"]
-    # d(-s * c A) / d log pi_t = -s / |y| * c A with the factor c = s^alpha held constant (inside, clip(s) = s)
+    # d(-s * c A) / d log pi_t = -s / |y| * c A with c = s^alpha held constant (inside, clip(s) = s)
     expected = -(s ** options["alpha"]) * row.advantage * s / row.source_length if inside else 0.0
     got = gradient(batch, make_method(HacpoSettings(**options)).loss(batch).loss_B)[0]
     assert got == pytest.approx([expected] * len(row.logprobs), rel=1e-10)

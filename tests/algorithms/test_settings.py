@@ -18,6 +18,7 @@ def test_defaults_of_the_paper() -> None:
         assert (settings.capability.ratio_min, settings.capability.ratio_max) == (0.1, 10.0)
         assert settings.capability.measure == "mean_reward"
         assert (settings.std.unbiased, settings.std.epsilon) == (True, 1e-6)
+    assert [s.shares_rollouts for s in (grpo, gspo, naive, hacpo)] == [False, False, True, True]
     assert (hacpo.delta, hacpo.cross_upper) == (0.2, 1.0)
     assert (hacpo.cross_baseline, hacpo.ratio_length, hacpo.exponent_on) == ("source", "source", "clipped")
     assert (hacpo.baseline_overshoot, hacpo.max_reward) == ("own_mean", 1.0)

@@ -22,8 +22,10 @@ def run_training(path: Path, overrides: Sequence[str], overwrite: bool, dry_run:
         console.print(config_to_yaml(config), markup=False, highlight=False)
         return
     from hacrl.cli.progress import RunProgress
+    from hacrl.cli.quiet import without_library_chatter
     from hacrl.execution.local import run_locally
 
+    without_library_chatter()
     names = [agent.name for agent in config.agents]
     with RunProgress(config.method.name.upper(), names, config.steps, console) as progress:
         result = run_locally(config, [progress], overwrite)

@@ -1,0 +1,59 @@
+"""``hacrl demo``."""
+
+from __future__ import annotations
+
+import json
+import time
+from itertools import count
+from pathlib import Path
+
+from rich.console import Console
+
+from hacrl.cli.progress import RunProgress
+from hacrl.cli.quiet import without_library_chatter
+from hacrl.config.schema import RunConfig
+from hacrl.execution.demo import METHOD_LABELS, run_demo_methods
+from hacrl.report.comparison import compare, comparison_table
+from hacrl.report.plot import plot_comparison
+
+
+def run_demo(output: Path, seed: int, steps: int | None, as_json: bool) -> None:
+    """Train, then show the table and where the plot is."""
+    console = Console()
+    folder = _free(output)
+    without_library_chatter()
+
+    def watch(config: RunConfig) -> RunProgress:
+        names = [agent.name for agent in config.agents]
+        return RunProgress(METHOD_LABELS[config.method.name], names, config.steps, console)
+
+    console.print(
+        "Three tiny language models learn two-step arithmetic by reinforcement: first each alone (GSPO),\n"
+        "then together (HACPO), so that every checked answer of one teaches all. Both times they are asked\n"
+        "the same problems and give the same number of answers.",
+        highlight=False,
+    )
+    start = time.perf_counter()
+    comparison = compare(run_demo_methods(folder, seed, steps, watch))
+    seconds = time.perf_counter() - start
+    plot = folder / "comparison.png"
+    plot_comparison(comparison, METHOD_LABELS, plot)
+    console.print(comparison_table(comparison, METHOD_LABELS))
+    console.print(f"Done in {seconds:.0f} s. Plot: {plot}", highlight=False, soft_wrap=True)
+    console.print(f"Runs, metrics and trained agents: {folder}", highlight=False, soft_wrap=True)
+    summary = {
+        "agents": comparison.as_dict(),
+        "seed": seed,
+        "seconds": round(seconds, 1),
+        "plot": str(plot),
+        "folder": str(folder),
+    }
+    (folder / "comparison.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    if as_json:
+        print(json.dumps(summary))
+
+
+def _free(path: Path) -> Path:
+    """The path itself, or with the first number that makes it new: no earlier demo is lost."""
+    candidates = (path if i == 1 else path.with_name(f"{path.name}-{i}") for i in count(1))
+    return next(candidate for candidate in candidates if not candidate.exists())
