@@ -65,6 +65,31 @@ def train(
 
 
 @app.command()
+def compare(
+    config: Annotated[Path, typer.Argument(help="A recipe, or 'demo'.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides for all variants.")
+    ] = None,
+    variants: Annotated[
+        str,
+        typer.Option(
+            "--methods",
+            help="Variants, separated by commas; the first is the reference. gspo@lr=1e-4 changes a key.",
+        ),
+    ] = "gspo,gspo_same_updates,gspo_x2,naive,hacpo",
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds.")] = 5,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, a process each.")] = 1,
+    output: Annotated[Path | None, typer.Option(help="Folder; finished runs in it are kept.")] = None,
+) -> None:
+    """The same recipe under several methods and seeds: a table, numbers and a plot."""
+    from hacrl.cli.compare import run_comparison
+
+    run_comparison(
+        config, [name.strip() for name in variants.split(",")], seeds, jobs, output, overrides or []
+    )
+
+
+@app.command()
 def agents() -> None:
     """List the tiny agents that come with the package."""
     from hacrl.cli.agents import list_agents

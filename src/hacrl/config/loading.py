@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,9 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
-    """The recipe's mapping, unchecked."""
+    """The recipe's mapping, unchecked. ``demo`` is the recipe that comes with the package."""
+    if str(path) == "demo" and not path.exists():
+        path = Path(str(files("hacrl.config") / "demo.yaml"))
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
-from hacrl.config.loading import build_config
+from hacrl.config.loading import build_config, read_recipe
 from hacrl.config.schema import RunConfig
-from hacrl.config.yaml_loader import parse_yaml
-from hacrl.execution.local import RunResult, run_locally
+from hacrl.execution.local import run_locally
+from hacrl.execution.results import RunResult
+from hacrl.execution.variants import variant_recipe
 from hacrl.learning.observer import Observer
 
 METHOD_LABELS = {"gspo": "GSPO, alone", "hacpo": "HACPO, together"}
@@ -21,13 +20,8 @@ WatchRun = Callable[[RunConfig], AbstractContextManager[Observer]]
 
 
 def demo_config(method: str, output: Path, seed: int = 0, steps: int | None = None) -> RunConfig:
-    """The demo's recipe under one method; both methods clip own responses alike."""
-    data: dict[str, Any] = parse_yaml(
-        files("hacrl.config").joinpath("demo.yaml").read_text("utf-8"), "demo.yaml"
-    )
-    recipe = data["method"]
-    if method != recipe["name"]:
-        data["method"] = {"name": method, "clip_low": recipe["clip_low"], "clip_high": recipe["clip_high"]}
+    """The demo's recipe under one method."""
+    data = variant_recipe(read_recipe(Path("demo")), method)
     data |= {"output": str(output / method), "seed": seed}
     if steps is not None:
         data["steps"] = steps

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 
@@ -12,41 +10,17 @@ from hacrl.agents.agent import Agent
 from hacrl.algorithms.methods import make_method
 from hacrl.config.checks import updates_per_step
 from hacrl.config.schema import RunConfig
-from hacrl.evaluation.accuracy import Accuracy
 from hacrl.exchange.in_process import InProcessExchange
 from hacrl.execution.preflight import device_of, preflight
+from hacrl.execution.results import RunResult
 from hacrl.execution.run_folder import RunFolder
 from hacrl.learning.learner import Learner
 from hacrl.learning.observer import Observer, Observers
-from hacrl.learning.reports import StepReport
 from hacrl.learning.samples import SampleBuilder
 from hacrl.learning.trainer import Participant, Trainer
 from hacrl.rollout.transformers_engine import TransformersEngine
 from hacrl.tasks.registry import make_task
 from hacrl.tasks.stream import ProblemStream
-
-
-@dataclass
-class RunResult(Observer):
-    """What a finished run is judged by, collected while it happens."""
-
-    folder: Path
-    accuracies: dict[int, dict[str, Accuracy]] = field(default_factory=dict)  # step -> agent -> accuracy
-    rewards: dict[str, list[float]] = field(default_factory=dict)  # agent -> mean reward per step
-    rollouts: dict[str, int] = field(default_factory=dict)  # agent -> training rollouts spent
-    updates: dict[str, int] = field(default_factory=dict)  # agent -> parameter updates made
-
-    def on_step(self, report: StepReport, seconds: object) -> None:
-        """Add one step."""
-        for name, agent in report.agents.items():
-            self.rewards.setdefault(name, []).append(agent.rollout.reward)
-            self.rollouts[name] = self.rollouts.get(name, 0) + agent.rollout.rollouts
-            self.updates[name] = self.updates.get(name, 0) + agent.learning.updates
-
-    def on_evaluation(self, step: int, accuracies: object) -> None:
-        """Keep one evaluation."""
-        assert isinstance(accuracies, dict)
-        self.accuracies[step] = accuracies
 
 
 def run_locally(config: RunConfig, observers: Sequence[Observer] = (), overwrite: bool = False) -> RunResult:

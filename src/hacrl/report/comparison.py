@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from hacrl.evaluation.accuracy import Accuracy
-from hacrl.execution.local import RunResult
+from hacrl.execution.results import RunResult
 
 
 @dataclass(frozen=True)

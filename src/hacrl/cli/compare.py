@@ -1,0 +1,48 @@
+"""``hacrl compare``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from hacrl.config.loading import read_recipe
+from hacrl.config.overrides import apply_override
+from hacrl.execution.compare import PlannedRun, plan_runs, run_study
+from hacrl.execution.results import RunResult
+from hacrl.report.study import make_study, study_markdown
+from hacrl.report.study_plot import plot_study
+
+
+def run_comparison(
+    path: Path, variants: Sequence[str], seeds: int, jobs: int, output: Path | None, overrides: Sequence[str]
+) -> None:
+    """Run the study, print its table, write table, numbers and plot."""
+    console = Console()
+    recipe = read_recipe(path)
+    for override in overrides:
+        apply_override(recipe, override)
+    folder = output or Path("runs") / f"compare-{path.stem}"
+    runs = plan_runs(recipe, variants, range(seeds), folder)
+    done = 0
+
+    def announce(run: PlannedRun, result: RunResult) -> None:
+        nonlocal done
+        done += 1
+        final = result.accuracies[max(result.accuracies)]
+        accuracies = "  ".join(f"{agent} {accuracy.mean:.3f}" for agent, accuracy in final.items())
+        line = f"{done}/{len(runs)}  {run.variant}  seed {run.seed}  {accuracies}"
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    console.print(f"{len(runs)} runs, {jobs} at a time, in {folder}", highlight=False)
+    results = run_study(runs, jobs, announce)
+    ordered = {(run.variant, run.seed): results[run.variant, run.seed] for run in runs}
+    study = make_study(ordered, reference=variants[0])
+    table = study_markdown(study)
+    (folder / "study.md").write_text(table + "\n", encoding="utf-8")
+    (folder / "study.json").write_text(json.dumps(study.as_dict(), indent=2) + "\n", encoding="utf-8")
+    plot_study(ordered, folder / "study.png")
+    console.print(table, markup=False, highlight=False, soft_wrap=True)
+    console.print(f"Table, numbers and plot: {folder}", highlight=False, soft_wrap=True)

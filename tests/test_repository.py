@@ -1,0 +1,118 @@
+"""Rules of the repository, as tests."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hacrl.config.loading import load_config
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "hacrl"
+
+# From the top of the stack to its bottom: a layer imports only what stands below it.
+LAYERS = [
+    "cli",
+    "report",
+    "execution",
+    "config",
+    "learning",
+    "evaluation",
+    "rollout",
+    "exchange",
+    "agents",
+    "tasks",
+    "algorithms",
+    "seeding",
+    "errors",
+    "types",
+]
+# Settings records are plain data that config reads; they may not pull their layer in.
+HEAVY = ("torch", "transformers", "matplotlib", "numpy")
+
+
+def imports_of(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text("utf-8"))
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+        elif isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+    return found
+
+
+def layer_of(module: str) -> str | None:
+    parts = module.split(".")
+    return parts[1] if parts[0] == "hacrl" and len(parts) > 1 else None
+
+
+def test_imports_point_downward_only():
+    wrong = []
+    for path in SOURCE.rglob("*.py"):
+        own = layer_of("hacrl." + ".".join(path.relative_to(SOURCE).with_suffix("").parts))
+        if own == "__init__":
+            continue
+        for module in imports_of(path):
+            other = layer_of(module)
+            if other is not None and LAYERS.index(other) < LAYERS.index(own):
+                wrong.append(f"{path.relative_to(ROOT)} imports {module}")
+    assert wrong == []
+
+
+def test_no_branch_on_the_algorithm_outside_its_lookup():
+    """Which method it is is decided once, in algorithms/methods.py and in the settings' union."""
+    wrong = []
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if not isinstance(node, ast.Compare):
+                continue
+            constants = {c.value for c in ast.walk(node) if isinstance(c, ast.Constant)}
+            if constants & {"hacpo", "gspo", "grpo", "naive"} and path.name != "variants.py":
+                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize("recipe", sorted((ROOT / "recipes").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_recipe_parses(recipe: Path):
+    config = load_config(recipe)
+    assert config.output == f"runs/{recipe.stem}"
+    assert len({agent.name for agent in config.agents}) == len(config.agents)
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys, hacrl.cli.main as m\n"
+        "try: m.app(['--help'], standalone_mode=False)\n"
+        "except SystemExit: pass\n"
+        f"print(sorted(set({HEAVY!r}) & set(sys.modules)))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.strip().splitlines()[-1] == "[]"
+
+
+def test_reading_a_config_imports_nothing_heavy():
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from hacrl.config.loading import load_config\n"
+        "load_config(Path('demo'))\n"
+        f"print(sorted(set({HEAVY!r}) & set(sys.modules)))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.strip() == "[]"
+
+
+def test_files_and_functions_stay_small():
+    too_long = []
+    for path in [*SOURCE.rglob("*.py"), *(ROOT / "examples").glob("*.py"), *(ROOT / "scripts").glob("*.py")]:
+        text = path.read_text("utf-8")
+        if text.count("\n") > 400:
+            too_long.append(str(path.relative_to(ROOT)))
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= 60:
+                too_long.append(f"{path.relative_to(ROOT)}:{node.name}")
+    assert too_long == []
