@@ -215,3 +215,13 @@ def test_naive_compares_everybody_with_the_joint_mean() -> None:
     for learner in TWO:
         advantages = method.advantages(TWO, learner, ratio_of(a=0.6, b=0.3))
         assert advantages == {"a": (1.0, -1.0, 1.0, 1.0), "b": (-1.0, 1.0, -1.0, -1.0)}
+
+
+def test_naive_keeps_its_mean_whatever_the_scale_of_rewards() -> None:
+    # rewards up to 4: mean (3 + 1) / 2 = 2 for both learners, std of 4 2 2 0 = sqrt(8 / 4)
+    rewards = {"a": (4.0, 2.0), "b": (2.0, 0.0)}
+    unit = 2 / math.sqrt(2)
+    for learner in rewards:
+        advantages = make_method(NaiveSettings(std=EXACT_STD)).advantages(rewards, learner, equal_capability)
+        assert advantages["a"] == pytest.approx((unit, 0.0))
+        assert advantages["b"] == pytest.approx((0.0, -unit))

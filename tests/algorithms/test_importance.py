@@ -95,6 +95,17 @@ def test_an_impossible_token_gives_a_negligible_ratio_without_gradient(length, d
 @pytest.mark.parametrize("logprob", [-1e4, -1.0])
 def test_far_apart_policies_keep_the_ratio_finite_in_single_precision(logprob: float) -> None:
     # log ratios of -9999 and, the other way round, +9999 per token: exp would be 0 or inf
-    batch = make_batch([Row([logprob], -1e4 - 1.0 - logprob, advantage=1.0)], dtype=torch.float32)
-    assert math.isfinite(sequence_ratio(batch).item())
-    assert all(math.isfinite(value) for value in gradient(batch, sequence_ratio(batch))[0])
+    row = Row([logprob], [-1e4 - 1.0 - logprob], advantage=1.0)
+    batch = make_batch([row], dtype=torch.float32)
+    for ratio in (sequence_ratio(batch), token_ratio(batch)):
+        assert (ratio.item() > 1e8) if logprob == -1.0 else (ratio.item() < 1e-8)
+        assert math.isfinite(ratio.item())
+        assert gradient(batch, ratio) == [[0.0]]
+
+
+def test_large_ratios_are_exact_up_to_there() -> None:
+    # a ratio of e^15 is far outside any clip range, but is still what it is: s = 3269017.37
+    row = Row([-1.0], [-16.0], advantage=1.0)
+    batch = make_batch([row])
+    assert sequence_ratio(batch).item() == pytest.approx(math.exp(15.0), rel=1e-12)
+    assert token_ratio(batch).item() == pytest.approx(math.exp(15.0), rel=1e-12)

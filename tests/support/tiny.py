@@ -8,7 +8,15 @@ from pathlib import Path
 import torch
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from tokenizers.decoders import Fuse
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from hacrl.agents.agent import Agent
 
@@ -69,6 +77,22 @@ def tiny_llama(tokenizer: PreTrainedTokenizerFast, seed: int = 0, width: int = 1
     return LlamaForCausalLM(config).eval()
 
 
+def tiny_gpt2(tokenizer: PreTrainedTokenizerFast, seed: int = 0, width: int = 16) -> GPT2LMHeadModel:
+    """A random GPT-2 of a few thousand parameters. Its positions are absolute: a wrong one shows."""
+    torch.manual_seed(seed)
+    config = GPT2Config(
+        vocab_size=len(tokenizer),
+        n_embd=width,
+        n_layer=2,
+        n_head=2,
+        n_positions=64,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
+    return GPT2LMHeadModel(config).eval()
+
+
 def char_agent(name: str = "char", seed: int = 0) -> Agent:
     """A random Qwen3 that reads characters."""
     tokenizer = character_tokenizer()
@@ -79,6 +103,34 @@ def pair_agent(name: str = "pair", seed: int = 0) -> Agent:
     """A random Llama that reads digits in pairs."""
     tokenizer = pair_tokenizer()
     return Agent(name, tiny_llama(tokenizer, seed), tokenizer)
+
+
+def absolute_agent(name: str = "absolute", seed: int = 0) -> Agent:
+    """A random GPT-2 that reads characters."""
+    tokenizer = character_tokenizer()
+    return Agent(name, tiny_gpt2(tokenizer, seed), tokenizer)
+
+
+def sharpened(agent: Agent, factor: float = 20.0) -> Agent:
+    """The same agent with larger weights: fresh ones are so small that every next token is as likely."""
+    with torch.no_grad():
+        for parameter in agent.model.parameters():
+            if parameter.dim() == 2:
+                parameter.mul_(factor)
+    return agent
+
+
+def with_logit_bias(agent: Agent, biases: dict[str, float]) -> Agent:
+    """The same agent with some tokens' logits raised, e.g. ``{"<eos>": 3.0}`` so that responses end soon."""
+    head = agent.model.lm_head
+    biased = torch.nn.Linear(head.in_features, head.out_features, bias=True)
+    with torch.no_grad():
+        biased.weight.copy_(head.weight)
+        biased.bias.zero_()
+        for token, bias in biases.items():
+            biased.bias[agent.tokenizer.convert_tokens_to_ids(token)] = bias
+    agent.model.lm_head = biased
+    return agent
 
 
 def save_agents(folder: Path) -> dict[str, str]:

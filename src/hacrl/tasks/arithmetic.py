@@ -189,6 +189,6 @@ def _span(ends: Range) -> range:
 
 
 def _checked(name: str, ends: Sequence[int]) -> Range:
-    if len(ends) != 2 or not 0 <= ends[0] <= ends[1]:
+    if len(ends) != 2 or any(int(end) != end for end in ends) or not 0 <= ends[0] <= ends[1]:
         raise TaskError(f"{name}={ends!r}: give two whole numbers, low and high, with 0 <= low <= high")
     return int(ends[0]), int(ends[1])

@@ -1,0 +1,135 @@
+"""How an agent is asked, what ends its responses, and when two agents share a tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hacrl.agents.agent import Agent
+from hacrl.agents.settings import AgentSettings
+from hacrl.errors import TaskError
+from tests.support.sevens import problem
+from tests.support.tiny import (
+    absolute_agent,
+    char_agent,
+    character_tokenizer,
+    pair_agent,
+    save_agents,
+    sharpened,
+    tiny_qwen,
+)
+
+TEMPLATE = (
+    "{% for message in messages %}({{ message.content }}){% endfor %}{% if add_generation_prompt %}={% endif %}"
+)
+
+
+def agent_with_template(use_chat_template: bool) -> Agent:
+    tokenizer = character_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    return Agent("chatty", tiny_qwen(tokenizer), tokenizer, use_chat_template)
+
+
+def test_prompt_without_template_is_the_plain_text() -> None:
+    # specials are 0-2, digits 3-12, then +-*()=;#: from 13
+    assert char_agent().encode_prompt(problem("1+9:")) == (4, 13, 12, 21)
+    # pairs of digits come after the 22 others: 19 is 22 + 19
+    assert pair_agent().encode_prompt(problem("19+9:")) == (41, 13, 12, 21)
+
+
+def test_own_chat_template_is_used_unless_switched_off() -> None:
+    # "(1:)=" with the template, "1:" without
+    assert agent_with_template(True).encode_prompt(problem("1:")) == (16, 4, 21, 17, 18)
+    assert agent_with_template(False).encode_prompt(problem("1:")) == (4, 21)
+
+
+def test_special_tokens_are_added_once() -> None:
+    """A tokenizer that starts every text with a token does so for prompts, not for templates or responses."""
+    for use_chat_template, expected in ((True, (16, 4, 17, 18)), (False, (0, 4))):
+        agent = agent_with_template(use_chat_template)
+        agent.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single="<pad> $A", special_tokens=[("<pad>", 0)]
+        )
+        assert agent.encode_prompt(problem("1")) == expected
+        assert agent.encode_response("1", stopped=False) == (4,)
+
+
+def test_response_ends_in_the_own_stop_token_only_if_the_source_stopped() -> None:
+    assert char_agent().encode_response("119", stopped=True) == (4, 4, 12, 1)
+    assert pair_agent().encode_response("119", stopped=True) == (33, 12, 1)
+    assert pair_agent().encode_response("119", stopped=False) == (33, 12)
+
+
+def test_decoding_spells_every_token() -> None:
+    assert char_agent().decode((4, 13, 2, 12)) == "1+<unk>9"
+    assert pair_agent().decode([33, 12, 4, 4]) == "11911"
+
+
+def test_stop_ids_join_tokenizer_and_generation_config() -> None:
+    agent = char_agent()
+    assert agent.stop_ids == {1}
+    several = char_agent()
+    several.model.generation_config.eos_token_id = [20, 1, 19]
+    assert several.stop_ids == {1, 19, 20}
+    without = char_agent()
+    without.model.generation_config.eos_token_id = None
+    assert without.stop_ids == {1}
+    other = char_agent()
+    other.model.generation_config.eos_token_id = 20
+    assert other.stop_ids == {1, 20}
+
+
+def test_empty_prompt_is_refused() -> None:
+    with pytest.raises(TaskError, match="empty prompt for agent 'char'"):
+        char_agent().encode_prompt(problem(""))
+
+
+def test_parameters_and_context_are_the_model_s() -> None:
+    # embedding and head 2 * 22 * 16 = 704, last norm 16; a layer: q 16*16, k and v 16*8 each, o 16*16 = 768,
+    # q and k norms 2 * 8, gate, up and down 3 * 16 * 32 = 1536, norms 2 * 16: 2352; twice: 4704
+    agent = char_agent()
+    assert agent.num_parameters == 704 + 16 + 2 * 2352
+    assert agent.context_length == 64
+    # GPT-2 shares embedding and head: 22*16 + 64*16 + last norm 2*16; a layer: norms 4*16, attention
+    # 16*48+48 + 16*16+16, feed-forward 16*64+64 + 64*16+16 = 3280
+    assert absolute_agent().num_parameters == 352 + 1024 + 32 + 2 * 3280
+
+
+def test_fingerprint_is_the_tokenizer_s(tmp_path: Path) -> None:
+    first, second = save_agents(tmp_path / "a"), save_agents(tmp_path / "b")
+    loaded = {
+        (where, name): Agent.load(AgentSettings(name=name, model=folder), "cpu").tokenizer_fingerprint
+        for where, saved in (("a", first), ("b", second))
+        for name, folder in saved.items()
+    }
+    assert loaded["a", "char"] == loaded["b", "char"]
+    assert loaded["a", "pair"] == loaded["b", "pair"]
+    assert loaded["a", "char"] != loaded["a", "pair"]
+
+
+def test_fingerprint_covers_what_changes_ids() -> None:
+    plain = char_agent()
+    assert plain.tokenizer_fingerprint == absolute_agent("other", seed=3).tokenizer_fingerprint
+    assert plain.tokenizer_fingerprint == agent_with_template(False).tokenizer_fingerprint
+    assert plain.tokenizer_fingerprint != agent_with_template(True).tokenizer_fingerprint
+    other_stop = char_agent()
+    other_stop.tokenizer.eos_token = "#"
+    assert plain.tokenizer_fingerprint != other_stop.tokenizer_fingerprint
+
+
+@pytest.mark.parametrize("make", [char_agent, pair_agent, absolute_agent])
+def test_saved_agent_loads_anywhere_alone(make, tmp_path: Path) -> None:
+    agent = sharpened(make())
+    agent.save(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert type(model) is type(agent.model)
+    text = "(23+14)*2:"
+    assert tuple(tokenizer(text).input_ids) == agent.encode_prompt(problem(text))
+    assert tokenizer.eos_token_id == 1
+    ids = torch.tensor([tokenizer(text).input_ids])
+    assert torch.equal(model.eval()(ids).logits, agent.model(ids).logits)

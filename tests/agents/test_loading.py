@@ -1,0 +1,101 @@
+"""From a reference to a model, and every way in which that fails."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from hacrl.agents.agent import Agent
+from hacrl.agents.references import bundled_agents, resolve_model
+from hacrl.agents.settings import AgentSettings
+from hacrl.errors import ModelError
+from tests.support.tiny import char_agent, save_agents
+
+
+def load(reference: str | Path, **options) -> Agent:
+    return Agent.load(AgentSettings(name="ada", model=str(reference), **options), "cpu")
+
+
+def test_a_folder_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save_agents(tmp_path)["char"]
+    assert resolve_model(folder) == folder
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert resolve_model("~/char") == folder
+
+
+def test_what_looks_like_a_hub_id_is_left_to_transformers() -> None:
+    assert resolve_model("Qwen/Qwen3-1.7B-Base") == "Qwen/Qwen3-1.7B-Base"
+    assert resolve_model("gpt2") == "gpt2"
+
+
+@pytest.mark.parametrize("reference", ["./nowhere", "/no/where", "~/nowhere-at-all", "runs/demo/agents/ada"])
+def test_missing_folder(reference: str) -> None:
+    with pytest.raises(ModelError, match=f"folder {reference} does not exist"):
+        resolve_model(reference)
+
+
+def test_folder_without_a_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"has no config\.json"):
+        resolve_model(str(tmp_path))
+
+
+def test_unknown_bundled_name_lists_the_known_ones() -> None:
+    with pytest.raises(ModelError, match="no bundled agent 'nobody'; there are .*" + next(iter(bundled_agents()))):
+        resolve_model("bundled:nobody")
+
+
+def test_bundled_name_is_its_folder() -> None:
+    for name, folder in bundled_agents().items():
+        assert resolve_model(f"bundled:{name}") == str(folder)
+        assert (folder / "config.json").is_file()
+
+
+def test_load_gives_the_saved_weights_in_evaluation_mode(tmp_path: Path) -> None:
+    saved = char_agent(seed=5)
+    saved.save(tmp_path / "char")
+    agent = load(tmp_path / "char")
+    assert agent.name == "ada"
+    assert not agent.model.training
+    assert agent.policy_version == 0
+    for name, weights in saved.model.state_dict().items():
+        assert torch.equal(agent.model.state_dict()[name], weights)
+
+
+def test_dtype_is_the_agent_s(tmp_path: Path) -> None:
+    char_agent().save(tmp_path / "char")
+    assert {p.dtype for p in load(tmp_path / "char").model.parameters()} == {torch.float32}
+    half = load(tmp_path / "char", dtype="bfloat16")
+    assert {p.dtype for p in half.model.parameters()} == {torch.bfloat16}
+
+
+def test_chat_template_can_be_switched_off(tmp_path: Path) -> None:
+    agent = char_agent()
+    agent.tokenizer.chat_template = "({{ messages[0].content }})"
+    agent.save(tmp_path / "char")
+    assert load(tmp_path / "char").use_chat_template
+    assert not load(tmp_path / "char", chat_template=False).use_chat_template
+
+
+def test_model_that_cannot_be_found_names_the_agent() -> None:
+    with pytest.raises(ModelError, match="agent 'ada': cannot load model 'nobody-has-this'"):
+        load("nobody-has-this")
+
+
+def test_broken_config_names_the_agent(tmp_path: Path) -> None:
+    char_agent().save(tmp_path / "char")
+    (tmp_path / "char" / "config.json").write_text('{"model_type": "no-such-model"}')
+    with pytest.raises(ModelError, match="agent 'ada': cannot load model"):
+        load(tmp_path / "char")
+
+
+def test_tokenizer_without_a_stop_token(tmp_path: Path) -> None:
+    char_agent().save(tmp_path / "char")
+    config = tmp_path / "char" / "tokenizer_config.json"
+    settings = json.loads(config.read_text())
+    del settings["eos_token"]
+    config.write_text(json.dumps(settings))
+    with pytest.raises(ModelError, match="agent 'ada': the tokenizer of .* has no eos_token"):
+        load(tmp_path / "char")

@@ -1,0 +1,141 @@
+"""Recipes in, checked records or helpful errors out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hacrl.algorithms.settings import GspoSettings, HacpoSettings
+from hacrl.config.checks import updates_per_step
+from hacrl.config.loading import build_config, config_to_yaml, load_config
+from hacrl.errors import ConfigError
+
+AGENTS = [{"name": "ada", "model": "bundled:qwen-small-a"}, {"name": "ben", "model": "bundled:llama-pairs"}]
+
+
+def recipe(**changes):
+    return {"agents": AGENTS, "output": "runs/x", **changes}
+
+
+def refusal(data) -> str:
+    with pytest.raises(ConfigError) as caught:
+        build_config(data, "recipe.yaml")
+    return str(caught.value)
+
+
+def test_defaults_follow_the_paper():
+    config = build_config(recipe())
+    assert isinstance(config.method, HacpoSettings)
+    assert (config.method.delta, config.method.clip_low, config.method.clip_high) == (0.2, 0.0003, 0.0004)
+    assert (config.method.capability.window, config.method.std.unbiased) == (5, True)
+    assert (config.rollout.rollouts_per_prompt, config.learning.lr) == (8, 1e-6)
+    assert config.method.kl_coefficient == 0
+
+
+def test_a_method_brings_its_own_defaults():
+    config = build_config(recipe(method={"name": "grpo"}))
+    assert (config.method.clip_low, config.method.clip_high) == (0.2, 0.28)
+    assert isinstance(build_config(recipe(method={"name": "gspo"})).method, GspoSettings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"stepz": 3}, ["stepz", "unknown key", "'steps'"]),
+        ({"rollout": {"temprature": 1.0}}, ["rollout.temprature", "'temperature'"]),
+        ({"method": {"name": "hacpo", "alfa": 1.0}}, ["method.alfa", "'alpha'"]),
+        ({"method": {"name": "gspo", "alpha": 1.0}}, ["method.alpha", "unknown key"]),
+        ({"method": {"name": "hacpo", "capability": {"windw": 3}}}, ["method.capability.windw", "'window'"]),
+        ({"method": {"name": "ppo"}}, ["method.name", "grpo, gspo, naive, hacpo"]),
+        ({"method": {}}, ["method.name", "hacpo"]),
+        ({"agents": [{"name": "a", "model": "m", "lrr": 1.0}]}, ["agents.0.lrr", "'lr'"]),
+        ({"agents": [{"name": "a"}]}, ["agents.0.model", "missing"]),
+        ({"agents": []}, ["at least one agent"]),
+        ({"steps": "many"}, ["steps", "'many'"]),
+        ({"steps": 2.5}, ["steps", "2.5"]),
+        ({"steps": True}, ["steps", "True"]),
+        ({"steps": -1}, ["steps", "-1"]),
+        ({"learning": {"lr": "1"}}, ["learning.lr", "'1'"]),
+        ({"learning": {"lr": 0.0}}, ["lr", "positive"]),
+        ({"learning": {"lr": float("nan")}}, ["plain values"]),
+        ({"rollout": {"temperature": 0.0}}, ["temperature", "learning needs sampling"]),
+        ({"rollout": {"top_p": 1.5}}, ["top_p", "1.5"]),
+        ({"method": {"name": "hacpo", "delta": 0.8, "delta_step": -1.0}}, ["delta_step"]),
+        ({"method": {"name": "hacpo", "delta": 1.0}}, ["delta", "table 5"]),
+        ({"method": {"name": "hacpo", "cross_baseline": "mine"}}, ["cross_baseline", "'source'", "'mine'"]),
+        ({"agents": [{"name": "a/b", "model": "m"}]}, ["'a/b'", "folder name"]),
+        ({"agents": 3}, ["agents", "3"]),
+        ({"learning": None}, ["learning", "None"]),
+    ],
+)
+def test_bad_keys_and_values_are_named(changes, words):
+    message = refusal(recipe(**changes))
+    for word in words:
+        assert word in message
+
+
+def test_duplicate_agent_names_are_refused():
+    message = refusal(recipe(agents=[{"name": "ada", "model": "x"}, {"name": "Ada", "model": "y"}]))
+    assert "2 agents are called 'ada'" in message
+
+
+def test_one_rollout_per_agent_is_refused_where_there_is_nothing_to_compare():
+    alone = recipe(method={"name": "gspo"}, rollout={"rollouts_per_prompt": 1})
+    assert "single response" in refusal(alone)
+    assert "'ada'" in refusal(alone)
+    # two agents that share have two responses to compare
+    assert build_config(recipe(rollout={"rollouts_per_prompt": 1})).rollout.rollouts_per_prompt == 1
+    lone = recipe(agents=AGENTS[:1], rollout={"rollouts_per_prompt": 1})
+    assert "single response" in refusal(lone)
+
+
+def test_a_clip_schedule_that_closes_is_refused_with_its_numbers():
+    # 2 agents x 4 updates = 8: the last bound is 0.8 + 7 * 0.025 = 0.975; one more per source gives 10
+    fine = build_config(recipe(learning={"updates_per_source": 4}))
+    assert updates_per_step(fine) == 8
+    message = refusal(recipe(learning={"updates_per_source": 5}))
+    assert "empty from update 9 of 10" in message
+    assert "updates_per_source=5" in message
+    # without clipping there is no schedule; GSPO has none
+    build_config(recipe(learning={"updates_per_source": 5}, method={"name": "hacpo", "cross_clip": False}))
+    assert updates_per_step(build_config(recipe(method={"name": "gspo"}, learning={"epochs": 3}))) == 6
+
+
+def test_updates_per_step_can_be_given():
+    assert updates_per_step(build_config(recipe(learning={"updates_per_step": 3}))) == 3
+    assert "updates_per_step=1" in refusal(recipe(learning={"updates_per_step": 1, "epochs": 2}))
+
+
+def test_yaml_floats_duplicates_and_syntax(tmp_path: Path):
+    path = tmp_path / "r.yaml"
+    base = "agents: [{name: a, model: 'bundled:qwen-large'}]\n"
+    path.write_text(base + "learning: {lr: 2e-6}\n")
+    config = load_config(path)
+    assert config.learning.lr == 2e-6
+    assert config.output == "runs/r"
+    path.write_text(base + "steps: 1\nsteps: 2\n")
+    with pytest.raises(ConfigError, match="'steps' stands twice"):
+        load_config(path)
+    path.write_text("agents: [")
+    with pytest.raises(ConfigError, match="not valid YAML"):
+        load_config(path)
+    path.write_text("- 1\n")
+    with pytest.raises(ConfigError, match="must be a mapping"):
+        load_config(path)
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config(path)
+    path.write_text(base + "1: 2\n")
+    with pytest.raises(ConfigError, match="key 1 must be text"):
+        load_config(path)
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml does not exist"):
+        load_config(tmp_path / "nowhere.yaml")
+
+
+def test_the_resolved_config_reads_back_as_itself(tmp_path: Path):
+    config = load_config(Path("demo"), ["method.capability.window=3", "agents.large.lr=1e-4"])
+    path = tmp_path / "config.yaml"
+    path.write_text(config_to_yaml(config))
+    assert load_config(path) == config
+    assert config.agents[1].lr == 1e-4

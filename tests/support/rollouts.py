@@ -1,0 +1,36 @@
+"""Rollouts written by hand, in real tokens of a real agent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hacrl.agents.agent import Agent
+from hacrl.types import Rollout, Verdict, VerifiedRollout
+from tests.support.sevens import problem
+
+
+def rollout(
+    agent: Agent,
+    text: str,
+    stopped: bool = True,
+    prompt: str = "1:",
+    token_ids: Sequence[int] | None = None,
+    logprobs: Sequence[float] | None = None,
+) -> Rollout:
+    """What ``agent`` might have said; without log-probabilities given, token t has -0.25 * (t + 1)."""
+    ids = tuple(token_ids) if token_ids is not None else agent.encode_response(text, stopped)
+    given = tuple(logprobs) if logprobs is not None else tuple(-0.25 * (t + 1) for t in range(len(ids)))
+    return Rollout(
+        problem=problem(prompt),
+        agent=agent.name,
+        text=text,
+        token_ids=ids,
+        token_logprobs=given,
+        finish_reason="stop" if stopped else "length",
+        policy_version=0,
+    )
+
+
+def judged(one: Rollout, reward: float) -> VerifiedRollout:
+    """With a verdict."""
+    return VerifiedRollout(one, Verdict(reward, "correct" if reward > 0 else "wrong"))

@@ -1,0 +1,28 @@
+"""A task so easy that random agents succeed now and then: say a seven."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hacrl.types import Problem, Verdict
+
+
+def problem(prompt: str) -> Problem:
+    """A problem that is named by its prompt."""
+    return Problem(prompt, prompt, "7")
+
+
+class SevensTask:
+    """Reward 1 for a response with a 7 in it."""
+
+    def __init__(self, problems: int = 12) -> None:
+        self.name = "sevens"
+        prompts = [f"{'1' * (1 + i % 3)}+{i}:" for i in range(problems + 5)]  # of different lengths
+        self.train: Sequence[Problem] = [problem(prompt) for prompt in prompts[:problems]]
+        self.test: Sequence[Problem] = [problem(prompt) for prompt in prompts[problems:]]
+
+    def verify(self, problem: Problem, response: str) -> Verdict:
+        """The text decides, the problem does not."""
+        if "7" in response:
+            return Verdict(1.0, "correct")
+        return Verdict(0.0, "wrong" if response else "unparsable")
