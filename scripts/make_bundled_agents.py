@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from teaching import OFFSETS, Noise, Phase, accuracy, noisy_writer, teach, write_clean
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
@@ -93,17 +94,16 @@ def _shape(hidden: int, heads: int, mlp: int) -> dict[str, int]:
 
 
 SMALL = _shape(hidden=64, heads=2, mlp=176)
+LARGE = _shape(hidden=112, heads=4, mlp=280)
+PAIRS = _shape(hidden=96, heads=3, mlp=256)
 CLEAN = Phase(steps=1600, learning_rate=4e-3, batch_size=64)
-NOISY = Phase(steps=500, learning_rate=1e-3, batch_size=128)
+SHORT = Phase(steps=1200, learning_rate=4e-3, batch_size=64)  # the larger net needs fewer, and they cost more
+NOISY = Phase(steps=400, learning_rate=1e-3, batch_size=128)
 AGENTS = {
-    "qwen-small-a": AgentSpec(Qwen3Config, SMALL, character_tokenizer, Noise(0.13, 0.68), 1, CLEAN, NOISY),
-    "qwen-small-b": AgentSpec(Qwen3Config, SMALL, character_tokenizer, Noise(0.52, 0.15), 2, CLEAN, NOISY),
-    "qwen-large": AgentSpec(
-        Qwen3Config, _shape(112, 4, 280), character_tokenizer, Noise(0.55, 0.15), 3, CLEAN, NOISY
-    ),
-    "llama-pairs": AgentSpec(
-        LlamaConfig, _shape(96, 3, 256), pair_tokenizer, Noise(0.47, 0.15), 4, CLEAN, NOISY
-    ),
+    "qwen-small-a": AgentSpec(Qwen3Config, SMALL, character_tokenizer, Noise(0.15, 0.72), 1, CLEAN, NOISY),
+    "qwen-small-b": AgentSpec(Qwen3Config, SMALL, character_tokenizer, Noise(0.57, 0.22), 2, CLEAN, NOISY),
+    "qwen-large": AgentSpec(Qwen3Config, LARGE, character_tokenizer, Noise(0.61, 0.25), 3, SHORT, NOISY),
+    "llama-pairs": AgentSpec(LlamaConfig, PAIRS, pair_tokenizer, Noise(0.53, 0.18), 4, CLEAN, NOISY),
 }
 
 
@@ -171,6 +171,7 @@ def main() -> None:
     if unknown := set(names) - set(AGENTS):
         parser.error(f"--agents: unknown {sorted(unknown)}; there are {sorted(AGENTS)}")
     torch.set_num_threads(args.threads)
+    transformers.utils.logging.disable_progress_bar()
     for name in names:
         record = make(name, args.out, device=args.device, seed=args.seed)
         print(*(f"{key}={record[key]}" for key in list(record)[:7]), flush=True)

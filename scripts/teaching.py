@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hacrl.tasks.arithmetic import ArithmeticTask, Expression, parse_expression
+from hacrl.tasks.arithmetic import ArithmeticTask, Expression, Ranges, parse_expression
 from hacrl.types import Problem
 
 OFFSETS = (-10, -2, -1, 1, 2, 10)
 MAX_NEW_TOKENS = 32  # the longest solution has 22 characters
-LARGEST = 119  # slips stay within the numbers the clean solutions taught
+LARGEST = Ranges().largest  # slips stay within the numbers the clean solutions taught
 IGNORED = -100
 
 Writer = Callable[[Expression, random.Random], str]
@@ -76,15 +76,14 @@ def _slipped(value: int) -> list[int]:
 
 
 def balanced_problems(problems: Sequence[Problem], rng: random.Random) -> Iterator[Expression]:
-    """Endless expressions, every operator pair equally often, each pair's problems in a shuffled cycle."""
+    """Endless expressions: the operator pairs in turn, each pair's problems in a shuffled cycle."""
     by_pattern: dict[str, list[Expression]] = defaultdict(list)
     for problem in problems:
         expression = parse_expression(problem.id)
         by_pattern[expression.pattern].append(expression)
-    # The few products of products would otherwise be seen hundreds of times.
-    pools = [pool for pool in by_pattern.values() if len(pool) >= 100]
-    rare = [expression for pool in by_pattern.values() if len(pool) < 100 for expression in pool]
-    pools[0].extend(rare)
+    # Pairs of products are few; as a pattern of their own, each would be seen hundreds of times.
+    by_pattern["*+"] += by_pattern.pop("**")
+    pools = list(by_pattern.values())
     for pool in pools:
         rng.shuffle(pool)
     streams = [cycle(pool) for pool in pools]

@@ -23,9 +23,7 @@ from tests.support.tiny import (
     tiny_qwen,
 )
 
-TEMPLATE = (
-    "{% for message in messages %}({{ message.content }}){% endfor %}{% if add_generation_prompt %}={% endif %}"
-)
+TEMPLATE = "({{ messages[0].content }}){% if add_generation_prompt %}={% endif %}"
 
 
 def agent_with_template(use_chat_template: bool) -> Agent:

@@ -43,7 +43,9 @@ def test_folder_without_a_model(tmp_path: Path) -> None:
 
 
 def test_unknown_bundled_name_lists_the_known_ones() -> None:
-    with pytest.raises(ModelError, match="no bundled agent 'nobody'; there are .*" + next(iter(bundled_agents()))):
+    with pytest.raises(
+        ModelError, match="no bundled agent 'nobody'; there are .*" + next(iter(bundled_agents()))
+    ):
         resolve_model("bundled:nobody")
 
 
@@ -97,5 +99,5 @@ def test_tokenizer_without_a_stop_token(tmp_path: Path) -> None:
     settings = json.loads(config.read_text())
     del settings["eos_token"]
     config.write_text(json.dumps(settings))
-    with pytest.raises(ModelError, match="agent 'ada': the tokenizer of .* has no eos_token"):
+    with pytest.raises(ModelError, match=r"agent 'ada': the tokenizer of .* has no eos_token"):
         load(tmp_path / "char")

@@ -59,7 +59,9 @@ def test_ids_are_reused_even_if_nobody_would_encode_the_text_so() -> None:
 def test_text_the_learner_cannot_write() -> None:
     # letters have no token: <unk> decodes to something else
     assert learner_tokens(CHAR, rollout(PAIR, "1a"), same_tokenizer=False) == "not_representable"
-    assert learner_tokens(CHAR, rollout(PAIR, "1a", stopped=False), same_tokenizer=False) == "not_representable"
+    assert (
+        learner_tokens(CHAR, rollout(PAIR, "1a", stopped=False), same_tokenizer=False) == "not_representable"
+    )
 
 
 def test_too_long_is_dropped_whole_at_the_exact_limit() -> None:
@@ -72,7 +74,9 @@ def test_too_long_is_dropped_whole_at_the_exact_limit() -> None:
     unstopped = learner_tokens(CHAR, rollout(PAIR, "1" * 62, stopped=False), same_tokenizer=False)
     assert isinstance(unstopped, LearnerTokens)
     # the same text takes half as many tokens in pairs
-    assert learner_tokens(PAIR, rollout(CHAR, "1" * 62), same_tokenizer=False).response_ids == (33,) * 31 + (1,)
+    assert learner_tokens(PAIR, rollout(CHAR, "1" * 62), same_tokenizer=False).response_ids == (33,) * 31 + (
+        1,
+    )
 
 
 def test_a_model_without_a_stated_context_takes_any_length() -> None:

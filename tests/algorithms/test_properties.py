@@ -51,7 +51,7 @@ def rows(draw, own=None, log_ratio=st.floats(-0.5, 0.5)):  # noqa: B008 - a stra
 hacpo_options = st.fixed_dictionaries(
     {
         "alpha": st.floats(0.0, 6.0),
-        "delta": st.floats(0.0, 0.9),
+        "delta": st.floats(0.01, 0.9),
         "delta_step": st.floats(0.0, 0.05),
         "cross_upper": st.floats(1.0, 1.2),
         "cross_clip": st.booleans(),

@@ -48,8 +48,8 @@ def test_common_options_out_of_range(
     ("options", "message"),
     [
         ({"alpha": -0.5}, "alpha must not be negative, not -0.5"),
-        ({"delta": -0.1}, r"delta must be in \[0, 1\), not -0.1"),
-        ({"delta": 1.0}, r"delta must be in \[0, 1\), not 1.0"),
+        ({"delta": -0.1}, r"delta must be in \(0, 1\), not -0.1"),
+        ({"delta": 1.0}, r"delta must be in \(0, 1\), not 1.0"),
         ({"delta_step": -0.01}, "delta_step must not be negative, not -0.01"),
         ({"cross_upper": 0.99}, "cross_upper must be at least 1, not 0.99"),
     ],

@@ -71,4 +71,8 @@ def test_every_rollout_gets_the_verdict_of_its_own_text() -> None:
     said = [rollout(agent, text) for text in ("71", "1", "")]
     verified = verify_rollouts(SevensTask(), said)
     assert [v.rollout for v in verified] == said
-    assert [(v.reward, v.verdict.label) for v in verified] == [(1, "correct"), (0, "wrong"), (0, "unparsable")]
+    assert [(v.reward, v.verdict.label) for v in verified] == [
+        (1, "correct"),
+        (0, "wrong"),
+        (0, "unparsable"),
+    ]

@@ -61,12 +61,12 @@ def test_logprobs_are_those_of_a_plain_forward_pass(agent: Agent, sampling: Samp
 @pytest.mark.parametrize("max_batch", [1, 4, 7, 512])
 def test_chunks_and_dropped_rows_do_not_mix_responses_up(agent: Agent, max_batch: int) -> None:
     sampling = Sampling(24)
-    engine = TransformersEngine(ending(agent, 3.0), max_batch=max_batch)
+    engine = TransformersEngine(ending(agent, 2.0), max_batch=max_batch)
     rollouts = engine.generate(PROBLEMS, 3, sampling, seed=2)
     assert [r.problem.id for r in rollouts] == [p.id for p in PROBLEMS for _ in range(3)]
     lengths = sorted(r.num_tokens for r in rollouts)
-    assert lengths[0] <= 3  # rows have left at different times
-    assert lengths[-1] >= 8
+    assert lengths[0] <= 4  # rows have left at different times
+    assert lengths[-1] >= 6
     assert len(set(lengths)) >= 4
     check_logprobs(agent, rollouts, sampling)
 
@@ -108,7 +108,9 @@ def test_same_seed_same_rollouts(agent: Agent) -> None:
 
 
 def test_greedy_is_what_transformers_generates(agent: Agent) -> None:
-    rollouts = TransformersEngine(ending(agent, 1.0)).generate(PROBLEMS, 2, Sampling(12, temperature=0), seed=0)
+    rollouts = TransformersEngine(ending(agent, 1.0)).generate(
+        PROBLEMS, 2, Sampling(12, temperature=0), seed=0
+    )
     for rollout in rollouts:
         prompt = torch.tensor([agent.encode_prompt(rollout.problem)])
         generated = agent.model.generate(

@@ -1,4 +1,4 @@
-"""Log-probabilities computed the slow, plain way: one sequence, no padding, no cache, transformers' warpers."""
+"""Log-probabilities the slow, plain way: one sequence, no padding, no cache, transformers' warpers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def warped(logits: Tensor, sampling: Sampling) -> Tensor:
     return logits
 
 
-def plain_logprobs(model, prompt_ids: Sequence[int], response_ids: Sequence[int], sampling: Sampling) -> Tensor:
+def plain_logprobs(
+    model, prompt_ids: Sequence[int], response_ids: Sequence[int], sampling: Sampling
+) -> Tensor:
     """log-probability of each response token, (T,), with gradient."""
     logits = model(input_ids=torch.tensor([[*prompt_ids, *response_ids]]), use_cache=False).logits[0]
     picked = []

@@ -57,8 +57,10 @@ class CapabilityTracker:
             raise ValueError(
                 f"rewards of {sorted(rewards)} given, capabilities kept of {sorted(self._history)}"
             )
-        for agent, values in rewards.items():
-            capability = batch_capability(values, self.settings.measure)
+        capabilities = {
+            agent: batch_capability(values, self.settings.measure) for agent, values in rewards.items()
+        }
+        for agent, capability in capabilities.items():  # all or nothing
             self._history[agent].append(max(capability, self.settings.floor))
 
     def capability(self, agent: str) -> float:

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+ROUNDING = 1e-9  # an interval narrower than this is empty but for rounding
+
+
 def stepwise_lower_bound(delta: float, delta_step: float, updates_done: int) -> float:
     """1 - delta + u * delta_step (eq. 14)."""
     return 1.0 - delta + updates_done * delta_step
@@ -20,10 +23,11 @@ def stepwise_lower_bound(delta: float, delta_step: float, updates_done: int) -> 
 
 def check_schedule(delta: float, delta_step: float, upper: float, updates_per_step: int) -> None:
     """Refuse a schedule whose interval becomes empty before the step's last update."""
-    last_bound = stepwise_lower_bound(delta, delta_step, updates_per_step - 1)
-    if last_bound < upper:
+    bounds = [stepwise_lower_bound(delta, delta_step, u) for u in range(updates_per_step)]
+    usable = sum(bound < upper - ROUNDING for bound in bounds)
+    if usable == updates_per_step:
         return
-    usable = next(u for u in range(updates_per_step) if stepwise_lower_bound(delta, delta_step, u) >= upper)
+    last_bound = bounds[-1]
     largest = (upper - 1.0 + delta) / max(updates_per_step - 1, 1)
     raise ValueError(
         f"the cross-agent clip interval [1 - delta + u * delta_step, upper] is empty from update "

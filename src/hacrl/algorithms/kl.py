@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from hacrl.algorithms.importance import MAX_LOG_RATIO
+
 
 def k3_divergence(logprobs_BT: Tensor, reference_logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Mean over tokens of r - log r - 1 with r = pi_ref / pi_k: unbiased and never negative, (B,)."""
+    """Mean over tokens of r - log r - 1 with r = pi_ref / pi_k: unbiased and never negative, (B,).
+
+    A response without any token in the mask has divergence 0.
+    """
     log_r_BT = (reference_logprobs_BT - logprobs_BT).masked_fill(~mask_BT, 0.0)
+    log_r_BT = log_r_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     k3_BT = log_r_BT.exp() - log_r_BT - 1.0
-    return k3_BT.sum(dim=-1) / mask_BT.sum(dim=-1)
+    return k3_BT.sum(dim=-1) / mask_BT.sum(dim=-1).clamp(min=1)

@@ -56,7 +56,7 @@ def own_advantages(
 def joint_advantages(
     settings: MethodSettings, rewards: PromptRewards, learner: str, _: CapabilityRatio
 ) -> Advantages:
-    """Every response compared with the mean of all: no agent is told from another."""
+    """Every response compared with the mean of all agents' means: no agent is told from another."""
     if is_uniform(rewards):
         return zero_advantages(rewards)
     baseline = capability_aware_baseline(rewards, learner, equal_capability, overshoot="keep")
@@ -94,8 +94,9 @@ def with_kl_penalty(
     if settings.kl_coefficient == 0:
         return terms
     assert batch.reference_logprobs_BT is not None, "a KL term needs reference log-probabilities"
-    kl_B = k3_divergence(batch.logprobs_BT, batch.reference_logprobs_BT, batch.mask_BT)
-    return replace(terms, loss_B=terms.loss_B + settings.kl_coefficient * kl_B * batch.is_own_B)
+    own_BT = batch.mask_BT & batch.is_own_B.unsqueeze(-1)  # masked before, not zeroed after: 0 * inf is NaN
+    kl_B = k3_divergence(batch.logprobs_BT, batch.reference_logprobs_BT, own_BT)
+    return replace(terms, loss_B=terms.loss_B + settings.kl_coefficient * kl_B)
 
 
 # name -> (advantage function, loss function)

@@ -92,9 +92,9 @@ class HacpoSettings(MethodSettings):
         MethodSettings.__post_init__(self)
         if self.alpha < 0:
             raise ValueError(f"alpha must not be negative, not {self.alpha}")
-        if not 0 <= self.delta < 1:
+        if not 0 < self.delta < 1:
             raise ValueError(
-                f"delta must be in [0, 1), not {self.delta}: the lower bound is 1 - delta "
+                f"delta must be in (0, 1), not {self.delta}: the lower bound is 1 - delta "
                 "(the paper's table 5 lists the bound itself; its 0.8 is delta: 0.2)"
             )
         if self.delta_step < 0:

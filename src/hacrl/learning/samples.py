@@ -36,11 +36,14 @@ class SampleBuilder:
         self._same_tokenizer = {agent: fingerprint == own for agent, fingerprint in fingerprints.items()}
 
     def build(self, groups: Sequence[PromptGroup], ratio: CapabilityRatio) -> LearnerSamples:
-        """All samples of a step, prompt by prompt; advantages compare all rollouts, dropped ones included."""
+        """All samples of a step, prompt by prompt; advantages compare all rollouts, dropped ones included.
+
+        Sources come in the order of their names, so that mini-batches do not depend on the order of agents.
+        """
         built = LearnerSamples()
         for group in groups:
             advantages = self._method.advantages(group.rewards, self._learner.name, ratio)
-            for source, source_advantages in advantages.items():
+            for source, source_advantages in sorted(advantages.items()):
                 for verified, advantage in zip(group.responses[source], source_advantages, strict=True):
                     sample = self._sample(verified, advantage)
                     if isinstance(sample, LearnerSample):

@@ -5,16 +5,15 @@ A problem is ``(23+14)*2``, its prompt ``(23+14)*2:``, its gold answer ``74``, a
 the problem's id decides its order and its split, so every process and every choice of ranges agrees on
 what is held out.
 
-Sums and differences outnumber products nine to one, because there are far more terms than factors. Such a
-space would hardly ask for products, so by default at most ``per_pattern`` problems are kept of each of the
-nine pairs of operators.
+There are far more terms than factors, so only a tenth of the space has a product in it. By default at most
+``per_pattern`` problems are kept of each of the nine pairs of operators, so that half of them have one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import product
@@ -166,18 +165,24 @@ class ArithmeticTask:
 
 @lru_cache(maxsize=8)
 def _splits(ranges: Ranges, per_pattern: int | None) -> tuple[tuple[Problem, ...], tuple[Problem, ...]]:
-    """Train and test: ordered by the hash of the id (a shuffle), split by the same hash's remainder."""
+    """Train and test. Three parts of one hash thin out, shuffle and split, each blind to the others."""
     hashed = sorted((_digest(expression.id), expression) for expression in enumerate_expressions(ranges))
-    kept: Counter[str] = Counter()
+    kept = _first_per_pattern(hashed, len(hashed) if per_pattern is None else per_pattern)
+    # Thinning took the smallest of frequent patterns, so that order is no fair shuffle: take the low bits.
+    kept.sort(key=lambda entry: entry[0] % 2**64)
     train: list[Problem] = []
     test: list[Problem] = []
-    for digest, expression in hashed:
-        kept[expression.pattern] += 1
-        if per_pattern is not None and kept[expression.pattern] > per_pattern:
-            continue
+    for digest, expression in kept:
         problem = Problem(expression.id, f"{expression.id}:", str(expression.results()[1]))
         (test if digest % TEST_SHARE == 0 else train).append(problem)
     return tuple(train), tuple(test)
+
+
+def _first_per_pattern(hashed: list[tuple[int, Expression]], most: int) -> list[tuple[int, Expression]]:
+    by_pattern: defaultdict[str, list[tuple[int, Expression]]] = defaultdict(list)
+    for entry in hashed:
+        by_pattern[entry[1].pattern].append(entry)
+    return [entry for entries in by_pattern.values() for entry in entries[:most]]
 
 
 def _digest(text: str) -> int:

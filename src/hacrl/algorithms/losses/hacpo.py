@@ -18,8 +18,10 @@ def hacpo_loss(batch: LossBatch, settings: HacpoSettings) -> LossTerms:
     own_B, own_clipped_B = clipped_surrogate(
         ratio_B, batch.advantages_B, settings.clip_low, settings.clip_high
     )
+    # Own rows are blanked: torch.where would multiply an overflow in the unused branch by 0, which is NaN.
+    cross_ratio_B = ratio_B.masked_fill(batch.is_own_B, 1.0)
     cross_B, cross_clipped_B = cross_agent_surrogate(
-        ratio_B, batch.advantages_B, batch.updates_done, settings
+        cross_ratio_B, batch.advantages_B, batch.updates_done, settings
     )
     return LossTerms(
         loss_B=-torch.where(batch.is_own_B, own_B, cross_B),

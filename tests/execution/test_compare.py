@@ -1,0 +1,112 @@
+"""Variants of a recipe, and studies over seeds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hacrl.config.checks import updates_per_step
+from hacrl.config.loading import build_config, read_recipe
+from hacrl.errors import ConfigError
+from hacrl.evaluation.accuracy import Accuracy
+from hacrl.execution.compare import plan_runs, run_study
+from hacrl.execution.results import RunResult
+from hacrl.execution.variants import VARIANTS, variant_recipe
+from hacrl.report.study import make_study, study_markdown
+from tests.support.tiny import save_agents
+
+
+def built(variant: str):
+    return build_config({**variant_recipe(read_recipe(Path("demo")), variant), "output": "x"})
+
+
+def test_variants_change_what_they_say_and_keep_the_rest():
+    # the demo: 3 agents, G = 8, 2 updates per source
+    costs = {
+        name: (built(name).rollout.rollouts_per_prompt, updates_per_step(built(name)))
+        for name in ("hacpo", "naive", "gspo", "gspo_x2", "gspo_same_updates")
+    }
+    assert costs == {
+        "hacpo": (8, 6),
+        "naive": (8, 6),
+        "gspo": (8, 2),
+        "gspo_x2": (16, 4),
+        "gspo_same_updates": (8, 6),
+    }
+    assert built("hacpo").method.alpha == 1.0
+    assert built("hacpo_alpha_3").method.alpha == 3.0
+    assert built("hacpo_no_stepwise").method.delta_step == 0.0
+    assert built("hacpo_no_clip").method.cross_clip is False
+    assert built("hacpo_no_baseline").method.capability_baseline is False
+    assert built("hacpo_no_discrepancy").method.discrepancy is False
+    for name in ("gspo", "naive", "gspo_x2"):  # the recipe's own-response clip range, not the default
+        assert built(name).method.clip_low == 0.05
+    assert built("grpo").method.clip_low == 0.2
+    assert built("gspo@lr=1e-3@steps=7").learning.lr == 1e-3
+    assert built("gspo@lr=1e-3@steps=7").steps == 7
+    for name in VARIANTS:
+        assert built(name).learning.lr == 5e-5
+
+
+def test_gspo_x2_doubles_an_agents_own_group_too():
+    recipe = read_recipe(Path("demo"))
+    recipe["agents"][0]["rollouts_per_prompt"] = 3
+    config = build_config({**variant_recipe(recipe, "gspo_x2"), "output": "x"})
+    assert [config.rollouts_per_prompt(agent) for agent in config.agents] == [6, 16, 16]
+
+
+def test_unknown_variants_are_named():
+    with pytest.raises(ConfigError, match=r"no variant 'gspo3'.*gspo_x2"):
+        variant_recipe({}, "gspo3")
+
+
+def result(before: float, after: float) -> RunResult:
+    return RunResult(
+        Path(),
+        accuracies={0: {"ada": Accuracy(before, 0, 1, 1)}, 9: {"ada": Accuracy(after, 0, 1, 1)}},
+        rewards={"ada": [0.0]},
+        rollouts={"ada": 100},
+        updates={"ada": 7},
+    )
+
+
+def test_a_study_pairs_seeds():
+    study = make_study(
+        {
+            ("gspo", 0): result(0.5, 0.6),
+            ("hacpo", 0): result(0.5, 0.7),
+            ("gspo", 1): result(0.4, 0.8),
+            ("hacpo", 1): result(0.4, 0.75),
+        },
+        reference="gspo",
+    )
+    cell = study.cells["hacpo"]["ada"]
+    # differences +0.1 and -0.05: mean 0.025, sample standard deviation 0.15 / sqrt(2) = 0.1061
+    assert cell.difference.mean == pytest.approx(0.025)
+    assert cell.difference.std == pytest.approx(0.15 / 2**0.5)
+    assert cell.wins == 1
+    assert cell.after.mean == pytest.approx(0.725)
+    assert cell.before.mean == pytest.approx(0.45)
+    assert "| hacpo | 0.725 ± 0.035 (+0.025, 1/2) | 0.725 | 100 | 7 |" in study_markdown(study)
+
+
+def test_a_broken_off_study_goes_on_where_it_stopped(tmp_path):
+    models = save_agents(tmp_path / "models")
+    recipe = {
+        "agents": [{"name": name, "model": folder} for name, folder in models.items()],
+        "steps": 1,
+        "rollout": {"prompts_per_step": 2, "rollouts_per_prompt": 2, "max_new_tokens": 4},
+        "evaluation": {"problems": 2, "samples_per_problem": 1},
+    }
+    done = []
+    runs = plan_runs(recipe, ["gspo", "hacpo"], [0], tmp_path / "study")
+    first = run_study(runs[:1], 1, lambda run, _: done.append(run.variant))
+    stamp = (Path(runs[0].config.output) / "metrics.jsonl").stat().st_mtime_ns
+    both = run_study(runs, 1, lambda run, _: done.append(run.variant))
+    assert done == ["gspo", "gspo", "hacpo"]
+    assert both["gspo", 0] == first["gspo", 0]
+    assert (Path(runs[0].config.output) / "metrics.jsonl").stat().st_mtime_ns == stamp  # not run again
+    changed = plan_runs({**recipe, "steps": 2}, ["gspo"], [0], tmp_path / "study")
+    again = run_study(changed, 1, lambda run, _: None)
+    assert len(again["gspo", 0].rewards["char"]) == 2  # another config: run again

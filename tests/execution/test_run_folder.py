@@ -1,0 +1,148 @@
+"""What a run leaves behind, and what it refuses to touch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from hacrl.config.loading import build_config, load_config
+from hacrl.errors import ConfigError
+from hacrl.execution.local import run_locally
+from hacrl.execution.results import read_result
+from tests.support.tiny import save_agents
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> dict[str, str]:
+    return save_agents(tmp_path_factory.mktemp("models"))
+
+
+def small_config(models: dict[str, str], output: Path, **changes):
+    data = {
+        "agents": [{"name": name, "model": folder} for name, folder in models.items()],
+        "output": str(output),
+        "steps": 2,
+        "threads": 1,
+        "logged_rollouts": 2,
+        "rollout": {"prompts_per_step": 3, "rollouts_per_prompt": 2, "max_new_tokens": 8},
+        "learning": {"lr": 1e-3},
+        "evaluation": {"problems": 5, "samples_per_problem": 2},
+        **changes,
+    }
+    return build_config(data)
+
+
+@pytest.fixture(scope="module")
+def finished(models, tmp_path_factory):
+    config = small_config(models, tmp_path_factory.mktemp("runs") / "first")
+    return config, run_locally(config)
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def test_the_folder_tells_the_whole_run(finished):
+    config, result = finished
+    assert load_config(result.folder / "config.yaml") == config
+    assert [line["step"] for line in lines(result.folder / "metrics.jsonl")] == [1, 2]
+    assert [line["step"] for line in lines(result.folder / "evaluations.jsonl")] == [0, 2]
+    kept = [(line["step"], line["agent"]) for line in lines(result.folder / "rollouts.jsonl")]
+    assert kept == [(1, "char")] * 2 + [(1, "pair")] * 2 + [(2, "char")] * 2 + [(2, "pair")] * 2
+    problems = [line["problem"] for line in lines(result.folder / "rollouts.jsonl")[:2]]
+    assert len(set(problems)) == 2  # of different problems, not two answers to one
+    # 2 steps x 3 prompts x 2 responses; 2 steps x 2 sources x 2 updates
+    assert result.rollouts == {"char": 12, "pair": 12}
+    assert result.updates == {"char": 8, "pair": 8}
+
+
+def test_phases_of_both_agents_are_timed(finished):
+    _, result = finished
+    for line in lines(result.folder / "timings.jsonl"):
+        expected = {
+            f"{phase}/{agent}" for phase in ("rollout", "verify", "learn") for agent in ("char", "pair")
+        }
+        assert expected <= set(line)
+
+
+def test_a_result_reads_back_from_its_folder(finished):
+    _, result = finished
+    assert read_result(result.folder) == result
+
+
+def test_saved_agents_load_alone_with_the_same_numbers(finished, models):
+    """A plain transformers process, without hacrl, gives the log-probabilities the trained agent has."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    _, result = finished
+    code = (
+        "import sys, json, torch; from transformers import AutoModelForCausalLM, AutoTokenizer\n"
+        "torch.set_num_threads(1)\n"
+        "m = AutoModelForCausalLM.from_pretrained(sys.argv[1])\n"
+        "t = AutoTokenizer.from_pretrained(sys.argv[1])\n"
+        "ids = t('(23+14)*2:', return_tensors='pt').input_ids\n"
+        "print(json.dumps(m(ids).logits.log_softmax(-1)[0, -1].tolist()))"
+    )
+    for name, original in models.items():
+        folder = result.folder / "agents" / name
+        out = subprocess.run(
+            [sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True
+        ).stdout
+        here = AutoModelForCausalLM.from_pretrained(folder)
+        ids = AutoTokenizer.from_pretrained(original)("(23+14)*2:", return_tensors="pt").input_ids
+        expected = here(ids).logits.log_softmax(-1)[0, -1]
+        assert torch.equal(torch.tensor(json.loads(out.splitlines()[-1])), expected)
+
+
+def test_an_earlier_run_is_kept_unless_told_otherwise(models, tmp_path):
+    config = small_config(models, tmp_path / "run", steps=1)
+    run_locally(config)
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    with pytest.raises(ConfigError, match="exists already and is kept"):
+        run_locally(config)
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+    run_locally(config, overwrite=True)
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before  # the same run again, to the byte
+
+
+def test_overwrite_never_deletes_a_folder_that_is_no_run(models, tmp_path):
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis.txt").write_text("years of work")
+    with pytest.raises(ConfigError, match="is not the folder of a run"):
+        run_locally(small_config(models, precious), overwrite=True)
+    assert (precious / "thesis.txt").read_text() == "years of work"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"device": "cuda:63"}, ["device", "cuda:63"]),
+        ({"device": "toaster"}, ["toaster", "not a device"]),
+        ({"task": {"name": "chess"}}, ["task.name", "chess", "arithmetic"]),
+        ({"task": {"name": "arithmetic", "options": {"largst": 3}}}, ["task.options.largst", "'largest'"]),
+        ({"task": {"name": "arithmetic", "options": {"start": 3}}}, ["task.options", "start"]),
+        ({"rollout": {"prompts_per_step": 10**6}}, ["prompts_per_step=1000000", "training problems"]),
+        ({"evaluation": {"problems": 10**6}}, ["evaluation.problems=1000000", "holds out only"]),
+        ({"agents": [{"name": "x", "model": "./not/here"}]}, ["agents.x.model", "./not/here"]),
+        ({"agents": [{"name": "x", "model": "bundled:gpt"}]}, ["agents.x.model", "'gpt'", "qwen-large"]),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_written(models, tmp_path, changes, words):
+    config = small_config(models, tmp_path / "run", **changes)
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - which of our errors it is does not matter
+        run_locally(config)
+    for word in words:
+        assert word in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_unwritable_output_is_named(models, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="output: cannot write"):
+        run_locally(small_config(models, tmp_path / "file" / "run"))

@@ -1,0 +1,5 @@
+"""The fixture of whole runs."""
+
+from tests.learning.runs import runs
+
+__all__ = ["runs"]

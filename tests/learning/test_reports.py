@@ -1,0 +1,56 @@
+"""A step as plain numbers, by hand."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from hacrl.learning.learner import LearnStats, SourceStats
+from hacrl.learning.reports import LearnReport, RolloutReport, SourceReport, learn_report, rollout_report
+from hacrl.learning.samples import LearnerSamples
+from hacrl.rollout.verified import verify_rollouts
+from tests.support.rollouts import rollout
+from tests.support.sevens import SevensTask
+from tests.support.tiny import char_agent
+
+
+def test_rollouts() -> None:
+    agent = char_agent()
+    texts = [("7", True), ("17", False), ("111", True), ("", True)]
+    verified = verify_rollouts(SevensTask(), [rollout(agent, text, stopped) for text, stopped in texts])
+    # tokens with stop: 2, 2, 4, 1; rewards 1, 1, 0, 0; three of four stopped
+    assert rollout_report(verified) == RolloutReport(
+        reward=0.5,
+        verdicts={"correct": 2, "unparsable": 1, "wrong": 1},
+        response_tokens=2.25,
+        stopped=0.75,
+        rollouts=4,
+    )
+
+
+def test_learning() -> None:
+    stats = LearnStats(
+        losses=[0.5, -0.1],
+        grad_norms=[3.0, 1.0],
+        skipped=7,
+        sources={"bob": SourceStats([0.9, 0.7, 1.1], [0.0, 1.0, 0.5]), "ada": SourceStats([1.0], [0.0])},
+        sampler_gaps=[0.1, 0.3],
+    )
+    dropped = Counter({("bob", "too_long"): 2, ("ada", "non_finite"): 1, ("bob", "empty"): 3})
+    assert learn_report(stats, LearnerSamples(dropped=dropped)) == LearnReport(
+        updates=2,
+        loss=pytest.approx(0.2),
+        grad_norm=2.0,
+        skipped=7,
+        dropped={"ada": {"non_finite": 1}, "bob": {"empty": 3, "too_long": 2}},
+        sampler_gap=0.2,
+        sources={
+            "ada": SourceReport(1, 1.0, 1.0, 1.0, 0.0),
+            "bob": SourceReport(3, pytest.approx(0.9), 0.7, 1.1, pytest.approx(0.5)),
+        },
+    )
+
+
+def test_a_step_without_any_sample_is_all_zeros() -> None:
+    assert learn_report(LearnStats(), LearnerSamples()) == LearnReport(0, 0.0, 0.0, 0, {}, 0.0, {})
