@@ -46,7 +46,7 @@ def test_variants_change_what_they_say_and_keep_the_rest():
     assert built("gspo@lr=1e-3@steps=7").learning.lr == 1e-3
     assert built("gspo@lr=1e-3@steps=7").steps == 7
     for name in VARIANTS:
-        assert built(name).learning.lr == 5e-5
+        assert built(name).learning.lr == 2e-4
 
 
 def test_gspo_x2_doubles_an_agents_own_group_too():

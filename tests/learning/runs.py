@@ -93,6 +93,7 @@ class Runs:
         learning: dict[str, Any] | None = None,
         rollout: dict[str, Any] | None = None,
         evaluation: dict[str, Any] | None = None,
+        problems: int = 12,
     ) -> Run:
         self.count += 1
         config = RunConfig(
@@ -102,7 +103,7 @@ class Runs:
             seed=seed,
             device="cpu",
             threads=1,
-            task=TaskSettings(name="sevens"),
+            task=TaskSettings(name="sevens", options={"problems": problems}),
             method=method,
             rollout=RolloutSettings(
                 **{"prompts_per_step": 4, "rollouts_per_prompt": 4, "max_new_tokens": 4, **(rollout or {})}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hacrl.algorithms.settings import GrpoSettings, NaiveSettings
+from hacrl.learning.learner import Learner
 from tests.learning.runs import GSPO, HACPO, Runs, assert_moved, assert_same_weights
 
 METHODS = {
@@ -28,6 +31,8 @@ def test_equal_configs_give_equal_runs(runs: Runs, method: str) -> None:
 def test_another_seed_gives_another_run(runs: Runs) -> None:
     first, second = runs("char", "pair", seed=0), runs("char", "pair", seed=1)
     assert first.metrics_text != second.metrics_text
+    asked = [{v.rollout.problem.id for v in run.watcher.rollouts[1, "char"]} for run in (first, second)]
+    assert asked[0] != asked[1]
     for name in ("char", "pair"):
         assert_moved(first.weights(name), second.weights(name))
 
@@ -44,10 +49,26 @@ def test_agents_differ_in_their_draws(runs: Runs) -> None:
 
 
 def test_steps_differ_in_their_draws(runs: Runs) -> None:
-    """With the only batch of problems there is, and weights that hardly move, step 2 draws anew."""
-    run = runs("char", method=GSPO, steps=2, learning={"lr": 1e-12}, rollout={"prompts_per_step": 12})
-    said = [sorted(v.rollout.text for v in run.watcher.rollouts[step, "char"]) for step in (1, 2)]
-    assert said[0] != said[1]
+    """With the only problem there is, and weights that hardly move, step 2 draws anew."""
+    rollout = {"prompts_per_step": 1, "rollouts_per_prompt": 8}
+    run = runs("char", method=GSPO, steps=2, learning={"lr": 1e-12}, rollout=rollout, problems=1)
+    first, second = (run.watcher.rollouts[step, "char"] for step in (1, 2))
+    assert {v.rollout.problem.id for v in first} == {v.rollout.problem.id for v in second}
+    assert sum(a.rollout.text != b.rollout.text for a, b in zip(first, second, strict=True)) > 4
+
+
+def test_minibatches_are_shuffled_by_run_agent_and_step(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+    learn = Learner.learn
+
+    def watched(self: Learner, samples, updates: int, seed: int):
+        seeds.append(seed)
+        return learn(self, samples, updates, seed)
+
+    monkeypatch.setattr(Learner, "learn", watched)
+    for seed in (0, 1):
+        runs("char", "pair", seed=seed, steps=2)
+    assert len(set(seeds)) == len(seeds) == 8  # 2 runs, 2 agents, 2 steps
 
 
 @pytest.mark.parametrize("method", ["naive", "hacpo"])
@@ -84,11 +105,30 @@ def test_hacpo_agents_do(runs: Runs) -> None:
     assert together.of("char")[0]["learning"]["sources"].keys() == {"char", "pair"}
 
 
+def test_capabilities_count(runs: Runs) -> None:
+    """Agents of different capability: without omega in baseline and discrepancy the run is another one."""
+    blind = replace(HACPO, capability_baseline=False, discrepancy=False)
+    seeing, unseeing = runs("char", "pair", steps=1), runs("char", "pair", steps=1, method=blind)
+    assert seeing.of("char")[0]["capability"] < seeing.of("pair")[0]["capability"]
+    assert seeing.of("char")[0]["rollout"] == unseeing.of("char")[0]["rollout"]
+    for name in ("char", "pair"):
+        assert_moved(seeing.weights(name), unseeing.weights(name))
+
+
 def test_evaluation_changes_nothing(runs: Runs) -> None:
     plain = runs("char", "pair")
     watched = runs("char", "pair", evaluation={"problems": 5, "samples_per_problem": 3, "every": 1})
     assert watched.metrics_text == plain.metrics_text
     assert_same_weights(watched.weights("pair"), plain.weights("pair"))
+
+
+def test_whether_the_stop_token_is_learnt_is_an_option(runs: Runs) -> None:
+    learnt, unlearnt = (
+        runs("char", method=GSPO, steps=1, learning={"learn_stop_token": stop}) for stop in (True, False)
+    )
+    assert any(v.rollout.finish_reason == "stop" for v in learnt.watcher.rollouts[1, "char"])
+    assert learnt.of("char")[0]["rollout"] == unlearnt.of("char")[0]["rollout"]
+    assert_moved(learnt.weights("char"), unlearnt.weights("char"))
 
 
 def test_own_learning_rate_of_an_agent(runs: Runs) -> None:

@@ -7,8 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from hacrl.agents.agent import Agent
 from hacrl.algorithms.capability import CapabilitySettings
 from hacrl.algorithms.settings import GrpoSettings, NaiveSettings
+from hacrl.evaluation.accuracy import evaluate
+from hacrl.rollout.transformers_engine import TransformersEngine
+from hacrl.seeding import derive_seed
+from hacrl.types import Sampling
 from tests.learning.runs import GSPO, HACPO, Runs, assert_moved, assert_same_weights
 from tests.support.sevens import SevensTask
 
@@ -133,6 +138,18 @@ def test_when_and_on_what_agents_are_evaluated(runs: Runs) -> None:
         }
     assert list(runs("char", steps=2, evaluation={"problems": 3}).result.accuracies) == [0, 2]
     assert runs("char", steps=1).result.accuracies == {}
+
+
+def test_evaluation_is_of_the_agent_alone_on_held_out_problems(runs: Runs) -> None:
+    evaluation = {"problems": 4, "samples_per_problem": 30, "temperature": 0.5}
+    run = runs("char", "pair", steps=0, seed=3, evaluation=evaluation)
+    task = SevensTask()
+    for name in ("char", "pair"):
+        engine = TransformersEngine(Agent.load(runs.agent(name), "cpu"))
+        seed = derive_seed(3, "evaluate", name)
+        alone = evaluate(engine, task, task.test[:4], 30, Sampling(4, temperature=0.5), seed)
+        assert run.result.accuracies == {0: {**run.result.accuracies[0], name: alone}}
+        assert alone != evaluate(engine, task, task.train[:4], 30, Sampling(4, temperature=0.5), seed)
 
 
 def test_evaluation_repeats_its_draws(runs: Runs) -> None:

@@ -20,7 +20,7 @@ from hacrl.report.plot import plot_comparison
 def run_demo(output: Path, seed: int, steps: int | None, as_json: bool) -> None:
     """Train, then show the table and where the plot is."""
     console = Console()
-    folder = _free(output)
+    folder = free_folder(output)
     without_library_chatter()
 
     def watch(config: RunConfig) -> RunProgress:
@@ -53,7 +53,7 @@ def run_demo(output: Path, seed: int, steps: int | None, as_json: bool) -> None:
         print(json.dumps(summary))
 
 
-def _free(path: Path) -> Path:
+def free_folder(path: Path) -> Path:
     """The path itself, or with the first number that makes it new: no earlier demo is lost."""
     candidates = (path if i == 1 else path.with_name(f"{path.name}-{i}") for i in count(1))
     return next(candidate for candidate in candidates if not candidate.exists())

@@ -55,7 +55,7 @@ class Learner:
         lr: float | None = None,
     ) -> None:
         self.agent = agent
-        self._method = method
+        self.method = method
         self._settings = settings
         self._sampling = sampling
         self._parameters = [p for p in agent.model.parameters() if p.requires_grad]
@@ -84,8 +84,8 @@ class Learner:
         self._zero_gradients()
         loss_sum = 0.0
         for micro_batch in micro_batches(active, self._settings.micro_batch_tokens):
-            batch = self._loss_batch(micro_batch, updates_done)
-            terms = self._method.loss(batch)
+            batch = self.loss_batch(micro_batch, updates_done)
+            terms = self.method.loss(batch)
             # the mean is over the whole mini-batch: samples without signal count with loss 0
             loss = terms.loss_B.sum() / len(minibatch)
             loss.backward()  # type: ignore[no-untyped-call]
@@ -109,7 +109,8 @@ class Learner:
             else:
                 parameter.grad.zero_()
 
-    def _loss_batch(self, samples: Sequence[LearnerSample], updates_done: int) -> LossBatch:
+    def loss_batch(self, samples: Sequence[LearnerSample], updates_done: int) -> LossBatch:
+        """One micro-batch as tensors: a forward pass of this agent, and of the reference if there is one."""
         device = self.agent.device
         pairs = [(sample.prompt_ids, sample.response_ids) for sample in samples]
         logprobs_BT, mask_BT = response_logprobs(self.agent.model, pairs, self._sampling, device)
