@@ -98,12 +98,15 @@ LARGE = _shape(hidden=112, heads=4, mlp=280)
 PAIRS = _shape(hidden=96, heads=3, mlp=256)
 CLEAN = Phase(steps=1600, learning_rate=4e-3, batch_size=64)
 SHORT = Phase(steps=1200, learning_rate=4e-3, batch_size=64)  # the larger net needs fewer, and they cost more
+LONG = Phase(
+    steps=2400, learning_rate=4e-3, batch_size=64
+)  # pairs: a hundred more tokens, each seen less often
 NOISY = Phase(steps=400, learning_rate=1e-3, batch_size=128)
 AGENTS = {
     "qwen-small-a": AgentSpec(Qwen3Config, SMALL, character_tokenizer, Noise(0.15, 0.72), 1, CLEAN, NOISY),
     "qwen-small-b": AgentSpec(Qwen3Config, SMALL, character_tokenizer, Noise(0.57, 0.22), 2, CLEAN, NOISY),
     "qwen-large": AgentSpec(Qwen3Config, LARGE, character_tokenizer, Noise(0.61, 0.25), 3, SHORT, NOISY),
-    "llama-pairs": AgentSpec(LlamaConfig, PAIRS, pair_tokenizer, Noise(0.53, 0.18), 4, CLEAN, NOISY),
+    "llama-pairs": AgentSpec(LlamaConfig, PAIRS, pair_tokenizer, Noise(0.52, 0.17), 4, LONG, NOISY),
 }
 
 

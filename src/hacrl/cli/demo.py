@@ -16,6 +16,12 @@ from hacrl.execution.demo import METHOD_LABELS, run_demo_methods
 from hacrl.report.comparison import compare, comparison_table
 from hacrl.report.plot import plot_comparison
 
+_INTRODUCTION = (
+    "Three tiny language models learn two-step arithmetic by reinforcement: first each alone (GSPO), then "
+    "together (HACPO), so that every checked answer of one teaches all. Both times they are asked the same "
+    "problems and give the same number of answers."
+)
+
 
 def run_demo(output: Path, seed: int, steps: int | None, as_json: bool) -> None:
     """Train, then show the table and where the plot is."""
@@ -27,12 +33,7 @@ def run_demo(output: Path, seed: int, steps: int | None, as_json: bool) -> None:
         names = [agent.name for agent in config.agents]
         return RunProgress(METHOD_LABELS[config.method.name], names, config.steps, console)
 
-    console.print(
-        "Three tiny language models learn two-step arithmetic by reinforcement: first each alone (GSPO),\n"
-        "then together (HACPO), so that every checked answer of one teaches all. Both times they are asked\n"
-        "the same problems and give the same number of answers.",
-        highlight=False,
-    )
+    console.print(_INTRODUCTION, highlight=False)
     start = time.perf_counter()
     comparison = compare(run_demo_methods(folder, seed, steps, watch))
     seconds = time.perf_counter() - start

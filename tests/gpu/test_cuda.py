@@ -1,0 +1,48 @@
+"""The same loop on a GPU. Skipped where there is none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from hacrl.config.loading import load_config
+from hacrl.execution.local import build_trainer, run_locally
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def demo(tmp_path: Path, *overrides: str):
+    small = ["steps=4", "evaluation.problems=100", f"output={tmp_path / 'run'}", "device=cuda"]
+    return load_config(Path("demo"), [*small, *overrides])
+
+
+def test_the_demo_learns_on_a_gpu(tmp_path):
+    result = run_locally(demo(tmp_path))
+    for agent in ("small", "large", "llama"):
+        assert result.accuracies[4][agent].mean > result.accuracies[0][agent].mean + 0.05
+    for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
+        for agent in json.loads(line)["agents"].values():
+            assert agent["learning"]["sampler_gap"] < 1e-3  # sampler and learner agree
+
+
+def test_agents_may_live_on_different_devices(tmp_path):
+    trainer = build_trainer(demo(tmp_path, "agents.llama.device=cpu"))
+    trainer.step(1)
+    devices = {participant.name: participant.agent.device.type for participant in trainer.participants}
+    assert devices == {"small": "cuda", "large": "cuda", "llama": "cpu"}
+
+
+def test_bfloat16_agents_learn(tmp_path):
+    overrides = [f"agents.{name}.dtype=bfloat16" for name in ("small", "large", "llama")]
+    trainer = build_trainer(demo(tmp_path, *overrides))
+    before = [p.detach().clone() for p in trainer.participants[0].agent.model.parameters()]
+    report = trainer.step(1)
+    after = list(trainer.participants[0].agent.model.parameters())
+    assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert report.agents["small"].learning.sampler_gap < 0.2  # bf16 rounding, not a wrong distribution
