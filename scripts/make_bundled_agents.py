@@ -106,7 +106,7 @@ AGENTS = {
     "qwen-small-a": AgentSpec(Qwen3Config, SMALL, character_tokenizer, Noise(0.15, 0.72), 1, CLEAN, NOISY),
     "qwen-small-b": AgentSpec(Qwen3Config, SMALL, character_tokenizer, Noise(0.57, 0.22), 2, CLEAN, NOISY),
     "qwen-large": AgentSpec(Qwen3Config, LARGE, character_tokenizer, Noise(0.61, 0.25), 3, SHORT, NOISY),
-    "llama-pairs": AgentSpec(LlamaConfig, PAIRS, pair_tokenizer, Noise(0.52, 0.17), 4, LONG, NOISY),
+    "llama-pairs": AgentSpec(LlamaConfig, PAIRS, pair_tokenizer, Noise(0.49, 0.16), 4, LONG, NOISY),
 }
 
 

@@ -117,6 +117,9 @@ def test_fingerprint_covers_what_changes_ids() -> None:
     other_stop = char_agent()
     other_stop.tokenizer.eos_token = "#"
     assert plain.tokenizer_fingerprint != other_stop.tokenizer_fingerprint
+    more_stops = char_agent()
+    more_stops.model.generation_config.eos_token_id = [1, 20]  # stops at "#" too
+    assert plain.tokenizer_fingerprint != more_stops.tokenizer_fingerprint
 
 
 @pytest.mark.parametrize("make", [char_agent, pair_agent, absolute_agent])

@@ -64,6 +64,12 @@ def test_text_the_learner_cannot_write() -> None:
     )
 
 
+def test_a_spelled_out_special_token_is_not_taken_for_one() -> None:
+    # as text "1<eos>2" is seven characters of a source; the learner's tokenizer would make a stop token of it
+    assert CHAR.tokenizer("1<eos>2").input_ids == [4, 1, 5]
+    assert learner_tokens(CHAR, rollout(PAIR, "1<eos>2"), same_tokenizer=False) == "not_representable"
+
+
 def test_too_long_is_dropped_whole_at_the_exact_limit() -> None:
     # a context of 64 and a prompt of 2: 62 response tokens fit, the stop token included
     fits = rollout(PAIR, "1" * 61)

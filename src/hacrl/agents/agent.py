@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from hacrl.agents.loading import load_model_and_tokenizer
 from hacrl.agents.settings import AgentSettings
 from hacrl.errors import TaskError
 from hacrl.types import Problem
+
+PROMPTS_REMEMBERED = 65536  # every step asks for the same prompt's ids several times
 
 
 class Agent:
@@ -24,7 +26,7 @@ class Agent:
         self.tokenizer = tokenizer
         self.use_chat_template = use_chat_template and tokenizer.chat_template is not None
         self.policy_version = 0
-        self._prompt_ids: dict[str, tuple[int, ...]] = {}
+        self._prompt_ids = lru_cache(maxsize=PROMPTS_REMEMBERED)(self._encode_prompt_text)
 
     @classmethod
     def load(cls, settings: AgentSettings, device: str) -> Agent:
@@ -57,27 +59,32 @@ class Agent:
         return frozenset(int(token) for token in (self.tokenizer.eos_token_id, *extra) if token is not None)
 
     @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Tokens that are no text: a response that merely spells one out cannot be represented."""
+        return self.stop_ids | frozenset(self.tokenizer.all_special_ids)
+
+    @cached_property
     def tokenizer_fingerprint(self) -> str:
         """Equal for two agents exactly if the same text has the same ids, prompts and stop token included."""
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         vocabulary = backend.to_str() if backend is not None else sorted(self.tokenizer.get_vocab().items())
         template = self.tokenizer.chat_template if self.use_chat_template else None
-        identity = repr((vocabulary, self.tokenizer.eos_token_id, template))
+        identity = repr((vocabulary, self.tokenizer.eos_token_id, sorted(self.stop_ids), template))
         return hashlib.sha256(identity.encode()).hexdigest()
 
     def encode_prompt(self, problem: Problem) -> tuple[int, ...]:
         """The agent's own way of being asked: its chat template if it has one, else the plain prompt."""
-        if problem.prompt not in self._prompt_ids:
-            if self.use_chat_template:
-                message = [{"role": "user", "content": problem.prompt}]
-                text = self.tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
-                ids = self.tokenizer(text, add_special_tokens=False).input_ids
-            else:
-                ids = self.tokenizer(problem.prompt).input_ids
-            if not ids:
-                raise TaskError(f"problem {problem.id!r} is an empty prompt for agent {self.name!r}")
-            self._prompt_ids[problem.prompt] = tuple(ids)
-        return self._prompt_ids[problem.prompt]
+        ids = self._prompt_ids(problem.prompt)
+        if not ids:
+            raise TaskError(f"problem {problem.id!r} is an empty prompt for agent {self.name!r}")
+        return ids
+
+    def _encode_prompt_text(self, prompt: str) -> tuple[int, ...]:
+        if not self.use_chat_template:
+            return tuple(self.tokenizer(prompt).input_ids)
+        message = [{"role": "user", "content": prompt}]
+        text = self.tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+        return tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
 
     def encode_response(self, text: str, stopped: bool) -> tuple[int, ...]:
         """Somebody's response in this agent's tokens, with its own stop token if the source stopped."""

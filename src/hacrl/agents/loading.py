@@ -10,18 +10,19 @@ from hacrl.agents.references import resolve_model
 from hacrl.agents.settings import AgentSettings
 from hacrl.errors import ModelError
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
 
 def load_model_and_tokenizer(settings: AgentSettings) -> tuple[Any, Any]:
-    """Load with transformers; weights in the agent's dtype, dropout off, on the CPU."""
+    """Load with transformers; dropout off, on the CPU, in float32.
+
+    Steps of a usual learning rate are below the resolution of bfloat16 weights: those would not move.
+    """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     location = resolve_model(settings.model)
     try:
         tokenizer = AutoTokenizer.from_pretrained(location, trust_remote_code=settings.trust_remote_code)
         model = AutoModelForCausalLM.from_pretrained(
-            location, dtype=_DTYPES[settings.dtype], trust_remote_code=settings.trust_remote_code
+            location, dtype=torch.float32, trust_remote_code=settings.trust_remote_code
         )
     except (OSError, ValueError) as error:
         raise ModelError(f"agent {settings.name!r}: cannot load model {settings.model!r}: {error}") from error

@@ -28,7 +28,8 @@ def learner_tokens(learner: Agent, rollout: Rollout, same_tokenizer: bool) -> Le
     else:
         stopped = rollout.finish_reason == "stop"
         response_ids = learner.encode_response(rollout.text, stopped)
-        if learner.decode(response_ids[: len(response_ids) - stopped]) != rollout.text:
+        spelled = response_ids[: len(response_ids) - stopped]
+        if learner.decode(spelled) != rollout.text or not learner.special_ids.isdisjoint(spelled):
             return "not_representable"
     limit = learner.context_length
     if limit is not None and len(prompt_ids) + len(response_ids) > limit:

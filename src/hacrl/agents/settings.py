@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
-
-Dtype = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +17,6 @@ class AgentSettings:
     rollouts_per_prompt: int | None = None
     lr: float | None = None
     device: str | None = None
-    dtype: Dtype = "float32"
     chat_template: bool = True  # use the tokenizer's chat template if it has one
     trust_remote_code: bool = False
 

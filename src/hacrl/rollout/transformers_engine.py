@@ -52,11 +52,11 @@ class TransformersEngine:
     ) -> list[Rollout]:
         decoding = _Decoding(self.agent.model, [self.agent.encode_prompt(p) for p in problems], group)
         stop_ids = torch.tensor(sorted(self.agent.stop_ids), device=self.agent.device)
-        for _ in range(sampling.max_new_tokens):
+        for remaining in reversed(range(sampling.max_new_tokens)):
             token_ids, logprobs = draw(decoding.logits, sampling, generator)
             stopped = torch.isin(token_ids, stop_ids)
             decoding.append(token_ids, logprobs, stopped)
-            if decoding.all_stopped:
+            if decoding.all_stopped or not remaining:
                 break
             decoding.forward(token_ids)
         return [
