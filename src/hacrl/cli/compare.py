@@ -12,6 +12,7 @@ from hacrl.config.loading import read_recipe
 from hacrl.config.overrides import apply_override
 from hacrl.execution.compare import PlannedRun, plan_runs, run_study
 from hacrl.execution.results import RunResult
+from hacrl.report.curves import plot_curves
 from hacrl.report.study import make_study, study_markdown
 from hacrl.report.study_plot import plot_study
 
@@ -44,5 +45,6 @@ def run_comparison(
     (folder / "study.md").write_text(table + "\n", encoding="utf-8")
     (folder / "study.json").write_text(json.dumps(study.as_dict(), indent=2) + "\n", encoding="utf-8")
     plot_study(ordered, folder / "study.png")
+    plot_curves(ordered, folder / "curves.png")
     console.print(table, markup=False, highlight=False, soft_wrap=True)
     console.print(f"Table, numbers and plot: {folder}", highlight=False, soft_wrap=True)
