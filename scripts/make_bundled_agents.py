@@ -2,7 +2,8 @@
 
     python scripts/make_bundled_agents.py [--out DIR] [--device cpu|cuda] [--agents a,b] [--seed 0]
 
-Four agents that differ in state, size, architecture and tokenizer, and that slip in different places.
+Four agents that differ in state, size, architecture and tokenizer, and that slip in different places; and two
+that differ in style: one answers at once, without the steps, one needs them but tries without now and then.
 """
 
 from __future__ import annotations
@@ -18,7 +19,18 @@ from typing import Any
 
 import torch
 import transformers
-from teaching import OFFSETS, Noise, Phase, accuracy, noisy_writer, teach, write_clean
+from teaching import (
+    OFFSETS,
+    STYLES,
+    Noise,
+    Phase,
+    Writer,
+    accuracy,
+    mixed_writer,
+    noisy_writer,
+    teach,
+    write_direct,
+)
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
     AutoModelForCausalLM,
@@ -76,10 +88,12 @@ class AgentSpec:
     config: type[Qwen3Config] | type[LlamaConfig]
     shape: dict[str, int]
     tokenizer: Callable[[], PreTrainedTokenizerFast]
-    noise: Noise
+    noise: Noise | None  # none: right solutions are all it is taught
     seed: int  # added to the script's seed, so that an agent does not depend on which others are made
     clean: Phase
-    noisy: Phase
+    noisy: Phase | None
+    style: str = "worked"  # of the clean phase
+    direct_share: float = 0.0  # of the noisy phase's solutions; the others are worked
 
 
 def _shape(hidden: int, heads: int, mlp: int) -> dict[str, int]:
@@ -101,12 +115,17 @@ SHORT = Phase(steps=1200, learning_rate=4e-3, batch_size=64)  # the larger net n
 LONG = Phase(
     steps=2400, learning_rate=4e-3, batch_size=64
 )  # pairs: a hundred more tokens, each seen less often
+DIRECT = Phase(steps=3000, learning_rate=4e-3, batch_size=64)  # two operations at once are harder to learn
 NOISY = Phase(steps=400, learning_rate=1e-3, batch_size=128)
 AGENTS = {
     "qwen-small-a": AgentSpec(Qwen3Config, SMALL, character_tokenizer, Noise(0.15, 0.72), 1, CLEAN, NOISY),
     "qwen-small-b": AgentSpec(Qwen3Config, SMALL, character_tokenizer, Noise(0.57, 0.22), 2, CLEAN, NOISY),
     "qwen-large": AgentSpec(Qwen3Config, LARGE, character_tokenizer, Noise(0.61, 0.25), 3, SHORT, NOISY),
     "llama-pairs": AgentSpec(LlamaConfig, PAIRS, pair_tokenizer, Noise(0.49, 0.16), 4, LONG, NOISY),
+    "qwen-direct": AgentSpec(Qwen3Config, SMALL, character_tokenizer, None, 5, DIRECT, None, "direct"),
+    "qwen-worked": AgentSpec(
+        Qwen3Config, SMALL, character_tokenizer, Noise(0.57, 0.22), 6, CLEAN, NOISY, direct_share=0.05
+    ),
 }
 
 
@@ -125,6 +144,12 @@ def build(spec: AgentSpec, tokenizer: PreTrainedTokenizerFast) -> Any:
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
+def _base_writer(noise: Noise, direct_share: float) -> Writer:
+    """The writer of the noisy phase."""
+    worked = noisy_writer(noise)
+    return mixed_writer(worked, write_direct, direct_share) if direct_share else worked
+
+
 def make(name: str, out: Path, *, device: str, seed: int) -> dict[str, Any]:
     """Teach one agent, save it, and measure what was saved."""
     began = time.perf_counter()
@@ -134,13 +159,14 @@ def make(name: str, out: Path, *, device: str, seed: int) -> dict[str, Any]:
     tokenizer = spec.tokenizer()
     model = build(spec, tokenizer).to(device)
     test = ArithmeticTask().test
-    teach(model, tokenizer, write_clean, spec.clean, seed=seed)
+    teach(model, tokenizer, STYLES[spec.style], spec.clean, seed=seed)
     clean = accuracy(model, tokenizer, test, samples=1)
-    teach(model, tokenizer, noisy_writer(spec.noise), spec.noisy, seed=seed + 100)
+    if spec.noise and spec.noisy:
+        teach(model, tokenizer, _base_writer(spec.noise, spec.direct_share), spec.noisy, seed=seed + 100)
     taught = time.perf_counter() - began
     folder = out / name
     model.half().save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    spec.tokenizer().save_pretrained(folder)  # a fresh one: measuring left its padding in the other
 
     saved = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device)
     reread = AutoTokenizer.from_pretrained(folder)
@@ -152,12 +178,21 @@ def make(name: str, out: Path, *, device: str, seed: int) -> dict[str, Any]:
         "greedy_accuracy": round(accuracy(saved, reread, test, samples=0), 4),
         "test_problems": len(test),
         "seconds": round(taught, 1),
-        "noise": {"+-": spec.noise.term, "*": spec.noise.factor, "offsets": OFFSETS},
-        "phases": {"clean": asdict(spec.clean), "noisy": asdict(spec.noisy)},
+        **_recipe(spec),
         "seed": seed,
     }
     (folder / "TEACHING.json").write_text(json.dumps(record, indent=2) + "\n")
     return record
+
+
+def _recipe(spec: AgentSpec) -> dict[str, Any]:
+    """What the agent was taught, as its folder tells it."""
+    phases = {"clean": asdict(spec.clean)}
+    if not (spec.noise and spec.noisy):
+        return {"style": spec.style, "phases": phases}
+    noise = {"+-": spec.noise.term, "*": spec.noise.factor, "offsets": OFFSETS}
+    habit = {"direct_share": spec.direct_share} if spec.direct_share else {}
+    return {"noise": noise, **habit, "phases": {**phases, "noisy": asdict(spec.noisy)}}
 
 
 def main() -> None:

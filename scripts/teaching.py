@@ -1,4 +1,4 @@
-"""Teach a tiny model two-operation arithmetic: first right worked solutions, then noisy ones.
+"""Teach a tiny model two-operation arithmetic: first right solutions in one style, then noisy ones.
 
 The noisy phase makes a base agent of it: it knows every step, yet often samples a wrong one, as base LLMs do.
 Reinforcement learning then has something to remove that needs no new knowledge.
@@ -54,6 +54,14 @@ def write_clean(expression: Expression, _: random.Random) -> str:
     return expression.write(*expression.results())
 
 
+def write_direct(expression: Expression, _: random.Random) -> str:
+    """The right answer alone, without its steps."""
+    return f"#{expression.results()[1]}"
+
+
+STYLES: dict[str, Writer] = {"worked": write_clean, "direct": write_direct}
+
+
 def noisy_writer(noise: Noise) -> Writer:
     """A writer whose steps slip; after a slip it goes on from the wrong value."""
 
@@ -67,6 +75,15 @@ def noisy_writer(noise: Noise) -> Writer:
         if noise.slips(second.operator, rng):
             final = rng.choice(_slipped(final))
         return expression.write(middle, final)
+
+    return write
+
+
+def mixed_writer(usual: Writer, rare: Writer, share: float) -> Writer:
+    """A writer that follows ``rare`` in a share of its solutions."""
+
+    def write(expression: Expression, rng: random.Random) -> str:
+        return (rare if rng.random() < share else usual)(expression, rng)
 
     return write
 

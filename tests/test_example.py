@@ -37,8 +37,8 @@ def asked():
 
 
 def as_rollout(response: example.Response, problem: Problem, agent: Agent) -> VerifiedRollout:
-    """The example's response as the library's record; the log-probability is spread evenly over its tokens."""
-    ids = agent.encode_response(response.text, response.stopped)
+    """The example's response as the library's record, its log-probability spread evenly over the tokens."""
+    ids = agent.encode_response(response.text, ()) + (agent.stop_id,) * response.stopped
     assert len(ids) == response.length
     logprobs = (response.logprob / response.length,) * response.length
     finish = "stop" if response.stopped else "length"

@@ -53,18 +53,17 @@ def test_special_tokens_are_added_once() -> None:
             single="<pad> $A", special_tokens=[("<pad>", 0)]
         )
         assert agent.encode_prompt(problem("1")) == expected
-        assert agent.encode_response("1", stopped=False) == (4,)
+        assert agent.encode_response("1", ()) == (4,)
 
 
 def test_response_ends_in_the_own_stop_token_only_if_the_source_stopped() -> None:
-    assert char_agent().encode_response("119", stopped=True) == (4, 4, 12, 1)
-    assert pair_agent().encode_response("119", stopped=True) == (33, 12, 1)
-    assert pair_agent().encode_response("119", stopped=False) == (33, 12)
+    assert char_agent().encode_response("119", ()) == (4, 4, 12)
+    assert pair_agent().encode_response("119", ()) == (33, 12)
 
 
 def test_decoding_spells_every_token() -> None:
-    assert char_agent().decode((4, 13, 2, 12)) == "1+<unk>9"
-    assert pair_agent().decode([33, 12, 4, 4]) == "11911"
+    assert char_agent().decode_response((4, 13, 2, 12), ()) == "1+<unk>9"
+    assert pair_agent().decode_response([33, 12, 4, 4], [5]) == "11911"
 
 
 def test_stop_ids_join_tokenizer_and_generation_config() -> None:
@@ -109,17 +108,37 @@ def test_fingerprint_is_the_tokenizer_s(tmp_path: Path) -> None:
     assert loaded["a", "char"] != loaded["a", "pair"]
 
 
-def test_fingerprint_covers_what_changes_ids() -> None:
+def test_fingerprint_covers_what_changes_response_ids_and_nothing_else() -> None:
     plain = char_agent()
     assert plain.tokenizer_fingerprint == absolute_agent("other", seed=3).tokenizer_fingerprint
-    assert plain.tokenizer_fingerprint == agent_with_template(False).tokenizer_fingerprint
-    assert plain.tokenizer_fingerprint != agent_with_template(True).tokenizer_fingerprint
-    other_stop = char_agent()
-    other_stop.tokenizer.eos_token = "#"
-    assert plain.tokenizer_fingerprint != other_stop.tokenizer_fingerprint
+    # an instruction-tuned sibling: another template and other stop tokens, the same ids for the same text
+    assert plain.tokenizer_fingerprint == agent_with_template(True).tokenizer_fingerprint
     more_stops = char_agent()
     more_stops.model.generation_config.eos_token_id = [1, 20]  # stops at "#" too
-    assert plain.tokenizer_fingerprint != more_stops.tokenizer_fingerprint
+    assert plain.tokenizer_fingerprint == more_stops.tokenizer_fingerprint
+    used = char_agent()
+    used.tokenizer("1+1", truncation=True, max_length=2)  # leaves its setting behind in the tokenizer
+    assert plain.tokenizer_fingerprint == used.tokenizer_fingerprint
+    other_words = char_agent()
+    other_words.tokenizer.add_tokens(["plus"])
+    assert plain.tokenizer_fingerprint != other_words.tokenizer_fingerprint
+
+
+def test_the_stop_token_is_the_one_the_chat_template_ends_an_answer_with() -> None:
+    """As with Gemma: eos is one token (here id 1), a chat turn ends with another (here "#", id 20)."""
+    agent = char_agent()
+    assert agent.stop_id == 1
+    agent.tokenizer.chat_template = (
+        "{% for m in messages %}{{ '(' if m.role == 'user' else ')' }}{{ m.content }}#{% endfor %}"
+        "{% if add_generation_prompt %}){% endif %}"
+    )
+    agent.model.generation_config.eos_token_id = [1, 20]
+    chatty = Agent("chatty", agent.model, agent.tokenizer)
+    assert chatty.stop_id == 20
+    assert Agent("plain", agent.model, agent.tokenizer, use_chat_template=False).stop_id == 1
+    # a template whose ending is no stop token says nothing: eos it is
+    agent.model.generation_config.eos_token_id = 1
+    assert Agent("base", agent.model, agent.tokenizer).stop_id == 1
 
 
 @pytest.mark.parametrize("make", [char_agent, pair_agent, absolute_agent])

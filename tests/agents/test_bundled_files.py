@@ -17,7 +17,8 @@ from hacrl.tasks.arithmetic import ArithmeticTask, worked_solution
 torch.set_num_threads(1)
 
 BUNDLED = Path(hacrl.agents.__file__).parent / "bundled"
-QWENS = ("qwen-small-a", "qwen-small-b", "qwen-large")
+QWENS = ("qwen-small-a", "qwen-small-b", "qwen-large", "qwen-direct", "qwen-worked")
+SAME_SHAPE = ("qwen-small-b", "qwen-direct", "qwen-worked")  # as qwen-small-a
 AGENTS = (*QWENS, "llama-pairs")
 FILES = {
     "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
@@ -54,6 +55,8 @@ def test_each_folder_holds_half_precision_weights_and_nothing_unexpected(name: s
         # 3 × (4×64×64 + 3×64×176 + 128 + 64) + 64 + 2×22×64
         ("qwen-small-a", "Qwen3ForCausalLM", 153_984),
         ("qwen-small-b", "Qwen3ForCausalLM", 153_984),
+        ("qwen-direct", "Qwen3ForCausalLM", 153_984),
+        ("qwen-worked", "Qwen3ForCausalLM", 153_984),
         # 3 × (4×112×128 + 3×112×280 + 224 + 64) + 112 + 2×22×112
         ("qwen-large", "Qwen3ForCausalLM", 460_176),
         # 3 × (4×96×96 + 3×96×256 + 192) + 96 + 2×123×96
@@ -80,8 +83,9 @@ def test_special_tokens_agree_between_tokenizer_config_and_generation_config(nam
     assert model.config.max_position_embeddings == 128
 
 
-def test_the_small_agents_share_net_and_tokenizer_but_no_weights():
-    a, b = BUNDLED / "qwen-small-a", BUNDLED / "qwen-small-b"
+@pytest.mark.parametrize("other", SAME_SHAPE)
+def test_the_small_agents_share_net_and_tokenizer_but_no_weights(other: str):
+    a, b = BUNDLED / "qwen-small-a", BUNDLED / other
     for file in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
         assert (a / file).read_bytes() == (b / file).read_bytes()
     weights_a, weights_b = load_file(a / "model.safetensors"), load_file(b / "model.safetensors")

@@ -12,7 +12,7 @@ from hacrl.agents.agent import Agent
 from hacrl.agents.references import bundled_agents, resolve_model
 from hacrl.agents.settings import AgentSettings
 from hacrl.errors import ModelError
-from tests.support.tiny import char_agent, save_agents
+from tests.support.tiny import char_agent, pair_agent, save_agents
 
 
 def load(reference: str | Path, **options) -> Agent:
@@ -101,3 +101,24 @@ def test_tokenizer_without_a_stop_token(tmp_path: Path) -> None:
     config.write_text(json.dumps(settings))
     with pytest.raises(ModelError, match=r"agent 'ada': the tokenizer of .* has no eos_token"):
         load(tmp_path / "char")
+
+
+def test_missing_weights_are_not_made_up(tmp_path: Path) -> None:
+    """transformers would fill them with random numbers and warn."""
+    from safetensors.torch import load_file, save_file
+
+    char_agent().save(tmp_path / "char")
+    weights = load_file(tmp_path / "char" / "model.safetensors")
+    kept = {name: tensor for name, tensor in weights.items() if "layers.1." not in name}
+    save_file(kept, tmp_path / "char" / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        ModelError, match=r"do not fit its config\.json: \d+ missing keys, e\.g\. model\.layers\.1"
+    ):
+        load(tmp_path / "char")
+
+
+def test_a_tokenizer_that_is_not_the_models(tmp_path: Path) -> None:
+    char_agent().save(tmp_path / "mixed")
+    pair_agent().tokenizer.save_pretrained(tmp_path / "mixed")  # 122 tokens, the model has 22
+    with pytest.raises(ModelError, match="has token 121, the model only 22 embeddings"):
+        load(tmp_path / "mixed")

@@ -6,8 +6,8 @@ from transformers import BloomConfig, BloomForCausalLM
 
 from hacrl.agents.agent import Agent
 from hacrl.agents.retokenise import LearnerTokens, learner_tokens
-from tests.support.rollouts import rollout
-from tests.support.tiny import char_agent, pair_agent
+from tests.support.rollouts import problem, rollout
+from tests.support.tiny import char_agent, pair_agent, sentencepiece_like_tokenizer, tiny_qwen
 
 CHAR, PAIR = char_agent(), pair_agent()
 
@@ -68,6 +68,41 @@ def test_a_spelled_out_special_token_is_not_taken_for_one() -> None:
     # as text "1<eos>2" is seven characters of a source; the learner's tokenizer would make a stop token of it
     assert CHAR.tokenizer("1<eos>2").input_ids == [4, 1, 5]
     assert learner_tokens(CHAR, rollout(PAIR, "1<eos>2"), same_tokenizer=False) == "not_representable"
+
+
+def test_sentencepiece_tokenizers_do_not_gain_or_lose_a_leading_space() -> None:
+    """Encoded alone, "74" would become "▁74", which behind a prompt reads " 74"."""
+    tokenizer = sentencepiece_like_tokenizer()
+    agent = Agent("sp", tiny_qwen(tokenizer), tokenizer)
+    piece = tokenizer.get_vocab()
+    prompt = agent.encode_prompt(problem("The is :"))
+    assert tokenizer("74", add_special_tokens=False).input_ids == [piece["▁74"]]
+    # as a learner
+    assert agent.encode_response("74", prompt) == (piece["74"],)
+    assert agent.encode_response(" 74", prompt) == (piece["▁74"],)
+    # as a source
+    assert agent.decode_response((piece["▁74"],), prompt) == " 74"
+    assert agent.decode_response((piece["74"],), prompt) == "74"
+
+
+def test_text_with_lost_bytes_is_not_learnt_from_by_others() -> None:
+    """Half a character decodes to U+FFFD: others' tokens for that sign are not what the source said."""
+    broken = rollout(PAIR, "1\ufffd", token_ids=(4, 7, 1))
+    assert learner_tokens(CHAR, broken, same_tokenizer=False) == "not_representable"
+    assert learner_tokens(PAIR, broken, same_tokenizer=True).response_ids == (
+        4,
+        7,
+        1,
+    )  # its own ids are sound
+
+
+def test_a_stop_token_the_learner_does_not_stop_at_is_replaced() -> None:
+    """One vocabulary, two ways to stop: the source's "#" (id 20) would teach the learner to go on."""
+    said = rollout(CHAR, "12", token_ids=(4, 5, 20))
+    assert learner_tokens(char_agent("base"), said, same_tokenizer=True).response_ids == (4, 5, 1)
+    both = char_agent("both")
+    both.model.generation_config.eos_token_id = [1, 20]
+    assert learner_tokens(both, said, same_tokenizer=True).response_ids == (4, 5, 20)
 
 
 def test_too_long_is_dropped_whole_at_the_exact_limit() -> None:

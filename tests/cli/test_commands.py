@@ -77,9 +77,10 @@ def test_a_command_line_without_arguments_helps(tmp_path):
     assert hacrl("--version", cwd=tmp_path).stdout == "hacrl 0.1.0\n"
 
 
-def test_agents_lists_the_four_bundled_ones(tmp_path):
+def test_agents_lists_the_bundled_ones(tmp_path):
     shown = hacrl("agents", cwd=tmp_path).stdout
-    for name in ("qwen-small-a", "qwen-small-b", "qwen-large", "llama-pairs"):
+    qwens = ("qwen-small-a", "qwen-small-b", "qwen-large", "qwen-direct", "qwen-worked")
+    for name in (*qwens, "llama-pairs"):
         assert f"bundled:{name}" in shown
     assert "LlamaForCausalLM" in shown
 

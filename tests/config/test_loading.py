@@ -33,6 +33,27 @@ def test_defaults_follow_the_paper():
     assert config.method.kl_coefficient == 0
 
 
+def test_a_method_may_be_named_shortly_and_is_hacpo_unless_named():
+    assert build_config(recipe(method="naive")).method.name == "naive"
+    config = build_config(recipe(method={"alpha": 2.0}))
+    assert (config.method.name, config.method.alpha) == ("hacpo", 2.0)
+    message = refusal(recipe(method={"alfa": 2.0}))
+    assert "method.alfa: unknown key; did you mean 'alpha'?" in message
+
+
+def test_one_agent_alone_may_make_any_number_of_updates():
+    config = build_config(recipe(agents=AGENTS[:1], learning={"updates_per_step": 10}))
+    assert updates_per_step(config) == 10
+
+
+def test_yaml_merge_keys_work(tmp_path: Path):
+    path = tmp_path / "r.yaml"
+    path.write_text(
+        "agents:\n  - &base {name: a, model: 'bundled:qwen-large', lr: 1e-4}\n  - {<<: *base, name: b}\n"
+    )
+    assert [(agent.name, agent.lr) for agent in load_config(path).agents] == [("a", 1e-4), ("b", 1e-4)]
+
+
 def test_a_method_brings_its_own_defaults():
     config = build_config(recipe(method={"name": "grpo"}))
     assert (config.method.clip_low, config.method.clip_high) == (0.2, 0.28)
@@ -48,7 +69,7 @@ def test_a_method_brings_its_own_defaults():
         ({"method": {"name": "gspo", "alpha": 1.0}}, ["method.alpha", "unknown key"]),
         ({"method": {"name": "hacpo", "capability": {"windw": 3}}}, ["method.capability.windw", "'window'"]),
         ({"method": {"name": "ppo"}}, ["method.name", "grpo, gspo, naive, hacpo"]),
-        ({"method": {}}, ["method.name", "hacpo"]),
+        ({"method": 3}, ["method", "3"]),
         ({"agents": [{"name": "a", "model": "m", "lrr": 1.0}]}, ["agents.0.lrr", "'lr'"]),
         ({"agents": [{"name": "a"}]}, ["agents.0.model", "missing"]),
         ({"agents": []}, ["at least one agent"]),

@@ -100,13 +100,36 @@ def test_a_broken_off_study_goes_on_where_it_stopped(tmp_path):
         "evaluation": {"problems": 2, "samples_per_problem": 1},
     }
     done = []
-    runs = plan_runs(recipe, ["gspo", "hacpo"], [0], tmp_path / "study")
+    runs = plan_runs(recipe, ["gspo", "hacpo", "gspo"], 1, tmp_path / "study")
     first = run_study(runs[:1], 1, lambda run, _: done.append(run.variant))
     stamp = (Path(runs[0].config.output) / "metrics.jsonl").stat().st_mtime_ns
     both = run_study(runs, 1, lambda run, _: done.append(run.variant))
     assert done == ["gspo", "gspo", "hacpo"]
     assert both["gspo", 0] == first["gspo", 0]
     assert (Path(runs[0].config.output) / "metrics.jsonl").stat().st_mtime_ns == stamp  # not run again
-    changed = plan_runs({**recipe, "steps": 2}, ["gspo"], [0], tmp_path / "study")
-    again = run_study(changed, 1, lambda run, _: None)
-    assert len(again["gspo", 0].rewards["char"]) == 2  # another config: run again
+    changed = plan_runs({**recipe, "steps": 2}, ["gspo"], 1, tmp_path / "study")
+    with pytest.raises(ConfigError, match="other settings and is kept"):
+        run_study(changed, 1, lambda run, _: None)
+    assert (Path(runs[0].config.output) / "metrics.jsonl").stat().st_mtime_ns == stamp
+    again = run_study(changed, 1, lambda run, _: None, overwrite=True)
+    assert len(again["gspo", 0].rewards["char"]) == 2
+
+
+def test_a_study_says_what_it_cannot_do(tmp_path):
+    demo = read_recipe(Path("demo"))
+    with pytest.raises(ConfigError, match="--output FOLDER"):
+        plan_runs({**demo, "output": "x"}, ["gspo"], 1, tmp_path)
+    with pytest.raises(ConfigError, match="must not be 0"):
+        plan_runs({**demo, "steps": 0}, ["gspo"], 1, tmp_path)
+    with pytest.raises(ConfigError, match="agents: missing"):
+        plan_runs({"steps": 3}, ["gspo_x2"], 1, tmp_path)
+    with pytest.raises(ConfigError, match="rollout"):
+        plan_runs({**demo, "rollout": None}, ["gspo_x2"], 1, tmp_path)
+    seeds = [run.seed for run in plan_runs({**demo, "seed": 7}, ["gspo", "hacpo"], 2, tmp_path)]
+    assert seeds == [7, 7, 8, 8]
+
+
+def test_gspo_x2_doubles_a_given_number_of_updates_too():
+    recipe = {**read_recipe(Path("demo")), "learning": {"updates_per_step": 3}}
+    config = build_config({**variant_recipe(recipe, "gspo_x2"), "output": "x"})
+    assert updates_per_step(config) == 6

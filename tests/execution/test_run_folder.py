@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from hacrl.config.loading import build_config, load_config
-from hacrl.errors import ConfigError
+from hacrl.errors import ConfigError, ModelError, TrainingError
 from hacrl.execution.local import run_locally
 from hacrl.execution.results import read_result
 from tests.support.tiny import save_agents
@@ -114,7 +115,8 @@ def test_overwrite_never_deletes_a_folder_that_is_no_run(models, tmp_path):
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "thesis.txt").write_text("years of work")
-    with pytest.raises(ConfigError, match="is not the folder of a run"):
+    (precious / "config.yaml").write_text("x: 1")  # looks like a run at first sight
+    with pytest.raises(ConfigError, match=r"holds more than a run \(thesis\.txt"):
         run_locally(small_config(models, precious), overwrite=True)
     assert (precious / "thesis.txt").read_text() == "years of work"
 
@@ -124,6 +126,10 @@ def test_overwrite_never_deletes_a_folder_that_is_no_run(models, tmp_path):
     [
         ({"device": "cuda:63"}, ["device", "cuda:63"]),
         ({"device": "toaster"}, ["toaster", "not a device"]),
+        ({"device": "meta"}, ["meta", "not a device"]),
+        ({"task": {"name": "arithmetic", "options": {"start": ["a", "b"]}}}, ["start", "whole numbers"]),
+        ({"task": {"name": "arithmetic", "options": {"term": [0, 10**8]}}}, ["term", "too many problems"]),
+        ({"task": {"name": "arithmetic", "options": {"prompt": "?"}}}, ["prompt", "{problem}"]),
         ({"task": {"name": "chess"}}, ["task.name", "chess", "arithmetic"]),
         ({"task": {"name": "arithmetic", "options": {"largst": 3}}}, ["task.options.largst", "'largest'"]),
         ({"task": {"name": "arithmetic", "options": {"start": 3}}}, ["task.options", "start"]),
@@ -143,6 +149,43 @@ def test_bad_input_is_refused_before_anything_is_written(models, tmp_path, chang
 
 
 def test_an_unwritable_output_is_named(models, tmp_path):
+    with pytest.raises(ConfigError, match="output: cannot use"):
+        run_locally(small_config(models, tmp_path / "a\0b"))
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="output: cannot write"):
         run_locally(small_config(models, tmp_path / "file" / "run"))
+
+
+def test_a_failed_load_leaves_an_earlier_run_as_it_was(models, tmp_path):
+    run_locally(small_config(models, tmp_path / "run", steps=1))
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    broken = tmp_path / "broken"
+    shutil.copytree(models["char"], broken)
+    (broken / "model.safetensors").write_bytes(b"not weights")
+    config = small_config({**models, "char": str(broken)}, tmp_path / "run", steps=1)
+    with pytest.raises(ModelError, match="agent 'char': cannot load model"):
+        run_locally(config, overwrite=True)
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+    assert (tmp_path / "run" / "agents" / "pair" / "model.safetensors").is_file()
+    with pytest.raises(ModelError):
+        run_locally(small_config({"char": str(broken)}, tmp_path / "new"))
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_number_of_threads_is_written_down(models, tmp_path):
+    """Sums over other numbers of threads round differently: a run can only be repeated if it is known."""
+    result = run_locally(small_config(models, tmp_path / "run", steps=0, threads=None))
+    assert load_config(result.folder / "config.yaml").threads == torch.get_num_threads()
+
+
+def test_a_model_that_answers_nan_is_named(models, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(models["char"])
+    with torch.no_grad():
+        model.lm_head.weight.fill_(float("nan"))
+    shutil.copytree(models["char"], tmp_path / "nan")
+    model.save_pretrained(tmp_path / "nan")
+    config = small_config({"nan": str(tmp_path / "nan")}, tmp_path / "run")
+    with pytest.raises(TrainingError, match="agent 'nan' gives logits that are not finite"):
+        run_locally(config)

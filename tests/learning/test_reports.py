@@ -7,7 +7,14 @@ from collections import Counter
 import pytest
 
 from hacrl.learning.learner import LearnStats, SourceStats
-from hacrl.learning.reports import LearnReport, RolloutReport, SourceReport, learn_report, rollout_report
+from hacrl.learning.reports import (
+    LearnReport,
+    RetokeniseReport,
+    RolloutReport,
+    SourceReport,
+    learn_report,
+    rollout_report,
+)
 from hacrl.learning.samples import LearnerSamples
 from hacrl.rollout.verified import verify_rollouts
 from tests.support.rollouts import rollout
@@ -37,20 +44,23 @@ def test_learning() -> None:
         sources={"bob": SourceStats([0.9, 0.7, 1.1], [0.0, 1.0, 0.5]), "ada": SourceStats([1.0], [0.0])},
         sampler_gaps=[0.1, 0.3],
     )
-    dropped = Counter({("bob", "too_long"): 2, ("ada", "non_finite"): 1, ("bob", "empty"): 3})
-    assert learn_report(stats, LearnerSamples(dropped=dropped)) == LearnReport(
+    dropped = Counter({("bob", "too_long"): 2, ("ada", "non_finite"): 1, ("bob", "not_representable"): 3})
+    samples = LearnerSamples(dropped=dropped, length_ratios={"bob": [0.5, 0.7]})
+    assert learn_report(stats, samples) == LearnReport(
         updates=2,
         loss=pytest.approx(0.2),
         grad_norm=2.0,
         skipped=7,
-        dropped={"ada": {"non_finite": 1}, "bob": {"empty": 3, "too_long": 2}},
+        dropped={"ada": {"non_finite": 1}, "bob": {"not_representable": 3, "too_long": 2}},
         sampler_gap=0.2,
         sources={
             "ada": SourceReport(1, 1.0, 1.0, 1.0, 0.0),
             "bob": SourceReport(3, pytest.approx(0.9), 0.7, 1.1, pytest.approx(0.5)),
         },
+        # 2 of the 5 that were tried came back as the same text
+        retokenised={"bob": RetokeniseReport(2, 0.4, pytest.approx(0.6))},
     )
 
 
 def test_a_step_without_any_sample_is_all_zeros() -> None:
-    assert learn_report(LearnStats(), LearnerSamples()) == LearnReport(0, 0.0, 0.0, 0, {}, 0.0, {})
+    assert learn_report(LearnStats(), LearnerSamples()) == LearnReport(0, 0.0, 0.0, 0, {}, None, {}, {})

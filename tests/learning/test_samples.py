@@ -62,7 +62,7 @@ def advantages(learner: str, built: LearnerSamples) -> dict[tuple[str, str], flo
     """(source, text in the learner's tokens) -> advantage."""
     texts = {}
     for one in built.samples:
-        text = AGENTS[learner].decode(tuple(t for t in one.response_ids if t != 1))
+        text = AGENTS[learner].decode_response(tuple(t for t in one.response_ids if t != 1), ())
         assert (one.source, text) not in texts
         texts[one.source, text] = one.advantage
     return texts

@@ -20,7 +20,7 @@ def test_a_response_that_never_ends_has_all_its_tokens(make) -> None:
     agent = with_logit_bias(sharpened(make()), {"<eos>": -100.0})
     for said in TransformersEngine(agent).generate(PROBLEMS, 3, Sampling(17), seed=0):
         assert (said.finish_reason, said.num_tokens) == ("length", 17)
-        assert said.text == agent.decode(said.token_ids)
+        assert said.text == agent.decode_response(said.token_ids, ())
 
 
 @pytest.mark.parametrize("make", [char_agent, pair_agent])

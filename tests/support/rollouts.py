@@ -18,7 +18,8 @@ def rollout(
     logprobs: Sequence[float] | None = None,
 ) -> Rollout:
     """What ``agent`` might have said; without log-probabilities given, token t has -0.25 * (t + 1)."""
-    ids = tuple(token_ids) if token_ids is not None else agent.encode_response(text, stopped)
+    spelled = (*agent.tokenizer(text, add_special_tokens=False).input_ids, *[agent.stop_id] * stopped)
+    ids = tuple(token_ids) if token_ids is not None else spelled
     given = tuple(logprobs) if logprobs is not None else tuple(-0.25 * (t + 1) for t in range(len(ids)))
     return Rollout(
         problem=problem(prompt),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-from tokenizers.decoders import Fuse
+from tokenizers.decoders import Fuse, Metaspace
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -39,6 +39,22 @@ def character_tokenizer(extra: Sequence[str] = ()) -> PreTrainedTokenizerFast:
 def pair_tokenizer() -> PreTrainedTokenizerFast:
     """Digits in pairs from the left: 119 is "11", "9"."""
     return character_tokenizer([f"{i:02d}" for i in range(100)])
+
+
+def sentencepiece_like_tokenizer() -> PreTrainedTokenizerFast:
+    """Words with their leading space as one piece, and a space put before the first word, as in Llama 2."""
+    pieces = ["▁", "▁74", "74", ":", "▁:", "▁is", "is", "▁The", "The", *CHARACTERS.replace(":", "")]
+    vocabulary = {token: i for i, token in enumerate([*SPECIALS, *pieces])}
+    merges = [("7", "4"), ("▁", "74"), ("▁", ":"), ("i", "s"), ("▁", "is")]
+    letters = ["T", "h", "e", "i", "s", "Th"]
+    vocabulary |= {letter: len(vocabulary) + i for i, letter in enumerate(letters)}
+    merges += [("T", "h"), ("Th", "e"), ("▁", "The")]
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.decoder = Metaspace(prepend_scheme="first")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
+    )
 
 
 def tiny_qwen(tokenizer: PreTrainedTokenizerFast, seed: int = 0, width: int = 16) -> Qwen3ForCausalLM:

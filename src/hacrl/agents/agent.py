@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from hacrl.agents.settings import AgentSettings
 from hacrl.errors import TaskError
 from hacrl.types import Problem
 
+_NEUTRAL_LEADS = (":", "\n")  # characters that hardly merge with what follows
 PROMPTS_REMEMBERED = 65536  # every step asks for the same prompt's ids several times
 
 
@@ -27,6 +30,7 @@ class Agent:
         self.use_chat_template = use_chat_template and tokenizer.chat_template is not None
         self.policy_version = 0
         self._prompt_ids = lru_cache(maxsize=PROMPTS_REMEMBERED)(self._encode_prompt_text)
+        self._prompt_text = lru_cache(maxsize=PROMPTS_REMEMBERED)(self._decode)
 
     @classmethod
     def load(cls, settings: AgentSettings, device: str) -> Agent:
@@ -59,17 +63,33 @@ class Agent:
         return frozenset(int(token) for token in (self.tokenizer.eos_token_id, *extra) if token is not None)
 
     @cached_property
-    def special_ids(self) -> frozenset[int]:
-        """Tokens that are no text: a response that merely spells one out cannot be represented."""
-        return self.stop_ids | frozenset(self.tokenizer.all_special_ids)
+    def stop_id(self) -> int:
+        """The token that ends this agent's responses: what its chat template puts after one, else eos."""
+        if self.use_chat_template:
+            question = {"role": "user", "content": "x"}
+            asked = self._render([question], add_generation_prompt=True)
+            answered = self._render([question, {"role": "assistant", "content": "x"}])
+            if answered.startswith(asked):
+                ending = self.tokenizer(answered.removeprefix(asked), add_special_tokens=False).input_ids
+                after = [int(token) for token in ending if token in self.stop_ids]
+                if after:
+                    return after[0]
+        return int(self.tokenizer.eos_token_id)
 
     @cached_property
     def tokenizer_fingerprint(self) -> str:
-        """Equal for two agents exactly if the same text has the same ids, prompts and stop token included."""
+        """Equal for two agents exactly if response ids of one are the same text for the other.
+
+        Chat template and stop token are each agent's own and do not count; neither does the padding or
+        truncation that a tokenizer happens to be set to.
+        """
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
-        vocabulary = backend.to_str() if backend is not None else sorted(self.tokenizer.get_vocab().items())
-        template = self.tokenizer.chat_template if self.use_chat_template else None
-        identity = repr((vocabulary, self.tokenizer.eos_token_id, sorted(self.stop_ids), template))
+        if backend is None:
+            identity = repr(sorted(self.tokenizer.get_vocab().items()))
+        else:
+            state = json.loads(backend.to_str())
+            kept = {key: value for key, value in state.items() if key not in ("padding", "truncation")}
+            identity = json.dumps(kept, sort_keys=True)
         return hashlib.sha256(identity.encode()).hexdigest()
 
     def encode_prompt(self, problem: Problem) -> tuple[int, ...]:
@@ -82,19 +102,40 @@ class Agent:
     def _encode_prompt_text(self, prompt: str) -> tuple[int, ...]:
         if not self.use_chat_template:
             return tuple(self.tokenizer(prompt).input_ids)
-        message = [{"role": "user", "content": prompt}]
-        text = self.tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+        text = self._render([{"role": "user", "content": prompt}], add_generation_prompt=True)
         return tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
 
-    def encode_response(self, text: str, stopped: bool) -> tuple[int, ...]:
-        """Somebody's response in this agent's tokens, with its own stop token if the source stopped."""
-        ids = tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
-        return (*ids, int(self.tokenizer.eos_token_id)) if stopped else ids
+    def _render(self, messages: list[dict[str, str]], **options: bool) -> str:
+        text: str = self.tokenizer.apply_chat_template(messages, tokenize=False, **options)
+        return text
 
-    def decode(self, token_ids: tuple[int, ...] | list[int]) -> str:
-        """Text of response tokens, exactly as the tokens spell it."""
+    def encode_response(self, text: str, prompt_ids: Sequence[int]) -> tuple[int, ...] | None:
+        """Somebody's text in this agent's tokens, as a continuation of its prompt; None if it has no such.
+
+        Tokenizers of the sentencepiece kind put a space before the first word of whatever they are given.
+        Behind a character that is cut off again, the text no longer comes first.
+        """
+        for lead in ("", *_NEUTRAL_LEADS):
+            lead_ids = self.tokenizer(lead, add_special_tokens=False).input_ids if lead else []
+            ids = self.tokenizer(lead + text, add_special_tokens=False).input_ids
+            response_ids = tuple(ids[len(lead_ids) :])
+            if (
+                ids[: len(lead_ids)] == lead_ids
+                and self.stop_ids.isdisjoint(response_ids)  # a stop token spelled out in text stops nothing
+                and self.decode_response(response_ids, prompt_ids) == text
+            ):
+                return response_ids
+        return None
+
+    def decode_response(self, token_ids: Sequence[int], prompt_ids: Sequence[int]) -> str:
+        """The text that response tokens add to their prompt: a first token's leading space is part of it."""
+        prompt = self._prompt_text(tuple(prompt_ids))
+        whole = self._decode([*prompt_ids, *token_ids])
+        return whole[len(prompt) :] if whole.startswith(prompt) else self._decode(token_ids)
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
         text: str = self.tokenizer.decode(
-            token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+            list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
         return text
 

@@ -13,7 +13,8 @@ from hacrl.agents.references import bundled_agents
 def list_agents() -> None:
     """A table of the bundled agents."""
     table = Table(title="Bundled agents")
-    for heading in ("model", "architecture", "layers", "width", "tokens in vocabulary"):
+    table.add_column("model", no_wrap=True)  # to be copied into a recipe
+    for heading in ("architecture", "layers", "width", "vocabulary"):
         table.add_column(heading)
     for name, folder in bundled_agents().items():
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from hacrl.cli.interrupts import told_when_interrupted
 from hacrl.config.loading import read_recipe
 from hacrl.config.overrides import apply_override
 from hacrl.execution.compare import PlannedRun, plan_runs, run_study
@@ -18,7 +19,13 @@ from hacrl.report.study_plot import plot_study
 
 
 def run_comparison(
-    path: Path, variants: Sequence[str], seeds: int, jobs: int, output: Path | None, overrides: Sequence[str]
+    path: Path,
+    variants: Sequence[str],
+    seeds: int,
+    jobs: int,
+    output: Path | None,
+    overrides: Sequence[str],
+    overwrite: bool,
 ) -> None:
     """Run the study, print its table, write table, numbers and plot."""
     console = Console()
@@ -26,7 +33,7 @@ def run_comparison(
     for override in overrides:
         apply_override(recipe, override)
     folder = output or Path("runs") / f"compare-{path.stem}"
-    runs = plan_runs(recipe, variants, range(seeds), folder)
+    runs = plan_runs(recipe, variants, seeds, folder)
     done = 0
 
     def announce(run: PlannedRun, result: RunResult) -> None:
@@ -38,7 +45,8 @@ def run_comparison(
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     console.print(f"{len(runs)} runs, {jobs} at a time, in {folder}", highlight=False)
-    results = run_study(runs, jobs, announce)
+    with told_when_interrupted(f"finished runs are in {folder}; the same command goes on from there"):
+        results = run_study(runs, jobs, announce, overwrite)
     ordered = {(run.variant, run.seed): results[run.variant, run.seed] for run in runs}
     study = make_study(ordered, reference=variants[0])
     table = study_markdown(study)

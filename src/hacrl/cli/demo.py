@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from hacrl.cli.interrupts import told_when_interrupted
 from hacrl.cli.progress import RunProgress
 from hacrl.cli.quiet import without_library_chatter
 from hacrl.config.schema import RunConfig
@@ -35,7 +36,8 @@ def run_demo(output: Path, seed: int, steps: int | None, as_json: bool) -> None:
 
     console.print(_INTRODUCTION, highlight=False)
     start = time.perf_counter()
-    comparison = compare(run_demo_methods(folder, seed, steps, watch))
+    with told_when_interrupted(f"metrics so far are in {folder}"):
+        comparison = compare(run_demo_methods(folder, seed, steps, watch))
     seconds = time.perf_counter() - start
     plot = folder / "comparison.png"
     plot_comparison(comparison, METHOD_LABELS, plot)
@@ -56,5 +58,6 @@ def run_demo(output: Path, seed: int, steps: int | None, as_json: bool) -> None:
 
 def free_folder(path: Path) -> Path:
     """The path itself, or with the first number that makes it new: no earlier demo is lost."""
+    path = path.resolve() if path.name in ("", "..") else path
     candidates = (path if i == 1 else path.with_name(f"{path.name}-{i}") for i in count(1))
     return next(candidate for candidate in candidates if not candidate.exists())

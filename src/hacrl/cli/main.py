@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from hacrl import __version__
-from hacrl.errors import ConfigError, HacrlError
+from hacrl.errors import HacrlError
 
 app = typer.Typer(
     name="hacrl",
@@ -20,7 +20,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
+EXIT_FAILED, EXIT_BAD_INPUT = 1, 2
 
 
 @app.callback(invoke_without_command=True)
@@ -49,9 +49,15 @@ def demo(
 
 @app.command()
 def train(
-    config: Annotated[Path, typer.Argument(help="A recipe, e.g. recipes/size.yaml.")],
+    config: Annotated[
+        Path,
+        typer.Argument(
+            help="A recipe: a YAML file, or the name of one that comes with hacrl (demo, size, ...)."
+        ),
+    ],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="e.g. learning.lr=2e-6 steps=50")
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="e.g. steps=50 learning.lr=2e-6 agents.NAME.lr=1e-6"),
     ] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace an earlier run in the same folder.")] = False,
     dry_run: Annotated[
@@ -66,7 +72,12 @@ def train(
 
 @app.command()
 def compare(
-    config: Annotated[Path, typer.Argument(help="A recipe, or 'demo'.")],
+    config: Annotated[
+        Path,
+        typer.Argument(
+            help="A recipe: a YAML file, or the name of one that comes with hacrl (demo, size, ...)."
+        ),
+    ],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides for all variants.")
     ] = None,
@@ -80,12 +91,19 @@ def compare(
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds.")] = 5,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, a process each.")] = 1,
     output: Annotated[Path | None, typer.Option(help="Folder; finished runs in it are kept.")] = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace runs with other settings.")] = False,
 ) -> None:
     """The same recipe under several methods and seeds: a table, numbers and a plot."""
     from hacrl.cli.compare import run_comparison
 
     run_comparison(
-        config, [name.strip() for name in variants.split(",")], seeds, jobs, output, overrides or []
+        config,
+        [name.strip() for name in variants.split(",")],
+        seeds,
+        jobs,
+        output,
+        overrides or [],
+        overwrite,
     )
 
 
@@ -103,10 +121,7 @@ def main() -> None:
         app()
     except HacrlError as error:
         typer.echo(f"error: {error}", err=True)
-        sys.exit(EXIT_BAD_INPUT if isinstance(error, ConfigError | ValueError) else EXIT_FAILED)
-    except KeyboardInterrupt:
-        typer.echo("interrupted", err=True)
-        sys.exit(EXIT_INTERRUPTED)
+        sys.exit(EXIT_BAD_INPUT if isinstance(error, ValueError) else EXIT_FAILED)
 
 
 if __name__ == "__main__":

@@ -21,13 +21,16 @@ def run_training(path: Path, overrides: Sequence[str], overwrite: bool, dry_run:
         preflight(config)
         console.print(config_to_yaml(config), markup=False, highlight=False)
         return
+    from hacrl.cli.interrupts import told_when_interrupted
     from hacrl.cli.progress import RunProgress
     from hacrl.cli.quiet import without_library_chatter
     from hacrl.execution.local import run_locally
 
     without_library_chatter()
     names = [agent.name for agent in config.agents]
-    with RunProgress(config.method.name.upper(), names, config.steps, console) as progress:
+    left = f"metrics so far are in {config.output}; agents are saved at the end of a run only"
+    title = config.method.name.upper()
+    with told_when_interrupted(left), RunProgress(title, names, config.steps, console) as progress:
         result = run_locally(config, [progress], overwrite)
     if result.accuracies:
         first, last = min(result.accuracies), max(result.accuracies)

@@ -47,6 +47,8 @@ def _something_to_compare(config: RunConfig) -> None:
 
 
 def _clip_schedule_stays_open(config: RunConfig) -> None:
+    if len(config.agents) == 1:
+        return  # no cross-agent response to clip: one agent is exactly GSPO
     updates = updates_per_step(config)
     try:
         config.method.check_updates(updates)

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from hacrl.algorithms.settings import AnyMethodSettings
 from hacrl.config.schema import RunConfig
 
 _UNKNOWN_KEY = {"unexpected_keyword_argument", "extra_forbidden"}
@@ -20,15 +21,17 @@ def explain(error: ValidationError, data: dict[str, Any]) -> Iterator[str]:
     """One line per problem: the key, what is wrong with its value, and the fix."""
     for problem in error.errors(include_url=False):
         location = _without_union_tags(problem["loc"], data)
-        key = ".".join(str(part) for part in location) or "config"
+        key = ".".join(str(part) for part in location)
         if problem["type"] in _UNKNOWN_KEY:
             yield f"  {key}: unknown key{_suggestion(location, data)}"
         elif problem["type"] == "missing" or problem["type"] == "missing_argument":
             yield f"  {key}: missing"
         elif problem["type"] in ("union_tag_not_found", "union_tag_invalid"):
-            yield f"  {key}.name: must be one of grpo, gspo, naive, hacpo"
+            names = ", ".join(settings.name for settings in typing.get_args(AnyMethodSettings))
+            yield f"  {key}.name: must be one of {names}"
         elif problem["type"] == "value_error":  # one of our own checks: it names the key itself
-            yield f"  {key}: {problem['ctx']['error']}"
+            prefix = f"{key}: " if key else ""
+            yield f"  {prefix}{problem['ctx']['error']}"
         else:
             value = problem["input"]
             yield f"  {key}: {problem['msg'][0].lower()}{problem['msg'][1:]}, not {value!r}"

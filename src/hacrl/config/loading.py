@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from hacrl.algorithms.settings import HacpoSettings
 from hacrl.config.checks import check_config
 from hacrl.config.explain import explain
 from hacrl.config.overrides import apply_override
@@ -32,13 +33,16 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
-    """The recipe's mapping, unchecked. ``demo`` is the recipe that comes with the package."""
-    if str(path) == "demo" and not path.exists():
-        path = Path(str(files("hacrl.config") / "demo.yaml"))
+    """The recipe's mapping, unchecked. A bare name such as ``demo`` is a recipe that comes with hacrl."""
+    if path.name == str(path) and not path.suffix and not path.exists():
+        path = shipped_recipes().get(path.name, path)
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError(f"config file {path} does not exist") from None
+        shipped = ", ".join(shipped_recipes())
+        raise ConfigError(
+            f"config file {path} does not exist; recipes that come with hacrl: {shipped}"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"config file {path} cannot be read: {error}") from error
     data = parse_yaml(text, str(path))
@@ -49,8 +53,17 @@ def read_recipe(path: Path) -> dict[str, Any]:
     return data
 
 
+def shipped_recipes() -> dict[str, Path]:
+    """Name -> file of the recipes that come with hacrl, installed or in a clone."""
+    package = Path(str(files("hacrl")))
+    installed, cloned = package / "recipes", package.parent.parent / "recipes"
+    folder = installed if installed.is_dir() else cloned
+    return {file.stem: file for file in sorted(folder.glob("*.yaml"))}
+
+
 def build_config(data: dict[str, Any], source: str = "config") -> RunConfig:
     """Validate a mapping, strictly: unknown keys, wrong types and impossible combinations are refused."""
+    data = with_method_name(data)
     try:
         # As JSON: strict validation then takes lists and mappings, but no guessed types.
         text = json.dumps(data, allow_nan=False)
@@ -62,6 +75,16 @@ def build_config(data: dict[str, Any], source: str = "config") -> RunConfig:
         raise ConfigError(f"{source}:\n" + "\n".join(explain(error, data))) from None
     check_config(config)
     return config
+
+
+def with_method_name(data: dict[str, Any]) -> dict[str, Any]:
+    """``method: gspo`` for ``method: {name: gspo}``; a method section without a name is HACPO's."""
+    method = data.get("method", {})
+    if isinstance(method, str):
+        return {**data, "method": {"name": method}}
+    if isinstance(method, dict):
+        return {**data, "method": {"name": HacpoSettings.name, **method}}
+    return data
 
 
 def config_to_yaml(config: RunConfig) -> str:

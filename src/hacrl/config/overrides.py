@@ -37,8 +37,6 @@ def apply_override(data: dict[str, Any], override: str) -> None:
     if isinstance(node, list):
         node[_position(node, last, key)] = value
     elif isinstance(node, dict):
-        if last == "method" and isinstance(value, str):  # method=gspo: that method with its defaults
-            value = {"name": value}
         node[last] = value
     else:
         raise ConfigError(f"override {key}: {parents[-1]!r} is a plain value and has no keys")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from hacrl.config.loading import build_config, config_to_yaml
 from hacrl.config.schema import RunConfig
+from hacrl.errors import ConfigError
 from hacrl.execution.preflight import preflight
 from hacrl.execution.results import RunResult, read_result
 from hacrl.execution.variants import Recipe, variant_recipe
@@ -23,58 +25,90 @@ class PlannedRun:
     seed: int
     config: RunConfig
 
+    @property
+    def folder(self) -> Path:
+        """Where the run is or will be."""
+        return Path(self.config.output)
 
-def plan_runs(
-    recipe: Recipe, variants: Sequence[str], seeds: Sequence[int], output: Path
-) -> list[PlannedRun]:
-    """All runs of a study, every config checked; equal seeds are asked the same problems."""
+
+def plan_runs(recipe: Recipe, variants: Sequence[str], seeds: int, output: Path) -> list[PlannedRun]:
+    """All runs of a study, every config checked; equal seeds are asked the same problems.
+
+    Seeds count up from the recipe's. One thread each unless the recipe says otherwise: processes are the
+    better use of cores.
+    """
+    if "output" in recipe:
+        raise ConfigError("output: a study has many runs; say --output FOLDER instead of output=")
+    base = build_config({**recipe, "output": str(output)}, "recipe")
+    if base.steps == 0 or base.evaluation.problems == 0:
+        raise ConfigError("a study compares accuracies: steps and evaluation.problems must not be 0")
     runs = []
-    for seed in seeds:
-        for variant in variants:
-            data = variant_recipe(recipe, variant)
+    for seed in range(base.seed, base.seed + seeds):
+        for variant in dict.fromkeys(variants):
             folder = output / variant.replace("/", "_") / f"seed-{seed}"
-            # One thread each: processes are the better use of cores, and results do not depend on them.
-            data |= {"seed": seed, "output": str(folder), "threads": 1, "logged_rollouts": 0}
-            config = build_config(data, f"variant {variant}")
+            data = {"threads": 1, "logged_rollouts": 0, **variant_recipe(recipe, variant)}
+            config = build_config({**data, "seed": seed, "output": str(folder)}, f"variant {variant}")
             preflight(config)
             runs.append(PlannedRun(variant, seed, config))
     return runs
 
 
 def run_study(
-    runs: Sequence[PlannedRun], jobs: int, on_done: Callable[[PlannedRun, RunResult], None]
+    runs: Sequence[PlannedRun],
+    jobs: int,
+    on_done: Callable[[PlannedRun, RunResult], None],
+    overwrite: bool = False,
 ) -> dict[tuple[str, int], RunResult]:
     """Run what is not there yet, ``jobs`` at a time; what an earlier, broken-off study finished is kept."""
     results: dict[tuple[str, int], RunResult] = {}
 
-    def keep(run: PlannedRun, result: RunResult) -> None:
-        results[run.variant, run.seed] = result
-        on_done(run, result)
+    def keep(run: PlannedRun) -> None:
+        results[run.variant, run.seed] = read_result(run.folder)
+        on_done(run, results[run.variant, run.seed])
 
-    missing = []
+    missing = [run for run in runs if not _is_finished(run, overwrite)]
     for run in runs:
-        if _is_finished(run):
-            keep(run, read_result(Path(run.config.output)))
-        else:
-            missing.append(run)
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        if run not in missing:
+            keep(run)
+    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_ignore_interrupts)
+    try:
         futures = {pool.submit(_run_one, run.config): run for run in missing}
         for future in as_completed(futures):
             future.result()
-            run = futures[future]
-            keep(run, read_result(Path(run.config.output)))
+            keep(futures[future])
+    except BaseException:  # one failed run, or Ctrl-C, ends the study: no further run is started
+        for process in list(pool._processes.values()):
+            process.terminate()
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
     return results
 
 
-def _is_finished(run: PlannedRun) -> bool:
-    """Whether the same config has been run to its end: its last act is to save the agents."""
-    folder = Path(run.config.output)
-    config = folder / "config.yaml"
-    saved = all((folder / "agents" / agent.name / "config.json").is_file() for agent in run.config.agents)
-    return saved and config.read_text("utf-8") == config_to_yaml(run.config)
+def _is_finished(run: PlannedRun, overwrite: bool) -> bool:
+    """Whether this very config has been run to its end: a run's last act is to save the agents."""
+    config = run.folder / "config.yaml"
+    if not config.is_file():
+        return False
+    if config.read_text("utf-8") != config_to_yaml(run.config):
+        if overwrite:
+            return False
+        raise ConfigError(
+            f"{run.folder} holds a run with other settings and is kept; use another --output, "
+            "or --overwrite to replace such runs"
+        )
+    return all((run.folder / "agents" / agent.name / "config.json").is_file() for agent in run.config.agents)
+
+
+def _ignore_interrupts() -> None:
+    """Ctrl-C reaches the whole group; the parent decides what becomes of the workers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _run_one(config: RunConfig) -> None:
+    from transformers.utils import logging
+
     from hacrl.execution.local import run_locally
 
+    logging.disable_progress_bar()
     run_locally(config, overwrite=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -13,7 +14,7 @@ from hacrl.config.schema import RunConfig
 from hacrl.exchange.in_process import InProcessExchange
 from hacrl.execution.preflight import device_of, preflight
 from hacrl.execution.results import RunResult
-from hacrl.execution.run_folder import RunFolder
+from hacrl.execution.run_folder import RunFolder, check_output
 from hacrl.learning.learner import Learner
 from hacrl.learning.observer import Observer, Observers
 from hacrl.learning.samples import SampleBuilder
@@ -24,12 +25,15 @@ from hacrl.tasks.stream import ProblemStream
 
 
 def run_locally(config: RunConfig, observers: Sequence[Observer] = (), overwrite: bool = False) -> RunResult:
-    """Train, write the run's folder, save the agents."""
+    """Train, write the run's folder, save the agents. Nothing is written before all models have loaded."""
     preflight(config)
-    folder = RunFolder(config, overwrite)
+    check_output(config, overwrite)
+    config = with_threads(config)
+    folder = RunFolder(config)
     result = RunResult(folder.path)
     observer = Observers([folder, result, *observers])
     trainer = build_trainer(config, observer)
+    folder.claim(overwrite)
     trainer.train(config.steps)
     for participant in trainer.participants:
         observer.on_phase(config.steps, "save", participant.name)
@@ -37,11 +41,15 @@ def run_locally(config: RunConfig, observers: Sequence[Observer] = (), overwrite
     return result
 
 
+def with_threads(config: RunConfig) -> RunConfig:
+    """The number of CPU threads written down: sums over other numbers of threads round differently."""
+    return config if config.threads else replace(config, threads=torch.get_num_threads())
+
+
 def build_trainer(config: RunConfig, observer: Observer | None = None) -> Trainer:
     """Load the agents and wire everything together."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    torch.manual_seed(config.seed)
     task = make_task(config.task)
     stream = ProblemStream(task.train, config.rollout.prompts_per_step, config.seed)
     method = make_method(config.method)
@@ -51,7 +59,7 @@ def build_trainer(config: RunConfig, observer: Observer | None = None) -> Traine
     participants = [
         Participant(
             agent=agent,
-            engine=TransformersEngine(agent),
+            engine=TransformersEngine(agent, config.rollout.max_batch),
             builder=SampleBuilder(agent, fingerprints, method, config.learning.learn_stop_token),
             learner=Learner(agent, method, config.learning, sampling, settings.lr),
             rollouts_per_prompt=config.rollouts_per_prompt(settings),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 
 from hacrl.agents.references import resolve_model
@@ -39,10 +41,9 @@ def device_of(config: RunConfig, agent: AgentSettings) -> str:
 
 def check_device(device: str) -> None:
     """Refuse a device this machine does not have."""
-    try:
-        kind = torch.device(device)
-    except RuntimeError as error:
-        raise ConfigError(f"device: {device!r} is not a device; use auto, cpu, cuda or cuda:N") from error
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise ConfigError(f"device: {device!r} is not a device hacrl can use: auto, cpu, cuda or cuda:N")
+    kind = torch.device(device)
     if kind.type == "cuda" and (
         not torch.cuda.is_available() or (kind.index or 0) >= torch.cuda.device_count()
     ):

@@ -26,39 +26,56 @@ from hacrl.learning.observer import Observer
 from hacrl.learning.reports import StepReport
 from hacrl.types import VerifiedRollout
 
+RUN_FILES = frozenset(
+    {"config.yaml", "metrics.jsonl", "evaluations.jsonl", "rollouts.jsonl", "timings.jsonl", "agents"}
+)
+
+
+def check_output(config: RunConfig, overwrite: bool) -> None:
+    """Refuse a folder that is in use. Only ever delete what a run wrote, and only when told to."""
+    path = Path(config.output)
+    try:
+        present = {entry.name for entry in path.iterdir()} if path.exists() else set()
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
+        raise ConfigError(f"output: cannot use {config.output!r}: {error}") from error
+    if present and not overwrite:
+        raise ConfigError(
+            f"output: {path} exists already and is kept; use another output=FOLDER, "
+            "or --overwrite to replace that run"
+        )
+    foreign = sorted(present - RUN_FILES)
+    if foreign:
+        raise ConfigError(
+            f"output: {path} is not overwritten, it holds more than a run ({', '.join(foreign[:3])}); "
+            "use another output=FOLDER"
+        )
+
 
 class RunFolder(Observer):
     """Writes a run down while it happens, a line at a time."""
 
-    def __init__(self, config: RunConfig, overwrite: bool = False) -> None:
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
         self.path = Path(config.output)
-        self._logged_rollouts = config.logged_rollouts
-        self._claim(overwrite)
-        (self.path / "config.yaml").write_text(config_to_yaml(config), encoding="utf-8")
 
-    def _claim(self, overwrite: bool) -> None:
-        """Only ever delete a folder that is a run's, and only when told to."""
+    def claim(self, overwrite: bool = False) -> None:
+        """Make the folder, empty but for the config; an earlier run goes if it may."""
+        check_output(self._config, overwrite)
         try:
-            if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-                if not overwrite:
-                    raise ConfigError(
-                        f"output: {self.path} exists already and is kept; use another output=FOLDER, "
-                        "or --overwrite to replace that run"
-                    )
-                if not (self.path / "config.yaml").is_file():
-                    raise ConfigError(
-                        f"output: {self.path} is not the folder of a run (no config.yaml), so it is not "
-                        "overwritten; use another output=FOLDER"
-                    )
-                shutil.rmtree(self.path)
+            for name in RUN_FILES:
+                if (self.path / name).is_dir():
+                    shutil.rmtree(self.path / name)
+                else:
+                    (self.path / name).unlink(missing_ok=True)
             self.path.mkdir(parents=True, exist_ok=True)
+            (self.path / "config.yaml").write_text(config_to_yaml(self._config), encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"output: cannot write to {self.path}: {error}") from error
 
     def on_rollouts(self, step: int, agent: str, rollouts: Sequence[VerifiedRollout]) -> None:
         """Keep the first response to each of the first few problems."""
         first_per_problem = {verified.rollout.problem.id: verified for verified in reversed(rollouts)}
-        kept = list(first_per_problem.values())[::-1][: self._logged_rollouts]
+        kept = list(first_per_problem.values())[::-1][: self._config.logged_rollouts]
         for verified in kept:
             rollout = verified.rollout
             self._append(

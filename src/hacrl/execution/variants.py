@@ -10,8 +10,11 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+from hacrl.agents.settings import AgentSettings
 from hacrl.config.overrides import apply_override
 from hacrl.errors import ConfigError
+from hacrl.learning.settings import LearningSettings
+from hacrl.rollout.settings import RolloutSettings
 
 Recipe = dict[str, Any]
 _OWN_CLIP = ("clip_low", "clip_high", "kl_coefficient")  # method keys that all sequence-level methods share
@@ -38,11 +41,18 @@ def _times_two(recipe: Recipe) -> None:
     """2G responses and twice the updates: double rollout cost."""
     _method("gspo")(recipe)
     rollout, learning = recipe.setdefault("rollout", {}), recipe.setdefault("learning", {})
-    rollout["rollouts_per_prompt"] = 2 * rollout.get("rollouts_per_prompt", 8)
-    learning["updates_per_source"] = 2 * learning.get("updates_per_source", 2)
+    _double(rollout, "rollouts_per_prompt", RolloutSettings.rollouts_per_prompt)
+    _double(learning, "updates_per_source", LearningSettings.updates_per_source)
+    _double(learning, "updates_per_step", LearningSettings.updates_per_step)
     for agent in recipe["agents"]:
-        if agent.get("rollouts_per_prompt"):
-            agent["rollouts_per_prompt"] *= 2
+        _double(agent, "rollouts_per_prompt", AgentSettings.rollouts_per_prompt)
+
+
+def _double(section: dict[str, Any], key: str, default: int | None) -> None:
+    """Twice the value or its default; a key that means "not set" stays so."""
+    value = section.get(key, default)
+    if value is not None:
+        section[key] = 2 * value
 
 
 def _same_updates(recipe: Recipe) -> None:

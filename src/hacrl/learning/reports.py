@@ -36,6 +36,15 @@ class SourceReport:
 
 
 @dataclass(frozen=True)
+class RetokeniseReport:
+    """One source's rollouts of one step that had to be written in the learner's tokens."""
+
+    rollouts: int  # that could be
+    round_trip: float  # share of those tried that came back as the same text
+    length_ratio: float  # learner's tokens per source token, mean
+
+
+@dataclass(frozen=True)
 class LearnReport:
     """One learner's updates of one step."""
 
@@ -44,8 +53,9 @@ class LearnReport:
     grad_norm: float  # mean over updates, before clipping
     skipped: int  # zero-advantage samples
     dropped: dict[str, dict[str, int]]  # source -> reason -> rollouts
-    sampler_gap: float  # mean |difference| of sampler's and learner's log-probabilities, per token
+    sampler_gap: float | None  # mean |sampler's - learner's log-probability| per own token; None: no sample
     sources: dict[str, SourceReport]
+    retokenised: dict[str, RetokeniseReport]  # by source; those with the learner's tokenizer are not in here
 
 
 @dataclass(frozen=True)
@@ -102,9 +112,20 @@ def learn_report(stats: LearnStats, samples: LearnerSamples) -> LearnReport:
         grad_norm=mean(stats.grad_norms),
         skipped=stats.skipped,
         dropped=dropped,
-        sampler_gap=mean(stats.sampler_gaps),
+        sampler_gap=mean(stats.sampler_gaps) if stats.sampler_gaps else None,
         sources=sources,
+        retokenised=_retokenised(samples),
     )
+
+
+def _retokenised(samples: LearnerSamples) -> dict[str, RetokeniseReport]:
+    reports = {}
+    lost = {source: count for (source, why), count in samples.dropped.items() if why == "not_representable"}
+    for source in sorted(samples.length_ratios.keys() | lost.keys()):
+        ratios = samples.length_ratios.get(source, [])
+        tried = len(ratios) + lost.get(source, 0)
+        reports[source] = RetokeniseReport(len(ratios), len(ratios) / tried, mean(ratios))
+    return reports
 
 
 def mean(values: Iterable[float]) -> float:

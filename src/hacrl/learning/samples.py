@@ -21,6 +21,7 @@ class LearnerSamples:
 
     samples: list[LearnerSample] = field(default_factory=list)
     dropped: Counter[tuple[str, DropReason]] = field(default_factory=Counter)
+    length_ratios: dict[str, list[float]] = field(default_factory=dict)  # retokenised: own tokens / source's
 
 
 class SampleBuilder:
@@ -46,10 +47,13 @@ class SampleBuilder:
             for source, source_advantages in sorted(advantages.items()):
                 for verified, advantage in zip(group.responses[source], source_advantages, strict=True):
                     sample = self._sample(verified, advantage)
-                    if isinstance(sample, LearnerSample):
-                        built.samples.append(sample)
-                    else:
+                    if not isinstance(sample, LearnerSample):
                         built.dropped[source, sample] += 1
+                        continue
+                    built.samples.append(sample)
+                    if sample.behaviour_logprobs is None:
+                        ratio_of_lengths = len(sample.response_ids) / sample.source_length
+                        built.length_ratios.setdefault(source, []).append(ratio_of_lengths)
         return built
 
     def _sample(self, verified: VerifiedRollout, advantage: float) -> LearnerSample | DropReason:

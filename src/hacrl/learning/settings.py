@@ -24,7 +24,7 @@ class LearningSettings:
     epochs: int = 1  # passes over the step's samples; multiplies the updates unless their number is given
     minibatch_order: MinibatchOrder = "mixed"
     learn_stop_token: bool = True
-    micro_batch_tokens: int = 16384  # most padded tokens in one forward pass
+    micro_batch_tokens: int = 4096  # most padded tokens in one forward pass
 
     def __post_init__(self) -> None:
         for key in ("updates_per_source", "epochs", "micro_batch_tokens"):

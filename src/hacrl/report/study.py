@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,18 +15,17 @@ class Spread:
     """Mean and sample standard deviation over seeds."""
 
     mean: float
-    std: float
+    std: float | None  # None for a single seed
     seeds: int
 
     def __str__(self) -> str:
-        return f"{self.mean:.3f} ± {self.std:.3f}"
+        return f"{self.mean:.3f}" + (f" ± {self.std:.3f}" if self.std is not None else "")
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Over seeds; one seed has no spread (NaN)."""
-    return Spread(
-        statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else math.nan, len(values)
-    )
+    """Over seeds."""
+    std = statistics.stdev(values) if len(values) > 1 else None
+    return Spread(statistics.fmean(values), std, len(values))
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,16 @@ class RolloutSettings:
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    max_batch: int = 512  # most responses of an agent decoded side by side
 
     def __post_init__(self) -> None:
-        for key in ("prompts_per_step", "rollouts_per_prompt", "max_new_tokens"):
+        for key in ("prompts_per_step", "rollouts_per_prompt", "max_new_tokens", "max_batch"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key} must be at least 1, not {getattr(self, key)}")
-        if self.temperature <= 0:
-            raise ValueError(f"temperature must be positive, not {self.temperature}: learning needs sampling")
+        if not self.temperature >= 0.01:
+            raise ValueError(
+                f"temperature must be at least 0.01, not {self.temperature}: learning needs sampling"
+            )
         if self.top_k < 0:
             raise ValueError(f"top_k must not be negative, not {self.top_k} (0 means no limit)")
         if not 0 < self.top_p <= 1:

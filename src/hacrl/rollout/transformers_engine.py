@@ -11,7 +11,7 @@ from transformers import DynamicCache
 
 from hacrl.agents.agent import Agent
 from hacrl.agents.sampling import sampling_logits
-from hacrl.errors import ModelError
+from hacrl.errors import ModelError, TrainingError
 from hacrl.types import Problem, Rollout, Sampling
 
 
@@ -47,12 +47,22 @@ class TransformersEngine:
                     "use shorter prompts or fewer new tokens"
                 )
 
+    def _check_finite(self, logits: Tensor) -> None:
+        """A model that answers NaN has no next token; sampling would fail without saying whose it was."""
+        if not bool(logits.isfinite().all()):
+            raise TrainingError(
+                f"agent {self.agent.name!r} gives logits that are not finite after "
+                f"{self.agent.policy_version} updates: its weights are damaged or have diverged; check them, "
+                "or lower learning.lr"
+            )
+
     def _generate_chunk(
         self, problems: Sequence[Problem], group: int, sampling: Sampling, generator: torch.Generator
     ) -> list[Rollout]:
         decoding = _Decoding(self.agent.model, [self.agent.encode_prompt(p) for p in problems], group)
         stop_ids = torch.tensor(sorted(self.agent.stop_ids), device=self.agent.device)
         for remaining in reversed(range(sampling.max_new_tokens)):
+            self._check_finite(decoding.logits)
             token_ids, logprobs = draw(decoding.logits, sampling, generator)
             stopped = torch.isin(token_ids, stop_ids)
             decoding.append(token_ids, logprobs, stopped)
@@ -69,7 +79,7 @@ class TransformersEngine:
         return Rollout(
             problem=problem,
             agent=self.agent.name,
-            text=self.agent.decode(ids[:-1] if stopped else ids),
+            text=self.agent.decode_response(ids[:-1] if stopped else ids, self.agent.encode_prompt(problem)),
             token_ids=tuple(ids),
             token_logprobs=tuple(logprobs),
             finish_reason="stop" if stopped else "length",
@@ -112,7 +122,13 @@ class _Decoding:
             use_cache=True,
             logits_to_keep=1,
         ).logits[:, -1]
-        self.cache.batch_repeat_interleave(group)
+        try:
+            self.cache.batch_repeat_interleave(group)
+        except AttributeError as error:  # state-space layers
+            raise ModelError(
+                f"{type(model).__name__} keeps a state that cannot be copied per response; "
+                "the transformers engine needs a model with an attention cache"
+            ) from error
         self.logits: Tensor = logits.repeat_interleave(group, dim=0)
         self.mask = mask.repeat_interleave(group, dim=0)
         self.rows = torch.arange(len(prompts) * group, device=device)

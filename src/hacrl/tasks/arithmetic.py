@@ -24,6 +24,8 @@ from hacrl.types import Problem, Verdict
 
 OPERATORS = "+-*"
 TEST_SHARE = 10  # one problem in TEST_SHARE is held out
+LARGEST_SPACE = 5_000_000  # candidates: the whole space is listed
+DEFAULT_PROMPT = "{problem}:"  # what the bundled agents were taught
 DEFAULT_PER_PATTERN = 1000  # about as many as the scarcer pairs with one product have
 
 _EXPRESSION = re.compile(r"\(([0-9]+)([-+*])([0-9]+)\)([-+*])([0-9]+)")
@@ -119,6 +121,8 @@ def enumerate_expressions(ranges: Ranges) -> Iterator[Expression]:
 class ArithmeticTask:
     """The task; its knobs are those of :class:`Ranges`, plus how many problems each operator pair keeps.
 
+    ``prompt`` is how a problem is put: models that were not taught this notation need an instruction, e.g.
+    ``"Compute {problem} step by step and end with # and the result, like #42."``
     ``per_pattern=None`` keeps the whole space. A problem is in the same split whatever the knobs.
     """
 
@@ -130,14 +134,22 @@ class ArithmeticTask:
         factor: Sequence[int] = (2, 3),
         largest: int = 119,
         per_pattern: int | None = DEFAULT_PER_PATTERN,
+        prompt: str = DEFAULT_PROMPT,
     ) -> None:
         self.name = "arithmetic"
+        if "{problem}" not in prompt:
+            raise TaskError(f"prompt={prompt!r}: must contain {{problem}}, where the expression goes")
         if largest < 0:
             raise TaskError(f"largest={largest!r}: results are not negative; give 0 or more")
         if per_pattern is not None and per_pattern < 1:
             raise TaskError(f"per_pattern={per_pattern!r}: give 1 or more, or None for the whole space")
         pairs = (_checked("start", start), _checked("term", term), _checked("factor", factor))
-        self._train, self._test = _splits(Ranges(*pairs, largest), per_pattern)
+        starts, terms, factors = (len(_span(ends)) for ends in pairs)
+        if starts * (2 * terms + factors) ** 2 > LARGEST_SPACE:
+            raise TaskError(
+                f"start={start}, term={term}, factor={factor}: too many problems; narrow the ranges"
+            )
+        self._train, self._test = _splits(Ranges(*pairs, largest), per_pattern, prompt)
         if not self._train or not self._test:
             raise TaskError(
                 f"start={start}, term={term}, factor={factor}, largest={largest}, per_pattern={per_pattern}: "
@@ -164,7 +176,9 @@ class ArithmeticTask:
 
 
 @lru_cache(maxsize=8)
-def _splits(ranges: Ranges, per_pattern: int | None) -> tuple[tuple[Problem, ...], tuple[Problem, ...]]:
+def _splits(
+    ranges: Ranges, per_pattern: int | None, prompt: str
+) -> tuple[tuple[Problem, ...], tuple[Problem, ...]]:
     """Train and test. Three parts of one hash thin out, shuffle and split, each blind to the others."""
     hashed = sorted((_digest(expression.id), expression) for expression in enumerate_expressions(ranges))
     kept = _first_per_pattern(hashed, len(hashed) if per_pattern is None else per_pattern)
@@ -173,7 +187,9 @@ def _splits(ranges: Ranges, per_pattern: int | None) -> tuple[tuple[Problem, ...
     train: list[Problem] = []
     test: list[Problem] = []
     for digest, expression in kept:
-        problem = Problem(expression.id, f"{expression.id}:", str(expression.results()[1]))
+        problem = Problem(
+            expression.id, prompt.replace("{problem}", expression.id), str(expression.results()[1])
+        )
         (test if digest % TEST_SHARE == 0 else train).append(problem)
     return tuple(train), tuple(test)
 
@@ -194,6 +210,7 @@ def _span(ends: Range) -> range:
 
 
 def _checked(name: str, ends: Sequence[int]) -> Range:
-    if len(ends) != 2 or any(int(end) != end for end in ends) or not 0 <= ends[0] <= ends[1]:
+    whole = isinstance(ends, Sequence) and all(type(end) is int for end in ends)
+    if not whole or len(ends) != 2 or not 0 <= ends[0] <= ends[1]:
         raise TaskError(f"{name}={ends!r}: give two whole numbers, low and high, with 0 <= low <= high")
     return int(ends[0]), int(ends[1])

@@ -27,7 +27,9 @@ def make_task(settings: TaskSettings) -> Task:
             raise TaskError(f"task.options.{option}: unknown option of task {settings.name!r}{hint}")
     try:
         return factory(**settings.options)
-    except TypeError as error:  # an option of the wrong type, e.g. a number where a range is needed
+    except TaskError as error:
+        raise TaskError(f"task.options.{error}") from error
+    except (TypeError, ValueError) as error:  # an option of the wrong type
         raise TaskError(
             f"task.options: {settings.options} do not fit task {settings.name!r}: {error}"
         ) from error
