@@ -149,7 +149,7 @@ def test_bad_input_is_refused_before_anything_is_written(models, tmp_path, chang
 
 
 def test_an_unwritable_output_is_named(models, tmp_path):
-    with pytest.raises(ConfigError, match="output: cannot use"):
+    with pytest.raises(ConfigError, match="output must name a folder"):
         run_locally(small_config(models, tmp_path / "a\0b"))
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="output: cannot write"):

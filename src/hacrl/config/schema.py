@@ -43,8 +43,8 @@ class RunConfig:
             raise ValueError(f"threads must be at least 1, not {self.threads}")
         if self.logged_rollouts < 0:
             raise ValueError(f"logged_rollouts must not be negative, not {self.logged_rollouts}")
-        if not self.output:
-            raise ValueError("output must name a folder")
+        if not self.output or "\0" in self.output:
+            raise ValueError(f"output must name a folder, not {self.output!r}")
 
     def rollouts_per_prompt(self, agent: AgentSettings) -> int:
         """G of one agent."""

@@ -36,7 +36,7 @@ def check_output(config: RunConfig, overwrite: bool) -> None:
     path = Path(config.output)
     try:
         present = {entry.name for entry in path.iterdir()} if path.exists() else set()
-    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
+    except OSError as error:
         raise ConfigError(f"output: cannot use {config.output!r}: {error}") from error
     if present and not overwrite:
         raise ConfigError(

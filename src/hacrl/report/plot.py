@@ -31,6 +31,7 @@ def plot_comparison(comparison: Comparison, labels: Mapping[str, str], path: Pat
     for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_ylim(0, 1)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
@@ -50,7 +51,6 @@ def _draw_accuracy(axes: Any, comparison: Comparison, labels: Mapping[str, str])
         axes.bar_label(bars, fmt="%.2f", fontsize=7, padding=1)
     axes.set_xticks(range(len(agents)), agents)
     axes.set_title("Sampled accuracy, held-out problems", fontsize=10)
-    axes.legend(fontsize=8, loc="upper left", ncols=len(series), frameon=False, columnspacing=1)
 
 
 def _draw_rewards(axes: Any, comparison: Comparison, labels: Mapping[str, str], agent: str) -> None:

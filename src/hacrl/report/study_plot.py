@@ -40,7 +40,8 @@ def plot_study(results: Mapping[tuple[str, int], RunResult], path: Path) -> None
         axes.set_title(agent, fontsize=10)
         axes.set_xlim(0, 1)
         axes.spines[["top", "right"]].set_visible(False)
-    panels[0][0].set_yticks(range(len(variants)), variants, fontsize=9)
+    labels = [variant.replace("@", "\n@") for variant in variants]  # long names would squeeze the panels
+    panels[0][0].set_yticks(range(len(variants)), labels, fontsize=8)
     panels[0][0].invert_yaxis()
     figure.supxlabel("sampled accuracy on held-out problems (dots: seeds; dotted line: before)", fontsize=9)
     figure.savefig(path, dpi=150)
