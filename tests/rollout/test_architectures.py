@@ -1,0 +1,73 @@
+"""Sampler and learner agree on many architectures: positions of all kinds, sliding windows, experts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+
+from hacrl.agents.agent import Agent
+from hacrl.agents.logprobs import response_logprobs
+from hacrl.errors import ModelError
+from hacrl.rollout.transformers_engine import TransformersEngine
+from hacrl.types import Problem, Sampling
+from tests.support.tiny import character_tokenizer
+
+TOKENIZER = character_tokenizer()
+COMMON = {
+    "vocab_size": len(TOKENIZER),
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "eos_token_id": TOKENIZER.eos_token_id,
+    "pad_token_id": TOKENIZER.pad_token_id,
+    "bos_token_id": None,
+    "max_position_embeddings": 64,
+}
+GROUPED = {**COMMON, "num_key_value_heads": 1, "intermediate_size": 48, "head_dim": 16}
+ARCHITECTURES = {
+    "GPT2": {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64, "vocab_size": len(TOKENIZER)},
+    "OPT": {**COMMON, "ffn_dim": 48, "word_embed_proj_dim": 32},
+    "Bloom": {"vocab_size": len(TOKENIZER), "hidden_size": 32, "n_layer": 2, "n_head": 2},
+    "GPTNeoX": {**COMMON, "intermediate_size": 48},
+    "Llama": GROUPED,
+    "Mistral": {**GROUPED, "sliding_window": 6},
+    "Gemma2": {**GROUPED, "sliding_window": 6},
+    "Phi3": {**COMMON, "num_key_value_heads": 1, "intermediate_size": 48},
+    "Qwen3Moe": {**GROUPED, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+}
+PROBLEMS = [Problem(text, text, "0") for text in ("(23+14)*2:", "1:", "(39-19)+7:")]  # of different lengths
+SAMPLING = Sampling(max_new_tokens=12, temperature=0.8)
+
+
+def agent_of(name: str, options: dict) -> Agent:
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**options)
+    model = getattr(transformers, f"{name}ForCausalLM" if name != "GPT2" else "GPT2LMHeadModel")(
+        config
+    ).eval()
+    with torch.no_grad():  # random heads are nearly uniform: sharper ones show a wrong position or mask
+        model.get_output_embeddings().weight.mul_(8.0)
+    return Agent(name, model, TOKENIZER)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_sampler_and_learner_agree(name: str) -> None:
+    agent = agent_of(name, ARCHITECTURES[name])
+    rollouts = TransformersEngine(agent).generate(PROBLEMS, 3, SAMPLING, seed=1)
+    pairs = [(agent.encode_prompt(rollout.problem), rollout.token_ids) for rollout in rollouts]
+    with torch.no_grad():
+        logprobs_BT, _ = response_logprobs(agent.model, pairs, SAMPLING, agent.device)
+    for row, rollout in enumerate(rollouts):
+        expected = torch.tensor(rollout.token_logprobs)
+        torch.testing.assert_close(logprobs_BT[row, : len(expected)], expected, atol=1e-4, rtol=0)
+    spread = torch.tensor([logprob for rollout in rollouts for logprob in rollout.token_logprobs]).std()
+    assert spread > 0.1  # not uniform: an error would show
+
+
+def test_a_model_without_an_attention_cache_is_refused_by_name() -> None:
+    options = {**COMMON, "state_size": 4, "intermediate_size": 64, "time_step_rank": 4}
+    options.pop("num_attention_heads")
+    agent = agent_of("Mamba", options)
+    with pytest.raises(ModelError, match="MambaForCausalLM keeps a state"):
+        TransformersEngine(agent).generate(PROBLEMS, 2, SAMPLING, seed=0)
