@@ -16,7 +16,9 @@ from .batches import Row, loss_and_gradient, make_batch, row_with_ratio
 WIDE = {"clip_low": 0.2, "clip_high": 0.28}  # own responses clipped to [0.8, 1.28]
 
 
-def check(batch, terms, losses: list[float], gradients: list[list[float]], clipped: list[float]) -> None:
+def assert_terms(
+    batch, terms, losses: list[float], gradients: list[list[float]], clipped: list[float]
+) -> None:
     loss, grad = loss_and_gradient(batch, terms)
     assert loss == pytest.approx(losses, rel=1e-12)
     assert terms.clipped_B.tolist() == pytest.approx(clipped)
@@ -43,7 +45,7 @@ def test_grpo_clips_token_by_token() -> None:
     # A = -1: min(-0.7, -0.8) - 1.1 + min(-1.5, -1.28) = -3.4; only 0.7 is clipped; d = r / 3 elsewhere
     # the third has two tokens: -1.9 / 2, and padding without gradient
     terms = make_method(GrpoSettings()).loss(batch)
-    check(
+    assert_terms(
         batch,
         terms,
         [-6.16 / 3, 3.4 / 3, 1.9 / 2],
@@ -79,7 +81,7 @@ SEQUENCE_CLIPPED = [0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0]
 def test_gspo_clips_whole_responses() -> None:
     batch = sequence_batch(own=True)
     terms = make_method(GspoSettings(**WIDE)).loss(batch)
-    check(batch, terms, SEQUENCE_LOSSES, SEQUENCE_GRADIENTS, SEQUENCE_CLIPPED)
+    assert_terms(batch, terms, SEQUENCE_LOSSES, SEQUENCE_GRADIENTS, SEQUENCE_CLIPPED)
     assert terms.ratio_B.tolist() == pytest.approx([0.7, 1.1, 1.5, 0.7, 1.1, 1.5, 1.1])
     assert not terms.ratio_B.requires_grad
 
@@ -88,7 +90,7 @@ def test_gspo_of_the_paper_clips_a_ten_thousandth_away() -> None:
     rows = [row_with_ratio(s, 1.0, own=True) for s in (1.00039, 1.00041)]
     rows += [row_with_ratio(s, -1.0, own=True) for s in (0.99971, 0.99969)]
     batch = make_batch(rows)
-    check(
+    assert_terms(
         batch,
         make_method(GspoSettings()).loss(batch),
         [-1.00039, -1.0004, 0.99971, 0.9997],
@@ -102,7 +104,7 @@ def test_gspo_of_the_paper_clips_a_ten_thousandth_away() -> None:
 def test_naive_treats_every_response_as_the_learners_own(own: bool, updates_done: int) -> None:
     batch = replace(sequence_batch(own), updates_done=updates_done)
     terms = make_method(NaiveSettings(**WIDE)).loss(batch)
-    check(batch, terms, SEQUENCE_LOSSES, SEQUENCE_GRADIENTS, SEQUENCE_CLIPPED)
+    assert_terms(batch, terms, SEQUENCE_LOSSES, SEQUENCE_GRADIENTS, SEQUENCE_CLIPPED)
 
 
 def test_naive_over_either_length() -> None:
@@ -110,10 +112,12 @@ def test_naive_over_either_length() -> None:
     row = Row([-1.0, -2.0], -2.6, advantage=2.0, source_length=4)
     batch = make_batch([row])
     by_source = math.exp(-0.1) * 2.0
-    check(batch, make_method(NaiveSettings(**WIDE)).loss(batch), [-by_source], [[-by_source / 4] * 2], [0.0])
+    assert_terms(
+        batch, make_method(NaiveSettings(**WIDE)).loss(batch), [-by_source], [[-by_source / 4] * 2], [0.0]
+    )
     by_own = math.exp(-0.85) * 2.0
     naive = make_method(NaiveSettings(**WIDE, ratio_length="own"))
-    check(batch, naive.loss(batch), [-by_own], [[-by_own / 2] * 2], [0.0])
+    assert_terms(batch, naive.loss(batch), [-by_own], [[-by_own / 2] * 2], [0.0])
 
 
 @pytest.mark.parametrize(

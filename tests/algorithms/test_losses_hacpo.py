@@ -13,7 +13,9 @@ from hacrl.algorithms.settings import GspoSettings, HacpoSettings
 from .batches import Row, loss_and_gradient, make_batch, row_with_ratio
 
 
-def check(settings: HacpoSettings, rows: list[Row], expected: list[tuple], updates_done: int = 0) -> None:
+def assert_terms(
+    settings: HacpoSettings, rows: list[Row], expected: list[tuple], updates_done: int = 0
+) -> None:
     """``expected``: per row (objective, gradient of the objective per token, clipped)."""
     batch = make_batch(rows, updates_done=updates_done)
     terms = make_method(settings).loss(batch)
@@ -34,7 +36,7 @@ def cross(ratio: float, advantage: float, tokens: int = 2, source_length: int = 
 
 def test_cross_responses_below_inside_and_above() -> None:
     # alpha = 2, [0.8, 1]: clip(s)^3 * A, and clip(s)^2 * s * A / |y| of gradient inside, |y| = 4
-    check(
+    assert_terms(
         HacpoSettings(alpha=2.0),
         [cross(s, 1.5) for s in (0.7, 0.9, 1.1)],
         [
@@ -47,7 +49,7 @@ def test_cross_responses_below_inside_and_above() -> None:
 
 def test_cross_responses_have_no_min() -> None:
     # With A < 0, a `min` of clipped and plain would leave s = 1.1 unclipped: -1.1 with a gradient.
-    check(
+    assert_terms(
         HacpoSettings(alpha=1.0),
         [cross(s, -1.0) for s in (0.7, 0.9, 1.1)],
         [(-0.64, 0.0, True), (-0.81, -0.81 / 4, False), (-1.0, 0.0, True)],
@@ -57,23 +59,23 @@ def test_cross_responses_have_no_min() -> None:
 def test_gradient_divides_by_the_source_length_or_by_the_learners_own() -> None:
     row = Row([-1.0, -2.0, -1.0], -4.2, advantage=2.0, source_length=5)
     # source: s = exp((-4 + 4.2) / 5) = exp(0.04): above 1, clipped
-    check(HacpoSettings(), [row], [(2.0, 0.0, True)])
+    assert_terms(HacpoSettings(), [row], [(2.0, 0.0, True)])
     # own: s = exp(-4 / 3 + 4.2 / 5) = exp(-0.4933) = 0.611, inside with delta = 0.5; over 3 tokens
     s = math.exp(-4 / 3 + 0.84)
     settings = HacpoSettings(ratio_length="own", delta=0.5)
-    check(settings, [row], [(s * s * 2.0, s * s * 2.0 / 3, False)])
+    assert_terms(settings, [row], [(s * s * 2.0, s * s * 2.0 / 3, False)])
 
 
 def test_lower_bound_rises_with_the_updates() -> None:
     rows = [cross(s, 1.0) for s in (0.79, 0.86, 0.88)]
     # alpha = 1, u = 0: bound 0.8
     inside = [(0.64, 0.0, True), (0.7396, 0.7396 / 4, False), (0.7744, 0.7744 / 4, False)]
-    check(HacpoSettings(), rows, inside)
+    assert_terms(HacpoSettings(), rows, inside)
     # u = 3: bound 0.8 + 3 * 0.025 = 0.875, 0.875^2 = 0.765625
     tighter = [(0.765625, 0.0, True), (0.765625, 0.0, True), (0.7744, 0.7744 / 4, False)]
-    check(HacpoSettings(), rows, tighter, updates_done=3)
+    assert_terms(HacpoSettings(), rows, tighter, updates_done=3)
     # without the schedule u does not matter
-    check(HacpoSettings(delta_step=0.0), rows, inside, updates_done=3)
+    assert_terms(HacpoSettings(delta_step=0.0), rows, inside, updates_done=3)
 
 
 def test_own_responses_ignore_what_is_for_cross_responses() -> None:
@@ -89,7 +91,7 @@ def test_own_responses_ignore_what_is_for_cross_responses() -> None:
     ]
     for alpha, delta, updates_done in [(0.0, 0.2, 0), (1.0, 0.2, 3), (3.0, 0.01, 5)]:
         settings = HacpoSettings(clip_low=0.2, clip_high=0.28, alpha=alpha, delta=delta)
-        check(settings, rows, expected, updates_done)
+        assert_terms(settings, rows, expected, updates_done)
 
 
 def test_own_and_cross_rows_in_one_batch() -> None:
@@ -108,14 +110,14 @@ def test_own_and_cross_rows_in_one_batch() -> None:
         (-1.0, 0.0, True),  # above 1
         (-1.0002, -0.5001, False),
     ]
-    check(HacpoSettings(), rows, expected)
+    assert_terms(HacpoSettings(), rows, expected)
 
 
 def test_exponent_on_the_raw_ratio() -> None:
     rows = [cross(s, 1.0) for s in (0.7, 0.9, 1.1)]
     # clip(s) * s^2: 0.8 * 0.49, 0.9 * 0.81, 1 * 1.21; outside still without gradient
     settings = HacpoSettings(alpha=2.0, exponent_on="raw")
-    check(settings, rows, [(0.392, 0.0, True), (0.729, 0.729 / 4, False), (1.21, 0.0, True)])
+    assert_terms(settings, rows, [(0.392, 0.0, True), (0.729, 0.729 / 4, False), (1.21, 0.0, True)])
 
 
 def test_without_cross_clipping_everything_teaches() -> None:
@@ -124,19 +126,19 @@ def test_without_cross_clipping_everything_teaches() -> None:
     cubes = [(-2.0 * s**3, -2.0 * s**3 / 4, False) for s in (0.5, 0.9, 1.5)]
     for exponent_on in ("clipped", "raw"):
         settings = HacpoSettings(alpha=2.0, cross_clip=False, exponent_on=exponent_on)
-        check(settings, rows, cubes, updates_done=5)
+        assert_terms(settings, rows, cubes, updates_done=5)
 
 
 def test_upper_bound_is_an_option() -> None:
     rows = [cross(s, 1.0) for s in (0.9, 1.04, 1.1)]
     # alpha = 1: 1.04^2 = 1.0816 with gradient, 1.05^2 = 1.1025 without
     expected = [(0.81, 0.2025, False), (1.0816, 0.2704, False), (1.1025, 0.0, True)]
-    check(HacpoSettings(cross_upper=1.05), rows, expected)
+    assert_terms(HacpoSettings(cross_upper=1.05), rows, expected)
 
 
 def test_a_copy_of_the_learner_teaches_it() -> None:
     # equal log-probabilities: s = exp(0) = 1, on the bound, which belongs to the interval
-    check(HacpoSettings(alpha=3.0), [Row([-1.0, -0.5], -1.5, 2.0)], [(2.0, 1.0, False)])
+    assert_terms(HacpoSettings(alpha=3.0), [Row([-1.0, -0.5], -1.5, 2.0)], [(2.0, 1.0, False)])
 
 
 def test_penalty_on_own_rows_only() -> None:
@@ -146,7 +148,7 @@ def test_penalty_on_own_rows_only() -> None:
     # s = 1, A = 1: objective 1, gradient 1/2 a token. k3 = 2 - ln 2 - 1 = 1 - ln 2 with gradient (1 - 2) / 2
     # a token: own objective 1 - 0.1 * (1 - ln 2), gradient 1/2 + 0.05
     expected = [(1.0 - 0.1 * (1 - ln2), 0.55, False), (1.0, 0.5, False)]
-    check(HacpoSettings(kl_coefficient=0.1), [own, other], expected)
+    assert_terms(HacpoSettings(kl_coefficient=0.1), [own, other], expected)
 
 
 @pytest.mark.parametrize("exponent_on", ["clipped", "raw"])

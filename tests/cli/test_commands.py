@@ -110,3 +110,12 @@ def test_an_earlier_demo_keeps_its_folder(tmp_path):
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo-2").mkdir()
     assert free_folder(tmp_path / "demo") == tmp_path / "demo-3"
+
+
+def test_compare_help_names_every_variant(tmp_path):
+    from hacrl.execution.variants import VARIANTS
+
+    shown = "".join(hacrl("compare", "--help", cwd=tmp_path).stdout.split())  # wherever lines are broken
+    for variant in VARIANTS:
+        if not variant.startswith("hacpo_alpha"):  # named as hacpo_alpha_0/2/3
+            assert variant in shown

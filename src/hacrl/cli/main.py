@@ -64,7 +64,7 @@ def train(
         bool, typer.Option("--dry-run", help="Check everything, print the config, stop.")
     ] = False,
 ) -> None:
-    """Train the agents of a recipe."""
+    """Train the agents of a recipe; the run's folder is runs/RECIPE unless output= says otherwise."""
     from hacrl.cli.train import run_training
 
     run_training(config, overrides or [], overwrite, dry_run)
@@ -85,7 +85,9 @@ def compare(
         str,
         typer.Option(
             "--methods",
-            help="Variants, separated by commas; the first is the reference. gspo@lr=1e-4 changes a key.",
+            help="Variants, separated by commas, the first is the reference: hacpo, gspo, grpo, naive, gspo_x2, "
+            "gspo_same_updates, hacpo_no_baseline, hacpo_no_discrepancy, hacpo_alpha_0/2/3, hacpo_no_clip, "
+            "hacpo_no_stepwise. VARIANT@KEY=VALUE changes a key, e.g. gspo@lr=1e-4.",
         ),
     ] = "gspo,gspo_same_updates,gspo_x2,naive,hacpo",
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds.")] = 5,
