@@ -85,9 +85,9 @@ def compare(
         str,
         typer.Option(
             "--methods",
-            help="Variants, separated by commas, the first is the reference: hacpo, gspo, grpo, naive, gspo_x2, "
-            "gspo_same_updates, hacpo_no_baseline, hacpo_no_discrepancy, hacpo_alpha_0/2/3, hacpo_no_clip, "
-            "hacpo_no_stepwise. VARIANT@KEY=VALUE changes a key, e.g. gspo@lr=1e-4.",
+            help="Variants, separated by commas, the first is the reference: hacpo, gspo, grpo, naive, "
+            "gspo_x2, gspo_same_updates, hacpo_no_baseline, hacpo_no_discrepancy, hacpo_alpha_0/2/3, "
+            "hacpo_no_clip, hacpo_no_stepwise. VARIANT@KEY=VALUE changes a key, e.g. gspo@lr=1e-4.",
         ),
     ] = "gspo,gspo_same_updates,gspo_x2,naive,hacpo",
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds.")] = 5,
