@@ -7,7 +7,13 @@ from transformers import BloomConfig, BloomForCausalLM
 from hacrl.agents.agent import Agent
 from hacrl.agents.retokenise import LearnerTokens, learner_tokens
 from tests.support.rollouts import problem, rollout
-from tests.support.tiny import char_agent, pair_agent, sentencepiece_like_tokenizer, tiny_qwen
+from tests.support.tiny import (
+    byte_tokenizer,
+    char_agent,
+    pair_agent,
+    sentencepiece_like_tokenizer,
+    tiny_qwen,
+)
 
 CHAR, PAIR = char_agent(), pair_agent()
 
@@ -86,14 +92,19 @@ def test_sentencepiece_tokenizers_do_not_gain_or_lose_a_leading_space() -> None:
 
 
 def test_text_with_lost_bytes_is_not_learnt_from_by_others() -> None:
-    """Half a character decodes to U+FFFD: others' tokens for that sign are not what the source said."""
-    broken = rollout(PAIR, "1\ufffd", token_ids=(4, 7, 1))
-    assert learner_tokens(CHAR, broken, same_tokenizer=False) == "not_representable"
-    assert learner_tokens(PAIR, broken, same_tokenizer=True).response_ids == (
-        4,
-        7,
-        1,
-    )  # its own ids are sound
+    """Half of "é" reads as U+FFFD, which is three bytes of its own: other tokens than the source's."""
+    tokenizer = byte_tokenizer()
+    source = Agent("bytes", tiny_qwen(tokenizer), tokenizer)
+    first_half, second_half = tokenizer("é", add_special_tokens=False).input_ids
+    prompt = source.encode_prompt(problem("1:"))
+    assert source.decode_response((first_half, second_half), prompt) == "é"
+    text = source.decode_response((first_half,), prompt)
+    assert text == "\ufffd"
+    broken = rollout(source, text, token_ids=(first_half, 1))
+    assert len(tokenizer(text, add_special_tokens=False).input_ids) == 3  # it could be written, but wrongly
+    assert learner_tokens(source, broken, same_tokenizer=False) == "not_representable"
+    # agents that share the tokenizer take the ids, which are sound
+    assert learner_tokens(source, broken, same_tokenizer=True).response_ids == (first_half, 1)
 
 
 def test_a_stop_token_the_learner_does_not_stop_at_is_replaced() -> None:

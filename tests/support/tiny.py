@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-from tokenizers.decoders import Fuse, Metaspace
+from tokenizers.decoders import ByteLevel, Fuse, Metaspace
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -39,6 +39,16 @@ def character_tokenizer(extra: Sequence[str] = ()) -> PreTrainedTokenizerFast:
 def pair_tokenizer() -> PreTrainedTokenizerFast:
     """Digits in pairs from the left: 119 is "11", "9"."""
     return character_tokenizer([f"{i:02d}" for i in range(100)])
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per byte of UTF-8, as at the bottom of byte-level BPE."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate([*SPECIALS, *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")
 
 
 def sentencepiece_like_tokenizer() -> PreTrainedTokenizerFast:
