@@ -46,6 +46,12 @@ def test_one_agent_alone_may_make_any_number_of_updates():
     assert updates_per_step(config) == 10
 
 
+def test_a_folder_does_not_hide_a_recipe_of_that_name(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "demo").mkdir()
+    assert [agent.name for agent in load_config(Path("demo")).agents] == ["small", "large", "llama"]
+
+
 def test_yaml_merge_keys_work(tmp_path: Path):
     path = tmp_path / "r.yaml"
     path.write_text(

@@ -56,6 +56,14 @@ def test_gspo_x2_doubles_an_agents_own_group_too():
     assert [config.rollouts_per_prompt(agent) for agent in config.agents] == [6, 16, 16]
 
 
+def test_a_method_given_by_its_name_alone_can_be_varied():
+    recipe = {**read_recipe(Path("demo")), "method": "gspo"}
+    assert variant_recipe(recipe, "gspo_x2")["method"] == {"name": "gspo"}
+    assert variant_recipe(recipe, "hacpo_alpha_3")["method"] == {"name": "hacpo", "alpha": 3.0}
+    recipe.pop("method")  # HACPO unless named
+    assert variant_recipe(recipe, "naive")["method"] == {"name": "naive"}
+
+
 def test_unknown_variants_are_named():
     with pytest.raises(ConfigError, match=r"no variant 'gspo3'.*gspo_x2"):
         variant_recipe({}, "gspo3")

@@ -67,11 +67,20 @@ def sentencepiece_like_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
+def _tokens(tokenizer: PreTrainedTokenizerFast) -> dict[str, int | None]:
+    """What a model's config takes from its tokenizer."""
+    return {
+        "vocab_size": len(tokenizer),
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": None,
+    }
+
+
 def tiny_qwen(tokenizer: PreTrainedTokenizerFast, seed: int = 0, width: int = 16) -> Qwen3ForCausalLM:
     """A random Qwen3 of a few thousand parameters."""
     torch.manual_seed(seed)
     config = Qwen3Config(
-        vocab_size=len(tokenizer),
         hidden_size=width,
         intermediate_size=2 * width,
         num_hidden_layers=2,
@@ -79,9 +88,7 @@ def tiny_qwen(tokenizer: PreTrainedTokenizerFast, seed: int = 0, width: int = 16
         num_key_value_heads=1,
         head_dim=8,
         max_position_embeddings=64,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
+        **_tokens(tokenizer),
     )
     return Qwen3ForCausalLM(config).eval()
 
@@ -90,15 +97,12 @@ def tiny_llama(tokenizer: PreTrainedTokenizerFast, seed: int = 0, width: int = 1
     """A random Llama of a few thousand parameters."""
     torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=len(tokenizer),
         hidden_size=width,
         intermediate_size=2 * width,
         num_hidden_layers=2,
         num_attention_heads=2,
         max_position_embeddings=64,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
+        **_tokens(tokenizer),
     )
     return LlamaForCausalLM(config).eval()
 
@@ -107,14 +111,11 @@ def tiny_gpt2(tokenizer: PreTrainedTokenizerFast, seed: int = 0, width: int = 16
     """A random GPT-2 of a few thousand parameters. Its positions are absolute: a wrong one shows."""
     torch.manual_seed(seed)
     config = GPT2Config(
-        vocab_size=len(tokenizer),
         n_embd=width,
         n_layer=2,
         n_head=2,
         n_positions=64,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
+        **_tokens(tokenizer),
     )
     return GPT2LMHeadModel(config).eval()
 

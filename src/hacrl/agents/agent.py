@@ -50,11 +50,6 @@ class Agent:
         length: int | None = getattr(self.model.config, "max_position_embeddings", None)
         return length
 
-    @property
-    def num_parameters(self) -> int:
-        """Parameters, shared ones counted once."""
-        return sum(parameter.numel() for parameter in self.model.parameters())
-
     @cached_property
     def stop_ids(self) -> frozenset[int]:
         """Tokens that end a response: the tokenizer's, and those of the model's generation config."""

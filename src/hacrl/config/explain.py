@@ -20,11 +20,11 @@ _UNKNOWN_KEY = {"unexpected_keyword_argument", "extra_forbidden"}
 def explain(error: ValidationError, data: dict[str, Any]) -> Iterator[str]:
     """One line per problem: the key, what is wrong with its value, and the fix."""
     for problem in error.errors(include_url=False):
-        location = _without_union_tags(problem["loc"], data)
+        location = _without_union_tags(problem["loc"])
         key = ".".join(str(part) for part in location)
         if problem["type"] in _UNKNOWN_KEY:
             yield f"  {key}: unknown key{_suggestion(location, data)}"
-        elif problem["type"] == "missing" or problem["type"] == "missing_argument":
+        elif problem["type"] in ("missing", "missing_argument"):
             yield f"  {key}: missing"
         elif problem["type"] in ("union_tag_not_found", "union_tag_invalid"):
             names = ", ".join(settings.name for settings in typing.get_args(AnyMethodSettings))
@@ -37,7 +37,7 @@ def explain(error: ValidationError, data: dict[str, Any]) -> Iterator[str]:
             yield f"  {key}: {problem['msg'][0].lower()}{problem['msg'][1:]}, not {value!r}"
 
 
-def _without_union_tags(location: Sequence[str | int], data: Any) -> list[str | int]:
+def _without_union_tags(location: Sequence[str | int]) -> list[str | int]:
     """Pydantic puts the method's name into the location; a user's file has no such level."""
     if len(location) > 1 and location[0] == "method":
         return [location[0], *location[2:]]

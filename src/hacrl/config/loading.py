@@ -34,7 +34,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 def read_recipe(path: Path) -> dict[str, Any]:
     """The recipe's mapping, unchecked. A bare name such as ``demo`` is a recipe that comes with hacrl."""
-    if path.name == str(path) and not path.suffix and not path.exists():
+    if path.name == str(path) and not path.suffix and not path.is_file():
         path = shipped_recipes().get(path.name, path)
     try:
         text = path.read_text(encoding="utf-8")

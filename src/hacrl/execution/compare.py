@@ -66,9 +66,10 @@ def run_study(
         results[run.variant, run.seed] = read_result(run.folder)
         on_done(run, results[run.variant, run.seed])
 
-    missing = [run for run in runs if not _is_finished(run, overwrite)]
-    for run in runs:
-        if run not in missing:
+    finished = [_is_finished(run, overwrite) for run in runs]  # of all, before any is announced or started
+    missing = [run for run, done in zip(runs, finished, strict=True) if not done]
+    for run, done in zip(runs, finished, strict=True):
+        if done:
             keep(run)
     pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_ignore_interrupts)
     try:
@@ -77,7 +78,7 @@ def run_study(
             future.result()
             keep(futures[future])
     except BaseException:  # one failed run, or Ctrl-C, ends the study: no further run is started
-        for process in list(pool._processes.values()):
+        for process in list((pool._processes or {}).values()):
             process.terminate()
         pool.shutdown(wait=False, cancel_futures=True)
         raise

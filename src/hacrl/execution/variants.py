@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hacrl.agents.settings import AgentSettings
+from hacrl.config.loading import with_method_name
 from hacrl.config.overrides import apply_override
 from hacrl.errors import ConfigError
 from hacrl.learning.settings import LearningSettings
@@ -24,8 +25,8 @@ def _method(name: str, **options: Any) -> Callable[[Recipe], None]:
     """Another method with the recipe's own-response clipping, or the recipe's method with other options."""
 
     def change(recipe: Recipe) -> None:
-        current = recipe.get("method", {})
-        if current.get("name", "hacpo") != name:
+        current = recipe["method"]
+        if current["name"] != name:
             current = {key: current[key] for key in _OWN_CLIP if key in current}
         recipe["method"] = {**current, "name": name, **options}
 
@@ -84,7 +85,7 @@ def variant_recipe(recipe: Recipe, variant: str) -> Recipe:
     name, *overrides = variant.split("@")
     if name not in VARIANTS:
         raise ConfigError(f"there is no variant {name!r}; there are {', '.join(VARIANTS)}")
-    varied = copy.deepcopy(recipe)
+    varied = with_method_name(copy.deepcopy(recipe))
     VARIANTS[name](varied)
     for override in overrides:
         apply_override(varied, override)
