@@ -53,7 +53,7 @@ def measure(folder: Path, problems: int) -> Styles:
     asked = task.test[:problems]
     rewards: dict[bool, list[float]] = {True: [], False: []}
     for problem, text in zip(asked, responses(folder, [p.prompt for p in asked]), strict=True):
-        rewards["=" not in text].append(task.verify(problem, text).reward)
+        rewards["=" not in text].append(task.judge(problem, text).reward)
     return Styles(len(rewards[True]) / len(asked), _mean(rewards[True]), _mean(rewards[False]))
 
 

@@ -184,5 +184,5 @@ def accuracy(
         prompts = tokenizer([p.prompt for p in chunk], padding=True, return_tensors="pt").to(model.device)
         tokens = model.generate(**prompts, **sampling, max_new_tokens=MAX_NEW_TOKENS)
         texts = tokenizer.batch_decode(tokens[:, prompts["input_ids"].shape[1] :], skip_special_tokens=True)
-        right += sum(task.verify(p, text).reward for p, text in zip(chunk, texts, strict=True))
+        right += sum(task.judge(p, text).reward for p, text in zip(chunk, texts, strict=True))
     return right / len(asked)

@@ -11,14 +11,17 @@ The journey of one answer::
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 FinishReason = Literal["stop", "length"]
-VerdictLabel = Literal["correct", "wrong", "unparsable"]
+# "scored": a reward function gave a number, which is no judgement of right and wrong
+VerdictLabel = Literal["correct", "wrong", "unparsable", "timeout", "crash", "scored"]
+Role = Literal["system", "user", "assistant"]
 RatioLength = Literal["source", "own"]  # whose token count normalises a cross-agent ratio
 
 
@@ -32,6 +35,13 @@ class Sampling:
     top_p: float = 1.0  # 1: no limit
 
 
+class Turn(NamedTuple):
+    """One turn of a conversation, e.g. ``Turn("system", "Answer briefly.")``."""
+
+    role: Role
+    content: str
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """A question with a checkable answer, e.g. ``Problem("(23+14)*2", "(23+14)*2:", "74")``."""
@@ -39,6 +49,8 @@ class Problem:
     id: str  # equal questions have equal ids, so that splits can be checked for overlap
     prompt: str  # what an agent is asked, before its own chat template
     answer: str  # the gold answer, as text
+    context: tuple[Turn, ...] = ()  # what comes before the prompt: a system prompt, worked demonstrations
+    fields: Mapping[str, Any] = field(default_factory=dict, hash=False)  # further columns of the data set
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from hacrl.evaluation.accuracy import evaluate
 from hacrl.rollout.transformers_engine import TransformersEngine
 from hacrl.seeding import derive_seed
 from hacrl.tasks.registry import TASKS
-from hacrl.types import Problem, Sampling, Verdict
+from hacrl.types import Rollout, Sampling, Verdict
 from tests.learning.runs import GSPO, HACPO, Runs, assert_moved, assert_same_weights
 from tests.support.sevens import SevensTask
 
@@ -145,8 +146,9 @@ def test_evaluation_asks_held_out_problems_and_training_does_not(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class HeldOut(SevensTask):
-        def verify(self, problem: Problem, response: str) -> Verdict:
-            return Verdict(1.0, "correct") if problem in self.test else Verdict(0.0, "wrong")
+        def verify(self, rollouts: Sequence[Rollout]) -> list[Verdict]:
+            held_out = [rollout.problem in self.test for rollout in rollouts]
+            return [Verdict(1.0, "correct") if out else Verdict(0.0, "wrong") for out in held_out]
 
     monkeypatch.setitem(TASKS, "sevens", HeldOut)
     run = runs("char", evaluation={"problems": 5})

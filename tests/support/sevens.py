@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hacrl.types import Problem, Verdict
+from hacrl.types import Problem, Rollout, Verdict
 
 
 def problem(prompt: str) -> Problem:
@@ -17,12 +17,19 @@ class SevensTask:
 
     def __init__(self, problems: int = 12) -> None:
         self.name = "sevens"
+        self.max_reward = 1.0
         prompts = [f"{'1' * (1 + i % 3)}+{i}:" for i in range(problems + 5)]  # of different lengths
         self.train: Sequence[Problem] = [problem(prompt) for prompt in prompts[:problems]]
         self.test: Sequence[Problem] = [problem(prompt) for prompt in prompts[problems:]]
 
-    def verify(self, problem: Problem, response: str) -> Verdict:
+    def verify(self, rollouts: Sequence[Rollout]) -> list[Verdict]:
         """The text decides, the problem does not."""
+        return [self.judge(rollout.text) for rollout in rollouts]
+
+    def judge(self, response: str) -> Verdict:
         if "7" in response:
             return Verdict(1.0, "correct")
         return Verdict(0.0, "wrong" if response else "unparsable")
+
+    def close(self) -> None:
+        """Nothing to let go of."""

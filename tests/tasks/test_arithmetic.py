@@ -150,7 +150,7 @@ def test_worked_solution(problem_id: str, solution: str):
 
 def test_every_worked_solution_is_judged_correct(whole: ArithmeticTask):
     for problem in whole.test:
-        assert whole.verify(problem, worked_solution(problem.id)) == Verdict(1.0, "correct")
+        assert whole.judge(problem, worked_solution(problem.id)) == Verdict(1.0, "correct")
         assert problem.prompt == problem.id + ":"
 
 
@@ -198,7 +198,7 @@ def test_other_ids_are_refused(text: str):
     ],
 )
 def test_verify(task: ArithmeticTask, response: str, label: str):
-    assert task.verify(PROBLEM, response) == Verdict(1.0 if label == "correct" else 0.0, label)
+    assert task.judge(PROBLEM, response) == Verdict(1.0 if label == "correct" else 0.0, label)
 
 
 # --- the constructor -----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import torch
 from hacrl.agents.loading import load_model_and_tokenizer
 from hacrl.agents.settings import AgentSettings
 from hacrl.errors import TaskError
-from hacrl.types import Problem
+from hacrl.types import Problem, Turn
 
 _NEUTRAL_LEADS = (":", "\n")  # characters that hardly merge with what follows
 PROMPTS_REMEMBERED = 65536  # every step asks for the same prompt's ids several times
@@ -29,7 +29,7 @@ class Agent:
         self.tokenizer = tokenizer
         self.use_chat_template = use_chat_template and tokenizer.chat_template is not None
         self.policy_version = 0
-        self._prompt_ids = lru_cache(maxsize=PROMPTS_REMEMBERED)(self._encode_prompt_text)
+        self._prompt_ids = lru_cache(maxsize=PROMPTS_REMEMBERED)(self._encode_turns)
         self._prompt_text = lru_cache(maxsize=PROMPTS_REMEMBERED)(self._decode)
 
     @classmethod
@@ -89,15 +89,16 @@ class Agent:
 
     def encode_prompt(self, problem: Problem) -> tuple[int, ...]:
         """The agent's own way of being asked: its chat template if it has one, else the plain prompt."""
-        ids = self._prompt_ids(problem.prompt)
+        ids = self._prompt_ids((*problem.context, Turn("user", problem.prompt)))
         if not ids:
             raise TaskError(f"problem {problem.id!r} is an empty prompt for agent {self.name!r}")
         return ids
 
-    def _encode_prompt_text(self, prompt: str) -> tuple[int, ...]:
+    def _encode_turns(self, turns: tuple[Turn, ...]) -> tuple[int, ...]:
         if not self.use_chat_template:
-            return tuple(self.tokenizer(prompt).input_ids)
-        text = self._render([{"role": "user", "content": prompt}], add_generation_prompt=True)
+            return tuple(self.tokenizer(plain_conversation(turns)).input_ids)
+        messages = [turn._asdict() for turn in turns]
+        text = self._render(messages, add_generation_prompt=True)
         return tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
 
     def _render(self, messages: list[dict[str, str]], **options: bool) -> str:
@@ -138,3 +139,16 @@ class Agent:
         """Write a plain Hugging Face folder that loads anywhere, alone."""
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
+
+
+def plain_conversation(turns: Sequence[Turn]) -> str:
+    """Turns as plain text, for models without a chat template: an answer follows its question on a new line.
+
+    A single turn stays as it is, so that a task decides every character a base model is asked with.
+    """
+    text = ""
+    for turn, following in zip(turns, [*turns[1:], None], strict=True):
+        text += turn.content
+        if following is not None:
+            text += "\n" if turn.role == "user" else "\n\n"
+    return text if len(turns) == 1 else text + "\n"

@@ -10,4 +10,5 @@ from hacrl.types import Rollout, VerifiedRollout
 
 def verify_rollouts(task: Task, rollouts: Sequence[Rollout]) -> list[VerifiedRollout]:
     """Every rollout with the task's verdict."""
-    return [VerifiedRollout(rollout, task.verify(rollout.problem, rollout.text)) for rollout in rollouts]
+    verdicts = task.verify(rollouts)
+    return [VerifiedRollout(rollout, verdict) for rollout, verdict in zip(rollouts, verdicts, strict=True)]

@@ -20,7 +20,7 @@ from itertools import product
 from typing import NamedTuple
 
 from hacrl.errors import TaskError
-from hacrl.types import Problem, Verdict
+from hacrl.types import Problem, Rollout, Verdict
 
 OPERATORS = "+-*"
 TEST_SHARE = 10  # one problem in TEST_SHARE is held out
@@ -137,6 +137,7 @@ class ArithmeticTask:
         prompt: str = DEFAULT_PROMPT,
     ) -> None:
         self.name = "arithmetic"
+        self.max_reward: float | None = 1.0
         if "{problem}" not in prompt:
             raise TaskError(f"prompt={prompt!r}: must contain {{problem}}, where the expression goes")
         if largest < 0:
@@ -166,7 +167,14 @@ class ArithmeticTask:
         """Held-out problems, in a fixed shuffled order."""
         return self._test
 
-    def verify(self, problem: Problem, response: str) -> Verdict:
+    def verify(self, rollouts: Sequence[Rollout]) -> list[Verdict]:
+        """See :class:`hacrl.tasks.base.Task`."""
+        return [self.judge(rollout.problem, rollout.text) for rollout in rollouts]
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+    def judge(self, problem: Problem, response: str) -> Verdict:
         """Judge what stands after the last ``#``: the plain integer and nothing else."""
         _, mark, answer = response.rpartition("#")
         if not mark or not _INTEGER.fullmatch(answer):

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from hacrl.types import Problem, Verdict
+from hacrl.types import Problem, Rollout, Verdict
 
 
 class Task(Protocol):
     """A verifiable task. ``train`` and ``test`` never share a problem id."""
 
     name: str
+    max_reward: float | None  # the largest reward there is; None: not known
 
     @property
     def train(self) -> Sequence[Problem]:
@@ -23,6 +24,10 @@ class Task(Protocol):
         """Held-out problems, in a fixed shuffled order, so that a prefix is a fair sample."""
         ...
 
-    def verify(self, problem: Problem, response: str) -> Verdict:
-        """Judge one response. Never raises, whatever the text."""
+    def verify(self, rollouts: Sequence[Rollout]) -> list[Verdict]:
+        """Judge responses, one verdict each, in order. No text, whatever it is, makes this raise."""
+        ...
+
+    def close(self) -> None:
+        """Let go of worker processes, if there are any. May be called more than once."""
         ...
