@@ -17,8 +17,10 @@ SOURCE = ROOT / "src" / "hacrl"
 # From the top of the stack to its bottom: a layer imports only what stands below it.
 LAYERS = [
     "cli",
+    "api",
     "report",
     "execution",
+    "tracking",
     "config",
     "learning",
     "evaluation",

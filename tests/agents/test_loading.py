@@ -82,14 +82,14 @@ def test_chat_template_can_be_switched_off(tmp_path: Path) -> None:
 
 
 def test_model_that_cannot_be_found_names_the_agent() -> None:
-    with pytest.raises(ModelError, match="agent 'ada': cannot load model 'nobody-has-this'"):
+    with pytest.raises(ModelError, match="agent 'ada': cannot load tokenizer 'nobody-has-this'"):
         load("nobody-has-this")
 
 
 def test_broken_config_names_the_agent(tmp_path: Path) -> None:
     char_agent().save(tmp_path / "char")
     (tmp_path / "char" / "config.json").write_text('{"model_type": "no-such-model"}')
-    with pytest.raises(ModelError, match="agent 'ada': cannot load model"):
+    with pytest.raises(ModelError, match="agent 'ada': cannot load config"):
         load(tmp_path / "char")
 
 

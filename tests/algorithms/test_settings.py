@@ -21,7 +21,7 @@ def test_defaults_of_the_paper() -> None:
     assert [s.shares_rollouts for s in (grpo, gspo, naive, hacpo)] == [False, False, True, True]
     assert (hacpo.delta, hacpo.cross_upper) == (0.2, 1.0)
     assert (hacpo.cross_baseline, hacpo.ratio_length, hacpo.exponent_on) == ("source", "source", "clipped")
-    assert (hacpo.baseline_overshoot, hacpo.max_reward) == ("own_mean", 1.0)
+    assert (hacpo.baseline_overshoot, hacpo.max_reward) == ("own_mean", None)
     assert hacpo.capability_baseline
     assert hacpo.discrepancy
     assert hacpo.cross_clip

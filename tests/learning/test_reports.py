@@ -41,7 +41,10 @@ def test_learning() -> None:
         losses=[0.5, -0.1],
         grad_norms=[3.0, 1.0],
         skipped=7,
-        sources={"bob": SourceStats([0.9, 0.7, 1.1], [0.0, 1.0, 0.5]), "ada": SourceStats([1.0], [0.0])},
+        sources={
+            "bob": SourceStats([0.9, 0.7, 1.1], [0.0, 1.0, 0.5], [0.9, 0.7, 1.1], [0.8, 0.6, 0.7]),
+            "ada": SourceStats([1.0], [0.0], [1.0], [1.0]),
+        },
         sampler_gaps=[0.1, 0.3],
     )
     dropped = Counter({("bob", "too_long"): 2, ("ada", "non_finite"): 1, ("bob", "not_representable"): 3})
@@ -54,8 +57,16 @@ def test_learning() -> None:
         dropped={"ada": {"non_finite": 1}, "bob": {"not_representable": 3, "too_long": 2}},
         sampler_gap=0.2,
         sources={
-            "ada": SourceReport(1, 1.0, 1.0, 1.0, 0.0),
-            "bob": SourceReport(3, pytest.approx(0.9), 0.7, 1.1, pytest.approx(0.5)),
+            "ada": SourceReport(1, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0),
+            "bob": SourceReport(
+                used=3,
+                ratio_mean=pytest.approx(0.9),
+                ratio_min=0.7,
+                ratio_max=1.1,
+                ratio_by_source_length=pytest.approx(0.9),
+                ratio_by_own_length=pytest.approx(0.7),
+                clipped=pytest.approx(0.5),
+            ),
         },
         # 2 of the 5 that were tried came back as the same text
         retokenised={"bob": RetokeniseReport(2, 0.4, pytest.approx(0.6))},

@@ -2,41 +2,42 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hacrl.agents.loading import load_model_and_tokenizer
+from hacrl.agents.codec import Codec, context_length
+from hacrl.agents.loading import load_model, load_tokenizer
+from hacrl.agents.lora import is_adapted, save_merged
 from hacrl.agents.settings import AgentSettings
-from hacrl.errors import TaskError
-from hacrl.types import Problem, Turn
-
-_NEUTRAL_LEADS = (":", "\n")  # characters that hardly merge with what follows
-PROMPTS_REMEMBERED = 65536  # every step asks for the same prompt's ids several times
 
 
-class Agent:
+class Agent(Codec):
     """A policy that can be asked, taught and saved."""
 
-    def __init__(self, name: str, model: Any, tokenizer: Any, use_chat_template: bool = True) -> None:
-        self.name = name
+    def __init__(
+        self,
+        name: str,
+        model: Any,
+        tokenizer: Any,
+        use_chat_template: bool = True,
+        chat_template_args: Mapping[str, Any] | None = None,
+    ) -> None:
+        length = context_length(model.config)
+        super().__init__(
+            name, tokenizer, model.generation_config, length, use_chat_template, chat_template_args
+        )
         self.model = model
-        self.tokenizer = tokenizer
-        self.use_chat_template = use_chat_template and tokenizer.chat_template is not None
         self.policy_version = 0
-        self._prompt_ids = lru_cache(maxsize=PROMPTS_REMEMBERED)(self._encode_turns)
-        self._prompt_text = lru_cache(maxsize=PROMPTS_REMEMBERED)(self._decode)
 
     @classmethod
-    def load(cls, settings: AgentSettings, device: str) -> Agent:
-        """Load the model a user asked for and put it on a device."""
-        model, tokenizer = load_model_and_tokenizer(settings)
-        return cls(settings.name, model.to(device), tokenizer, settings.chat_template)
+    def load(cls, settings: AgentSettings, device: str, seed: int = 0) -> Agent:
+        """Load the model a user asked for and put it on a device; the seed is for new adapter weights."""
+        tokenizer = load_tokenizer(settings)
+        model = load_model(settings, tokenizer, device, seed)
+        return cls(settings.name, model, tokenizer, settings.chat_template, settings.chat_template_args)
 
     @property
     def device(self) -> torch.device:
@@ -44,111 +45,10 @@ class Agent:
         device: torch.device = self.model.device
         return device
 
-    @property
-    def context_length(self) -> int | None:
-        """Most tokens the model can attend to, if its config says so."""
-        length: int | None = getattr(self.model.config, "max_position_embeddings", None)
-        return length
-
-    @cached_property
-    def stop_ids(self) -> frozenset[int]:
-        """Tokens that end a response: the tokenizer's, and those of the model's generation config."""
-        configured = self.model.generation_config.eos_token_id
-        extra = configured if isinstance(configured, list) else [configured]
-        return frozenset(int(token) for token in (self.tokenizer.eos_token_id, *extra) if token is not None)
-
-    @cached_property
-    def stop_id(self) -> int:
-        """The token that ends this agent's responses: what its chat template puts after one, else eos."""
-        if self.use_chat_template:
-            question = {"role": "user", "content": "x"}
-            asked = self._render([question], add_generation_prompt=True)
-            answered = self._render([question, {"role": "assistant", "content": "x"}])
-            if answered.startswith(asked):
-                ending = self.tokenizer(answered.removeprefix(asked), add_special_tokens=False).input_ids
-                after = [int(token) for token in ending if token in self.stop_ids]
-                if after:
-                    return after[0]
-        return int(self.tokenizer.eos_token_id)
-
-    @cached_property
-    def tokenizer_fingerprint(self) -> str:
-        """Equal for two agents exactly if response ids of one are the same text for the other.
-
-        Chat template and stop token are each agent's own and do not count; neither does the padding or
-        truncation that a tokenizer happens to be set to.
-        """
-        backend = getattr(self.tokenizer, "backend_tokenizer", None)
-        if backend is None:
-            identity = repr(sorted(self.tokenizer.get_vocab().items()))
-        else:
-            state = json.loads(backend.to_str())
-            kept = {key: value for key, value in state.items() if key not in ("padding", "truncation")}
-            identity = json.dumps(kept, sort_keys=True)
-        return hashlib.sha256(identity.encode()).hexdigest()
-
-    def encode_prompt(self, problem: Problem) -> tuple[int, ...]:
-        """The agent's own way of being asked: its chat template if it has one, else the plain prompt."""
-        ids = self._prompt_ids((*problem.context, Turn("user", problem.prompt)))
-        if not ids:
-            raise TaskError(f"problem {problem.id!r} is an empty prompt for agent {self.name!r}")
-        return ids
-
-    def _encode_turns(self, turns: tuple[Turn, ...]) -> tuple[int, ...]:
-        if not self.use_chat_template:
-            return tuple(self.tokenizer(plain_conversation(turns)).input_ids)
-        messages = [turn._asdict() for turn in turns]
-        text = self._render(messages, add_generation_prompt=True)
-        return tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
-
-    def _render(self, messages: list[dict[str, str]], **options: bool) -> str:
-        text: str = self.tokenizer.apply_chat_template(messages, tokenize=False, **options)
-        return text
-
-    def encode_response(self, text: str, prompt_ids: Sequence[int]) -> tuple[int, ...] | None:
-        """Somebody's text in this agent's tokens, as a continuation of its prompt; None if it has no such.
-
-        Tokenizers of the sentencepiece kind put a space before the first word of whatever they are given.
-        Behind a character that is cut off again, the text no longer comes first.
-        """
-        for lead in ("", *_NEUTRAL_LEADS):
-            lead_ids = self.tokenizer(lead, add_special_tokens=False).input_ids if lead else []
-            ids = self.tokenizer(lead + text, add_special_tokens=False).input_ids
-            response_ids = tuple(ids[len(lead_ids) :])
-            if (
-                ids[: len(lead_ids)] == lead_ids
-                and self.stop_ids.isdisjoint(response_ids)  # a stop token spelled out in text stops nothing
-                and self.decode_response(response_ids, prompt_ids) == text
-            ):
-                return response_ids
-        return None
-
-    def decode_response(self, token_ids: Sequence[int], prompt_ids: Sequence[int]) -> str:
-        """The text that response tokens add to their prompt: a first token's leading space is part of it."""
-        prompt = self._prompt_text(tuple(prompt_ids))
-        whole = self._decode([*prompt_ids, *token_ids])
-        return whole[len(prompt) :] if whole.startswith(prompt) else self._decode(token_ids)
-
-    def _decode(self, token_ids: Sequence[int]) -> str:
-        text: str = self.tokenizer.decode(
-            list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-        return text
-
     def save(self, folder: Path) -> None:
-        """Write a plain Hugging Face folder that loads anywhere, alone."""
-        self.model.save_pretrained(folder)
+        """Write a plain Hugging Face folder that loads anywhere, alone; adapters are merged into it."""
+        if is_adapted(self.model):
+            save_merged(self.model, folder)
+        else:
+            self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
-
-
-def plain_conversation(turns: Sequence[Turn]) -> str:
-    """Turns as plain text, for models without a chat template: an answer follows its question on a new line.
-
-    A single turn stays as it is, so that a task decides every character a base model is asked with.
-    """
-    text = ""
-    for turn, following in zip(turns, [*turns[1:], None], strict=True):
-        text += turn.content
-        if following is not None:
-            text += "\n" if turn.role == "user" else "\n\n"
-    return text if len(turns) == 1 else text + "\n"

@@ -2,37 +2,126 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 
-from hacrl.agents.references import resolve_model
+from hacrl.agents.codec import Codec, context_length
+from hacrl.agents.lora import add_adapters
+from hacrl.agents.references import materialise_model
 from hacrl.agents.settings import AgentSettings
 from hacrl.errors import ModelError
 
 
-def load_model_and_tokenizer(settings: AgentSettings) -> tuple[Any, Any]:
-    """Load with transformers; dropout off, on the CPU, in float32.
+def load_codec(settings: AgentSettings) -> Codec:
+    """The text side of an agent, without its weights: enough to check prompts before anything long starts."""
+    tokenizer, config = load_tokenizer(settings), load_model_config(settings)
+    return Codec(
+        settings.name,
+        tokenizer,
+        _generation_config(settings, config),
+        context_length(config),
+        settings.chat_template,
+        settings.chat_template_args,
+    )
 
-    Steps of a usual learning rate are below the resolution of bfloat16 weights: those would not move.
-    """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    location = resolve_model(settings.model)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(location, trust_remote_code=settings.trust_remote_code)
-        model, report = AutoModelForCausalLM.from_pretrained(
-            location,
-            dtype=torch.float32,
-            trust_remote_code=settings.trust_remote_code,
-            output_loading_info=True,
+def load_tokenizer(settings: AgentSettings) -> Any:
+    """A tokenizer that knows how to end a response."""
+    from transformers import AutoTokenizer
+
+    with _explained(settings, "tokenizer"):
+        tokenizer = AutoTokenizer.from_pretrained(materialise_model(settings.model), **_where(settings))
+    if tokenizer.eos_token_id is None:
+        raise ModelError(
+            f"agent {settings.name!r}: the tokenizer of {settings.model!r} has no eos_token, so a response "
+            "could never end; set eos_token in its tokenizer_config.json"
         )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ModelError(f"agent {settings.name!r}: cannot load model {settings.model!r}: {error}") from error
+    if not tokenizer.get_vocab() or not tokenizer("1").input_ids:
+        raise ModelError(
+            f"agent {settings.name!r}: the tokenizer of {settings.model!r} turns text into nothing; "
+            "does the folder have a tokenizer.json?"
+        )
+    return tokenizer
+
+
+def load_model_config(settings: AgentSettings) -> Any:
+    """The model's config.json."""
+    from transformers import AutoConfig
+
+    with _explained(settings, "config"):
+        return AutoConfig.from_pretrained(materialise_model(settings.model), **_where(settings))
+
+
+def load_model(settings: AgentSettings, tokenizer: Any, device: str, seed: int = 0) -> Any:
+    """The model on its device, dropout off, in the precision asked for, with fresh adapters if asked for."""
+    from transformers import AutoModelForCausalLM
+
+    config = load_model_config(settings)
+    attention = {} if settings.attention is None else {"attn_implementation": settings.attention}
+    with _explained(settings, "model"):
+        model, report = AutoModelForCausalLM.from_pretrained(
+            materialise_model(settings.model),
+            config=config,
+            dtype=torch_precision(settings, config, device),
+            output_loading_info=True,
+            **attention,
+            **_where(settings),
+        )
     _check_weights(settings, report)
-    _check_tokenizer(settings, tokenizer, model)
-    return model.eval(), tokenizer
+    _check_embeddings(settings, tokenizer, model)
+    model = model.eval().to(device)
+    if settings.gradient_checkpointing:
+        if not model.supports_gradient_checkpointing:
+            raise ModelError(
+                f"agents.{settings.name}.gradient_checkpointing: {type(model).__name__} does not support it; "
+                "set it to false"
+            )
+        # the reentrant kind needs inputs that carry gradients, which frozen embeddings do not give
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model if settings.lora is None else add_adapters(model, settings, seed)
+
+
+def torch_precision(settings: AgentSettings, config: Any, device: str) -> torch.dtype:
+    """What weights are held in. "auto": float32 on a CPU; on a GPU bfloat16 if they are stored in 16 bits."""
+    if settings.precision != "auto":
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16}[settings.precision]
+    stored = getattr(config, "dtype", None)
+    halved = stored in (torch.bfloat16, torch.float16, "bfloat16", "float16")
+    return torch.bfloat16 if halved and device != "cpu" else torch.float32
+
+
+def _where(settings: AgentSettings) -> dict[str, Any]:
+    where: dict[str, Any] = {"trust_remote_code": settings.trust_remote_code}
+    return where if settings.revision is None else {**where, "revision": settings.revision}
+
+
+def _generation_config(settings: AgentSettings, config: Any) -> Any:
+    from transformers import GenerationConfig
+
+    try:
+        return GenerationConfig.from_pretrained(materialise_model(settings.model), **_where(settings))
+    except (OSError, ValueError):  # a model need not have one; transformers then takes the config's
+        return GenerationConfig.from_model_config(config)
+
+
+@contextmanager
+def _explained(settings: AgentSettings, part: str) -> Iterator[None]:
+    """transformers' own errors, with the agent's name in front."""
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(f"agents.{settings.name}.{error}") from error
+    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
+        hint = ""
+        if "trust_remote_code" in str(error):
+            hint = f". To run the model's own code, set agents.{settings.name}.trust_remote_code=true"
+        raise ModelError(
+            f"agent {settings.name!r}: cannot load {part} {settings.model!r}: {error}{hint}"
+        ) from error
 
 
 def _check_weights(settings: AgentSettings, report: dict[str, Any]) -> None:
@@ -46,22 +135,12 @@ def _check_weights(settings: AgentSettings, report: dict[str, Any]) -> None:
             )
 
 
-def _check_tokenizer(settings: AgentSettings, tokenizer: Any, model: Any) -> None:
-    """A tokenizer that can end a response and whose tokens all have an embedding."""
-    if tokenizer.eos_token_id is None:
-        raise ModelError(
-            f"agent {settings.name!r}: the tokenizer of {settings.model!r} has no eos_token, so a response "
-            "could never end; set eos_token in its tokenizer_config.json"
-        )
-    vocabulary = tokenizer.get_vocab()
-    if not vocabulary or not tokenizer("1").input_ids:
-        raise ModelError(
-            f"agent {settings.name!r}: the tokenizer of {settings.model!r} turns text into nothing; "
-            "does the folder have a tokenizer.json?"
-        )
+def _check_embeddings(settings: AgentSettings, tokenizer: Any, model: Any) -> None:
+    """All of the tokenizer's tokens must have an embedding."""
+    largest = max(tokenizer.get_vocab().values())
     embeddings = model.get_input_embeddings().num_embeddings
-    if max(vocabulary.values()) >= embeddings:
+    if largest >= embeddings:
         raise ModelError(
-            f"agent {settings.name!r}: the tokenizer of {settings.model!r} has token "
-            f"{max(vocabulary.values())}, the model only {embeddings} embeddings: they do not belong together"
+            f"agent {settings.name!r}: the tokenizer of {settings.model!r} has token {largest}, "
+            f"the model only {embeddings} embeddings: they do not belong together"
         )

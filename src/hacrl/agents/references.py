@@ -1,10 +1,11 @@
-"""The tiny agents that come with the package, and what a model reference stands for. Needs no torch."""
+"""What a model reference stands for: a bundled agent, SmolLM2, a folder or a hub id. Needs no torch."""
 
 from __future__ import annotations
 
 from importlib.resources import files
 from pathlib import Path
 
+from hacrl.agents import smollm2
 from hacrl.errors import ModelError
 
 BUNDLED_PREFIX = "bundled:"
@@ -17,7 +18,12 @@ def bundled_agents() -> dict[str, Path]:
 
 
 def resolve_model(reference: str) -> str:
-    """The folder or hub id a reference stands for; a missing folder or bundled name is an error here."""
+    """The folder or hub id a reference stands for; a missing folder or bundled name is an error here.
+
+    Cheap. SmolLM2's folder need not be there yet: :func:`materialise_model` makes it.
+    """
+    if reference == smollm2.REFERENCE:
+        return str(smollm2.find_smollm2())
     if reference.startswith(BUNDLED_PREFIX):
         bundled = bundled_agents()
         name = reference.removeprefix(BUNDLED_PREFIX)
@@ -32,3 +38,10 @@ def resolve_model(reference: str) -> str:
     if reference.startswith((".", "/", "~")) or reference.count("/") > 1:
         raise ModelError(f"model: folder {reference} does not exist")
     return reference
+
+
+def materialise_model(reference: str) -> str:
+    """As :func:`resolve_model`, with the files in place: what to load from."""
+    if reference == smollm2.REFERENCE:
+        return str(smollm2.materialise_smollm2())
+    return resolve_model(reference)

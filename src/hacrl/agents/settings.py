@@ -3,7 +3,29 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Precision = Literal["auto", "float32", "bfloat16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraSettings:
+    """Low-rank adapters instead of full fine-tuning. The reference policy is the model without them."""
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by the config layer
+
+    rank: int = 16
+    alpha: float = 32.0  # the adapters' output is scaled by alpha / rank
+    targets: str | tuple[str, ...] = "all-linear"  # names of the layers that get one
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"rank must be at least 1, not {self.rank}")
+        if self.alpha <= 0:
+            raise ValueError(f"alpha must be positive, not {self.alpha}")
+        if not self.targets:
+            raise ValueError("targets must name layers, or be 'all-linear'")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,11 +35,19 @@ class AgentSettings:
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by the config layer
 
     name: str
-    model: str  # "bundled:NAME", a folder, or a Hugging Face id
+    model: str  # "bundled:NAME", "smollm2-135m", a folder, or a Hugging Face id
+    revision: str | None = None  # branch, tag or commit of a Hugging Face id
     rollouts_per_prompt: int | None = None
     lr: float | None = None
     device: str | None = None
+    # weights: "auto" is float32 on a CPU, on a GPU what the model is stored in. Lower precisions are trained
+    # through float32 master weights.
+    precision: Precision = "auto"
+    lora: LoraSettings | None = None  # None: all weights are trained
+    gradient_checkpointing: bool = False  # less memory for a third more compute in learning
+    attention: str | None = None  # transformers' attn_implementation: sdpa, eager, flash_attention_2, ...
     chat_template: bool = True  # use the tokenizer's chat template if it has one
+    chat_template_args: dict[str, Any] = field(default_factory=dict)  # e.g. {enable_thinking: false}
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:

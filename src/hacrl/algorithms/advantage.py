@@ -53,12 +53,12 @@ def capability_aware_baseline(
     agent: str,
     ratio: CapabilityRatio,
     overshoot: Literal["own_mean", "keep"] = "own_mean",
-    max_reward: float = 1.0,
+    max_reward: float | None = 1.0,
 ) -> float:
     """mu_k (eq. 6). A baseline above the largest possible reward is replaced by the agent's own mean."""
     means = {source: math.fsum(values) / len(values) for source, values in rewards.items()}
     baseline = math.fsum(ratio(agent, source) * mean for source, mean in means.items()) / len(means)
-    if overshoot == "own_mean" and baseline > max_reward:
+    if overshoot == "own_mean" and max_reward is not None and baseline > max_reward:
         return means[agent]
     return baseline
 

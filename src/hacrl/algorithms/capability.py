@@ -22,6 +22,7 @@ class CapabilitySettings:
     ratio_min: float = 0.1
     ratio_max: float = 10.0
     measure: CapabilityMeasure = "mean_reward"
+    reward_min: float = 0.0  # the reward that counts as no capability: the lowest, if rewards can be negative
 
     def __post_init__(self) -> None:
         if self.window < 1:
@@ -34,12 +35,15 @@ class CapabilitySettings:
             )
 
 
-def batch_capability(rewards: Sequence[float], measure: CapabilityMeasure = "mean_reward") -> float:
-    """One step's capability of one agent: its mean reward, or the share of positive rewards."""
+def batch_capability(
+    rewards: Sequence[float], measure: CapabilityMeasure = "mean_reward", reward_min: float = 0.0
+) -> float:
+    """One step's capability of one agent: its mean reward above the lowest, or the share of positive ones."""
     if not rewards:
         raise ValueError("an agent's capability needs at least one reward")
-    values = [float(reward > 0) for reward in rewards] if measure == "positive_share" else rewards
-    return math.fsum(values) / len(rewards)
+    if measure == "positive_share":
+        return math.fsum(float(reward > 0) for reward in rewards) / len(rewards)
+    return math.fsum(rewards) / len(rewards) - reward_min
 
 
 class CapabilityTracker:
@@ -58,7 +62,8 @@ class CapabilityTracker:
                 f"rewards of {sorted(rewards)} given, capabilities kept of {sorted(self._history)}"
             )
         capabilities = {
-            agent: batch_capability(values, self.settings.measure) for agent, values in rewards.items()
+            agent: batch_capability(values, self.settings.measure, self.settings.reward_min)
+            for agent, values in rewards.items()
         }
         for agent, capability in capabilities.items():  # all or nothing
             self._history[agent].append(max(capability, self.settings.floor))

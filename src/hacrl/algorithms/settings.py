@@ -76,7 +76,7 @@ class HacpoSettings(MethodSettings):
     capability_baseline: bool = True  # False: omega = 1 in mu_k (ablation)
     cross_baseline: Literal["source", "learner"] = "source"  # whose mu a cross response is compared with
     baseline_overshoot: Literal["own_mean", "keep"] = "own_mean"  # what to do when mu_k > max_reward
-    max_reward: float = 1.0  # the largest reward the task can give
+    max_reward: float | None = None  # the largest possible reward; None: the task's, if it says so
     # mechanism 2: capability discrepancy coefficient
     discrepancy: bool = True  # False: cross advantages are not scaled (ablation)
     # mechanism 3: exponential importance sampling

@@ -95,6 +95,10 @@ class RunProgress(Observer):
             listed = "  ".join(f"{name} {accuracy.mean:.3f}" for name, accuracy in accuracies.items())
             self._print(f"after {step} steps  accuracy {listed}")
 
+    def on_note(self, step: int, note: str) -> None:
+        """Print it, above the live display if there is one."""
+        self._print(f"note: {note}")
+
     def _print(self, line: str) -> None:
         self._console.print(f"{self._title}: {line}", markup=False, highlight=False, soft_wrap=True)
 

@@ -17,8 +17,9 @@ def run_training(path: Path, overrides: Sequence[str], overwrite: bool, dry_run:
     console = Console()
     if dry_run:
         from hacrl.execution.preflight import preflight
+        from hacrl.tasks.registry import make_task
 
-        preflight(config)
+        preflight(config, make_task(config.task))
         console.print(config_to_yaml(config), markup=False, highlight=False)
         return
     from hacrl.cli.interrupts import told_when_interrupted

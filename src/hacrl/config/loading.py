@@ -63,7 +63,7 @@ def shipped_recipes() -> dict[str, Path]:
 
 def build_config(data: dict[str, Any], source: str = "config") -> RunConfig:
     """Validate a mapping, strictly: unknown keys, wrong types and impossible combinations are refused."""
-    data = with_method_name(data)
+    data = with_agent_defaults(with_method_name(data))
     try:
         # As JSON: strict validation then takes lists and mappings, but no guessed types.
         text = json.dumps(data, allow_nan=False)
@@ -85,6 +85,23 @@ def with_method_name(data: dict[str, Any]) -> dict[str, Any]:
     if isinstance(method, dict):
         return {**data, "method": {"name": HacpoSettings.name, **method}}
     return data
+
+
+def with_agent_defaults(data: dict[str, Any]) -> dict[str, Any]:
+    """What ``agent_defaults`` says, written into every agent; an agent's own keys win, nested ones too."""
+    defaults, agents = data.get("agent_defaults"), data.get("agents")
+    if not isinstance(defaults, dict) or not isinstance(agents, list):
+        return data
+    filled = [_merged(defaults, agent) if isinstance(agent, dict) else agent for agent in agents]
+    return {**{key: value for key, value in data.items() if key != "agent_defaults"}, "agents": filled}
+
+
+def _merged(defaults: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    merged = {**defaults, **own}
+    for key in defaults.keys() & own.keys():
+        if isinstance(defaults[key], dict) and isinstance(own[key], dict):
+            merged[key] = _merged(defaults[key], own[key])
+    return merged
 
 
 def config_to_yaml(config: RunConfig) -> str:

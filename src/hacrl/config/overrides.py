@@ -43,7 +43,7 @@ def apply_override(data: dict[str, Any], override: str) -> None:
 
 
 def _full_key(key: str) -> str:
-    top_level = {field.name: field for field in fields(RunConfig)}
+    top_level = {field.name for field in fields(RunConfig)} | {"agent_defaults"}
     if "." in key or key in top_level:
         return key
     sections = [name for name, record in _SECTIONS.items() if key in {f.name for f in fields(record)}]

@@ -28,6 +28,9 @@ class RunConfig:
     device: str = "auto"  # "cpu", "cuda", "cuda:1"; "auto": a GPU if there is one
     threads: int | None = None  # CPU threads of torch; None leaves its own choice
     logged_rollouts: int = 4  # rollouts kept per agent and step, to be read
+    trackers: tuple[str, ...] = ()  # where metrics also go: tensorboard, wandb, trackio, mlflow
+    project: str = "hacrl"  # what trackers file this run under ...
+    run_name: str | None = None  # ... and its name there; None: the output folder's
     task: TaskSettings = field(default_factory=TaskSettings)
     method: Annotated[AnyMethodSettings, Field(discriminator="name")] = field(default_factory=HacpoSettings)
     rollout: RolloutSettings = field(default_factory=RolloutSettings)

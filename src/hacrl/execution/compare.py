@@ -5,16 +5,19 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 
+from hacrl.algorithms.settings import HacpoSettings
 from hacrl.config.loading import build_config, config_to_yaml
 from hacrl.config.schema import RunConfig
 from hacrl.errors import ConfigError
 from hacrl.execution.preflight import preflight
 from hacrl.execution.results import RunResult, read_result
 from hacrl.execution.variants import Recipe, variant_recipe
+from hacrl.learning.settings import LearningSettings
+from hacrl.tasks.registry import make_task
 
 
 @dataclass(frozen=True)
@@ -43,14 +46,32 @@ def plan_runs(recipe: Recipe, variants: Sequence[str], seeds: int, output: Path)
     if base.steps == 0 or base.evaluation.problems == 0:
         raise ConfigError("a study compares accuracies: steps and evaluation.problems must not be 0")
     runs = []
+    tasks = _Tasks()
     for seed in range(base.seed, base.seed + seeds):
         for variant in dict.fromkeys(variants):
             folder = output / variant.replace("/", "_") / f"seed-{seed}"
             data = {"threads": 1, "logged_rollouts": 0, **variant_recipe(recipe, variant)}
             config = build_config({**data, "seed": seed, "output": str(folder)}, f"variant {variant}")
-            preflight(config)
+            tasks.check(config)
             runs.append(PlannedRun(variant, seed, config))
     return runs
+
+
+class _Tasks:
+    """Preflight of many alike runs: seed, method and learning rate change nothing of what it looks at."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+
+    def check(self, config: RunConfig) -> None:
+        same = replace(config, seed=0, output="-", method=HacpoSettings(), learning=LearningSettings())
+        key = config_to_yaml(same)
+        if key in self._seen:
+            return
+        task = make_task(config.task)
+        preflight(config, task)
+        task.close()
+        self._seen.add(key)
 
 
 def run_study(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -11,8 +12,9 @@ from hacrl.agents.agent import Agent
 from hacrl.algorithms.methods import make_method
 from hacrl.config.checks import updates_per_step
 from hacrl.config.schema import RunConfig
+from hacrl.evaluation.accuracy import Accuracy
 from hacrl.exchange.in_process import InProcessExchange
-from hacrl.execution.preflight import device_of, preflight
+from hacrl.execution.preflight import Checked, preflight
 from hacrl.execution.results import RunResult
 from hacrl.execution.run_folder import RunFolder, check_output
 from hacrl.learning.learner import Learner
@@ -20,25 +22,85 @@ from hacrl.learning.observer import Observer, Observers
 from hacrl.learning.samples import SampleBuilder
 from hacrl.learning.trainer import Participant, Trainer
 from hacrl.rollout.transformers_engine import TransformersEngine
+from hacrl.seeding import derive_seed
+from hacrl.tasks.base import Task
 from hacrl.tasks.registry import make_task
 from hacrl.tasks.stream import ProblemStream
+from hacrl.tracking.registry import make_trackers
 
 
-def run_locally(config: RunConfig, observers: Sequence[Observer] = (), overwrite: bool = False) -> RunResult:
-    """Train, write the run's folder, save the agents. Nothing is written before all models have loaded."""
-    preflight(config)
-    check_output(config, overwrite)
-    config = with_threads(config)
-    folder = RunFolder(config)
-    result = RunResult(folder.path)
-    observer = Observers([folder, result, *observers])
-    trainer = build_trainer(config, observer)
-    folder.claim(overwrite)
-    trainer.train(config.steps)
-    for participant in trainer.participants:
-        observer.on_phase(config.steps, "save", participant.name)
-        folder.save_agent(participant.agent)
-    return result
+def run_locally(
+    config: RunConfig,
+    observers: Sequence[Observer] = (),
+    overwrite: bool = False,
+    task: Task | None = None,
+    agents: Mapping[str, Agent] | None = None,
+) -> RunResult:
+    """Train, write the run's folder, save the agents."""
+    with LocalRun(config, observers, overwrite, task, agents) as run:
+        run.train()
+        run.save()
+        return run.result
+
+
+class LocalRun:
+    """One run, open. Everything is checked first; nothing is written before all models have loaded.
+
+    ``task`` and ``agents`` (by name) replace what the config would make: the Python API hands in objects.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        observers: Sequence[Observer] = (),
+        overwrite: bool = False,
+        task: Task | None = None,
+        agents: Mapping[str, Agent] | None = None,
+    ) -> None:
+        self.config = config = with_threads(config)
+        self._folder = RunFolder(config)
+        self.result = RunResult(self._folder.path)
+        self._task = task or make_task(config.task)
+        self._observer = Observers([self._folder, self.result, *observers])
+        try:
+            checked = preflight(config, self._task, agents)
+            check_output(config, overwrite)
+            trackers = make_trackers(config, self._folder.path)
+            self._observer = Observers([self._folder, self.result, *trackers, *observers])
+            self.trainer = build_trainer(config, checked, self._observer, agents)
+            self._folder.claim(overwrite)
+        except BaseException:
+            self.close()
+            raise
+        for note in checked.notes:
+            self._observer.on_note(0, note)
+
+    def __enter__(self) -> LocalRun:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def train(self) -> None:
+        """All steps of the config, with its evaluations."""
+        self.trainer.train(self.config.steps)
+
+    def evaluate(self) -> dict[str, Accuracy]:
+        """Every agent alone, as it is now."""
+        return self.trainer.evaluate(self.trainer.steps_done)
+
+    def save(self) -> dict[str, Path]:
+        """Write every agent as a plain Hugging Face folder: name -> folder."""
+        saved = {}
+        for participant in self.trainer.participants:
+            self._observer.on_phase(self.trainer.steps_done, "save", participant.name)
+            saved[participant.name] = self._folder.save_agent(participant.agent)
+        return saved
+
+    def close(self) -> None:
+        """Let go of the task's workers and tell everybody who watches."""
+        self._task.close()
+        self._observer.on_end()
 
 
 def with_threads(config: RunConfig) -> RunConfig:
@@ -46,14 +108,23 @@ def with_threads(config: RunConfig) -> RunConfig:
     return config if config.threads else replace(config, threads=torch.get_num_threads())
 
 
-def build_trainer(config: RunConfig, observer: Observer | None = None) -> Trainer:
-    """Load the agents and wire everything together."""
+def build_trainer(
+    config: RunConfig,
+    checked: Checked | None = None,
+    observer: Observer | None = None,
+    loaded: Mapping[str, Agent] | None = None,
+) -> Trainer:
+    """Load the agents and wire everything together; what was not checked before is checked now."""
+    checked = checked or preflight(config, make_task(config.task), loaded)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    task = make_task(config.task)
-    stream = ProblemStream(task.train, config.rollout.prompts_per_step, config.seed)
-    method = make_method(config.method)
-    agents = [Agent.load(settings, device_of(config, settings)) for settings in config.agents]
+    task = checked.task
+    method = make_method(config.method, task.max_reward)
+    agents = [
+        (loaded or {}).get(settings.name)
+        or Agent.load(settings, checked.devices[settings.name], derive_seed(config.seed, settings.name))
+        for settings in config.agents
+    ]
     fingerprints = {agent.name: agent.tokenizer_fingerprint for agent in agents}
     sampling = config.rollout.sampling
     participants = [
@@ -70,7 +141,8 @@ def build_trainer(config: RunConfig, observer: Observer | None = None) -> Traine
         participants=participants,
         method=method,
         task=task,
-        stream=stream,
+        train_stream=ProblemStream(checked.train, config.rollout.prompts_per_step, config.seed),
+        test_problems=checked.test[: config.evaluation.problems],
         exchange=InProcessExchange([agent.name for agent in agents]),
         sampling=sampling,
         evaluation=config.evaluation,

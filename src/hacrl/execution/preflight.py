@@ -1,34 +1,108 @@
-"""What can be checked of a run before anything is written or loaded."""
+"""What can be checked of a run before anything is written and before any weights are loaded."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
+from hacrl.agents.codec import Codec
+from hacrl.agents.loading import load_codec
 from hacrl.agents.references import resolve_model
 from hacrl.agents.settings import AgentSettings
 from hacrl.config.schema import RunConfig
-from hacrl.errors import ConfigError, ModelError
-from hacrl.tasks.registry import make_task
+from hacrl.errors import ConfigError, ModelError, TaskError
+from hacrl.tasks.base import Rehearsable, Task
 from hacrl.tasks.stream import ProblemStream
+from hacrl.types import Problem
 
 
-def preflight(config: RunConfig) -> None:
-    """Models that can be found, devices that are there, a task with enough problems."""
+@dataclass(frozen=True)
+class Checked:
+    """A task whose problems every agent can be asked, and where each agent will live."""
+
+    task: Task
+    train: Sequence[Problem]
+    test: Sequence[Problem]  # as many as are evaluated on
+    devices: Mapping[str, str]  # agent -> device
+    notes: tuple[str, ...]  # what the user should know, a sentence each
+
+
+def preflight(config: RunConfig, task: Task, loaded: Mapping[str, Codec] | None = None) -> Checked:
+    """Models that can be found, devices that are there, tokenizers that can stop, problems that fit."""
+    devices = check_agents(config, set(loaded or ()))
+    check_sizes(config, task)
+    if isinstance(task, Rehearsable):
+        task.rehearse()
+    codecs = [(loaded or {}).get(agent.name) or load_codec(agent) for agent in config.agents]
+    train, left_out = fitting_problems(config, task.train, codecs, "training", config.rollout.max_new_tokens)
+    ProblemStream(train, config.rollout.prompts_per_step, config.seed)
+    new_tokens = config.evaluation.sampling(config.rollout.max_new_tokens).max_new_tokens
+    held_out = task.test[: config.evaluation.problems]
+    test, test_left_out = fitting_problems(config, held_out, codecs, "held-out", new_tokens)
+    return Checked(task, train, test, devices, (*getattr(task, "notes", ()), *left_out, *test_left_out))
+
+
+def check_agents(config: RunConfig, loaded: set[str]) -> dict[str, str]:
+    """Agent -> device; every reference that is not a hub id must exist."""
+    devices = {}
     for agent in config.agents:
-        try:
-            resolve_model(agent.model)
-        except ModelError as error:
-            raise ConfigError(f"agents.{agent.name}.{error}") from error
-        check_device(device_of(config, agent))
-    task = make_task(config.task)
+        if agent.name not in loaded:
+            try:
+                resolve_model(agent.model)
+            except ModelError as error:
+                raise ConfigError(f"agents.{agent.name}.{error}") from error
+        devices[agent.name] = device_of(config, agent)
+        check_device(devices[agent.name])
+    return devices
+
+
+def check_sizes(config: RunConfig, task: Task) -> None:
+    """Enough problems for a step and for the evaluation."""
     ProblemStream(task.train, config.rollout.prompts_per_step, config.seed)
     if config.evaluation.problems > len(task.test):
         raise ConfigError(
             f"evaluation.problems={config.evaluation.problems}, but task {task.name!r} holds out only "
             f"{len(task.test)} problems"
         )
+
+
+def fitting_problems(
+    config: RunConfig, problems: Sequence[Problem], codecs: Sequence[Codec], kind: str, new_tokens: int
+) -> tuple[Sequence[Problem], list[str]]:
+    """The problems every agent has room for. All are asked the same, so one that is too long goes for all."""
+    longest = config.rollout.max_prompt_tokens
+    kept, left_out = [], 0
+    for problem in problems:
+        lengths = [len(codec.encode_prompt(problem)) for codec in codecs]
+        if longest is not None and max(lengths) > longest:
+            left_out += 1
+            continue
+        for codec, length in zip(codecs, lengths, strict=True):
+            if codec.context_length is not None and length + new_tokens > codec.context_length:
+                raise TaskError(_does_not_fit(problem, kind, codec, length, new_tokens))
+        kept.append(problem)
+    if not left_out:
+        return problems, []
+    note = f"{left_out} {kind} problems left out: longer than rollout.max_prompt_tokens={longest} for an agent"
+    return kept, [note]
+
+
+def _does_not_fit(problem: Problem, kind: str, codec: Codec, length: int, new_tokens: int) -> str:
+    assert codec.context_length is not None
+    room = codec.context_length - new_tokens
+    fix = (
+        f"set rollout.max_prompt_tokens={room} to leave such problems out, or ask for fewer new tokens"
+        if room > 0
+        else "ask for fewer new tokens"
+    )
+    return (
+        f"{kind} problem {problem.id[:80]!r} is {length} tokens long for agent {codec.name!r}; with "
+        f"max_new_tokens={new_tokens} it needs {length + new_tokens}, the model's context has "
+        f"{codec.context_length}: {fix}"
+    )
 
 
 def device_of(config: RunConfig, agent: AgentSettings) -> str:

@@ -3,9 +3,12 @@
 config.yaml       every key, defaults included
 metrics.jsonl     one line per step; equal runs have equal files
 evaluations.jsonl one line per evaluation
+notes.txt         what a user should know, a sentence a line
 rollouts.jsonl    a few rollouts per agent and step, to be read
 timings.jsonl     seconds per phase and agent; the only file that differs between equal runs
 agents/NAME/      each agent as a plain Hugging Face folder
+evaluations/      what ``hacrl eval`` wrote
+tensorboard/      if that tracker was asked for
 """
 
 from __future__ import annotations
@@ -27,7 +30,17 @@ from hacrl.learning.reports import StepReport
 from hacrl.types import VerifiedRollout
 
 RUN_FILES = frozenset(
-    {"config.yaml", "metrics.jsonl", "evaluations.jsonl", "rollouts.jsonl", "timings.jsonl", "agents"}
+    {
+        "config.yaml",
+        "metrics.jsonl",
+        "evaluations.jsonl",
+        "notes.txt",
+        "rollouts.jsonl",
+        "timings.jsonl",
+        "agents",
+        "evaluations",
+        "tensorboard",
+    }
 )
 
 
@@ -103,6 +116,11 @@ class RunFolder(Observer):
         """One line per evaluation."""
         agents = {name: asdict(accuracy) for name, accuracy in accuracies.items()}
         self._append("evaluations.jsonl", {"step": step, "agents": agents})
+
+    def on_note(self, step: int, note: str) -> None:
+        """One line per note."""
+        with (self.path / "notes.txt").open("a", encoding="utf-8") as file:
+            file.write(f"step {step}: {note}\n")
 
     def save_agent(self, agent: Agent) -> Path:
         """Write one agent as a Hugging Face folder."""

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import copy
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from hacrl.agents.agent import Agent
 from hacrl.agents.logprobs import response_logprobs
+from hacrl.agents.reference import make_reference
+from hacrl.algorithms.importance import sequence_ratio
 from hacrl.algorithms.methods import Method
 from hacrl.errors import TrainingError
+from hacrl.learning.checkpointing import checkpointed_layers
 from hacrl.learning.minibatches import micro_batches, minibatches
+from hacrl.learning.optimizer import MasterWeightAdamW
 from hacrl.learning.settings import LearningSettings
 from hacrl.types import LearnerSample, LossBatch, LossTerms, Sampling
 
@@ -25,6 +27,8 @@ class SourceStats:
 
     ratios: list[float] = field(default_factory=list)
     clipped: list[float] = field(default_factory=list)
+    source_length_ratios: list[float] = field(default_factory=list)  # both definitions of s (eq. 11),
+    own_length_ratios: list[float] = field(default_factory=list)  # whichever the loss uses
 
 
 @dataclass
@@ -58,15 +62,12 @@ class Learner:
         self.method = method
         self._settings = settings
         self._sampling = sampling
-        self._parameters = [p for p in agent.model.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.AdamW(
-            self._parameters,
+        self._reference = make_reference(agent.model) if method.needs_reference else None
+        self.optimizer = MasterWeightAdamW(
+            [parameter for parameter in agent.model.parameters() if parameter.requires_grad],
             lr=lr or settings.lr,
             betas=(settings.beta1, settings.beta2),
             weight_decay=settings.weight_decay,
-        )
-        self._reference: Any = (
-            copy.deepcopy(agent.model).requires_grad_(False) if method.needs_reference else None
         )
 
     def learn(self, samples: Sequence[LearnerSample], updates: int, seed: int) -> LearnStats:
@@ -81,33 +82,26 @@ class Learner:
     def _update(self, minibatch: Sequence[LearnerSample], updates_done: int, stats: LearnStats) -> None:
         active = [sample for sample in minibatch if self._carries_signal(sample)]
         stats.skipped += len(minibatch) - len(active)
-        self._zero_gradients()
+        self.optimizer.zero_gradients()
         loss_sum = 0.0
         for micro_batch in micro_batches(active, self._settings.micro_batch_tokens):
-            batch = self.loss_batch(micro_batch, updates_done)
-            terms = self.method.loss(batch)
-            # the mean is over the whole mini-batch: samples without signal count with loss 0
-            loss = terms.loss_B.sum() / len(minibatch)
-            loss.backward()  # type: ignore[no-untyped-call]
+            with checkpointed_layers(self.agent.model):
+                batch = self.loss_batch(micro_batch, updates_done)
+                terms = self.method.loss(batch)
+                # the mean is over the whole mini-batch: samples without signal count with loss 0
+                loss = terms.loss_B.sum() / len(minibatch)
+                loss.backward()  # type: ignore[no-untyped-call]
             loss_sum += float(loss.detach())
             _record(stats, micro_batch, batch, terms)
-        grad_norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.max_grad_norm)
-        self._check_finite(loss_sum, float(grad_norm), updates_done)
+        grad_norm = self.optimizer.clip_gradients(self._settings.max_grad_norm)
+        self._check_finite(loss_sum, grad_norm, updates_done)
         self.optimizer.step()
         self.agent.policy_version += 1
         stats.losses.append(loss_sum)
-        stats.grad_norms.append(float(grad_norm))
+        stats.grad_norms.append(grad_norm)
 
     def _carries_signal(self, sample: LearnerSample) -> bool:
         return sample.advantage != 0 or (self._reference is not None and sample.is_own)
-
-    def _zero_gradients(self) -> None:
-        """Zeros, not None: an update without any signal must move the weights as if all were computed."""
-        for parameter in self._parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            else:
-                parameter.grad.zero_()
 
     def loss_batch(self, samples: Sequence[LearnerSample], updates_done: int) -> LossBatch:
         """One micro-batch as tensors: a forward pass of this agent, and of the reference if there is one."""
@@ -116,8 +110,8 @@ class Learner:
         logprobs_BT, mask_BT = response_logprobs(self.agent.model, pairs, self._sampling, device)
         reference_BT = None
         if self._reference is not None:
-            with torch.no_grad():
-                reference_BT, _ = response_logprobs(self._reference, pairs, self._sampling, device)
+            with self._reference.policy() as reference:
+                reference_BT, _ = response_logprobs(reference, pairs, self._sampling, device)
         behaviour_BT = torch.zeros_like(logprobs_BT)
         for row, sample in enumerate(samples):
             if sample.behaviour_logprobs is not None:
@@ -152,6 +146,11 @@ def _record(stats: LearnStats, samples: Sequence[LearnerSample], batch: LossBatc
     for sample, ratio, clipped in rows:
         stats.sources[sample.source].ratios.append(ratio)
         stats.sources[sample.source].clipped.append(clipped)
+    with torch.no_grad():
+        by_source_B, by_own_B = sequence_ratio(batch, "source"), sequence_ratio(batch, "own")
+    for sample, by_source, by_own in zip(samples, by_source_B.tolist(), by_own_B.tolist(), strict=True):
+        stats.sources[sample.source].source_length_ratios.append(by_source)
+        stats.sources[sample.source].own_length_ratios.append(by_own)
     if batch.updates_done == 0:  # only now are the learner's weights the sampler's
         own_BT = batch.mask_BT & batch.is_own_B.unsqueeze(-1)
         gaps = (batch.logprobs_BT.detach() - batch.behaviour_logprobs_BT).abs()[own_BT]

@@ -27,6 +27,12 @@ class Observer:
     def on_evaluation(self, step: int, accuracies: Mapping[str, Accuracy]) -> None:
         """Every agent was evaluated after ``step`` steps."""
 
+    def on_note(self, step: int, note: str) -> None:
+        """Something the user should know, in a sentence. Step 0 is before training."""
+
+    def on_end(self) -> None:
+        """The run is over, whatever its outcome."""
+
 
 class Observers(Observer):
     """Several observers as one."""
@@ -53,3 +59,13 @@ class Observers(Observer):
         """Tell all."""
         for observer in self._observers:
             observer.on_evaluation(step, accuracies)
+
+    def on_note(self, step: int, note: str) -> None:
+        """Tell all."""
+        for observer in self._observers:
+            observer.on_note(step, note)
+
+    def on_end(self) -> None:
+        """Tell all."""
+        for observer in self._observers:
+            observer.on_end()

@@ -32,6 +32,8 @@ class SourceReport:
     ratio_mean: float
     ratio_min: float
     ratio_max: float
+    ratio_by_source_length: float  # mean of s = (pi_k / pi_j)^(1/|y|), |y| in the source's tokens (the paper)
+    ratio_by_own_length: float  # mean of s from per-token means, each in its own tokens (public code)
     clipped: float  # share without gradient because of clipping
 
 
@@ -102,6 +104,8 @@ def learn_report(stats: LearnStats, samples: LearnerSamples) -> LearnReport:
             ratio_mean=mean(values.ratios),
             ratio_min=min(values.ratios),
             ratio_max=max(values.ratios),
+            ratio_by_source_length=mean(values.source_length_ratios),
+            ratio_by_own_length=mean(values.own_length_ratios),
             clipped=mean(values.clipped),
         )
         for source, values in sorted(stats.sources.items())

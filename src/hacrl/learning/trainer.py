@@ -49,7 +49,8 @@ class Trainer:
         participants: Sequence[Participant],
         method: Method,
         task: Task,
-        stream: ProblemStream,
+        train_stream: ProblemStream,
+        test_problems: Sequence[Problem],
         exchange: Exchange,
         sampling: Sampling,
         evaluation: EvaluationSettings,
@@ -60,7 +61,8 @@ class Trainer:
         self.participants = list(participants)
         self.capabilities = CapabilityTracker([p.name for p in participants], method.settings.capability)
         self._task = task
-        self._stream = stream
+        self._stream = train_stream
+        self._test_problems = test_problems
         self._exchange = exchange
         self._sampling = sampling
         self._evaluation = evaluation
@@ -68,6 +70,8 @@ class Trainer:
         self._seed = seed
         self._observer = observer or Observer()
         self._seconds: dict[str, float] = {}
+        self._stop_asked = False
+        self.steps_done = 0
 
     def train(self, steps: int) -> None:
         """Evaluate, make ``steps`` steps, evaluate; in between as often as the settings say."""
@@ -75,8 +79,15 @@ class Trainer:
         for step in range(1, steps + 1):
             self.step(step)
             every = self._evaluation.every
-            if step == steps or (every and step % every == 0):
+            last = step == steps or self._stop_asked
+            if last or (every and step % every == 0):
                 self.evaluate(step)
+            if last or self._stop_asked:
+                return
+
+    def stop(self) -> None:
+        """End after the step under way; a run that is stopped is evaluated and saved like any other."""
+        self._stop_asked = True
 
     def step(self, step: int) -> StepReport:
         """All agents answer the same problems with frozen policies; then each learns from all answers."""
@@ -90,13 +101,13 @@ class Trainer:
             participant.name: self._teach(participant, groups, step) for participant in self.participants
         }
         report = self._report(step, groups, learnt)
+        self.steps_done = step
         self._observer.on_step(report, self._seconds)
         return report
 
     def evaluate(self, step: int) -> dict[str, Accuracy]:
         """Every agent alone on the same held-out problems, with the same random draws every time."""
-        problems = self._task.test[: self._evaluation.problems]
-        if not problems:
+        if not self._test_problems:
             return {}
         sampling = self._evaluation.sampling(self._sampling.max_new_tokens)
         accuracies = {}
@@ -105,7 +116,7 @@ class Trainer:
                 seed = derive_seed(self._seed, "evaluate", participant.name)
                 samples = self._evaluation.samples_per_problem
                 accuracies[participant.name] = evaluate(
-                    participant.engine, self._task, problems, samples, sampling, seed
+                    participant.engine, self._task, self._test_problems, samples, sampling, seed
                 )
         self._observer.on_evaluation(step, accuracies)
         return accuracies

@@ -15,6 +15,7 @@ class RolloutSettings:
 
     prompts_per_step: int = 16
     rollouts_per_prompt: int = 8  # G; an agent may have its own
+    max_prompt_tokens: int | None = None  # longer prompts are left out; None: one that does not fit is an error
     max_new_tokens: int = 64
     temperature: float = 1.0
     top_k: int = 0
@@ -25,6 +26,8 @@ class RolloutSettings:
         for key in ("prompts_per_step", "rollouts_per_prompt", "max_new_tokens", "max_batch"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key} must be at least 1, not {getattr(self, key)}")
+        if self.max_prompt_tokens is not None and self.max_prompt_tokens < 1:
+            raise ValueError(f"max_prompt_tokens must be at least 1, not {self.max_prompt_tokens}")
         if not self.temperature >= 0.01:
             raise ValueError(
                 f"temperature must be at least 0.01, not {self.temperature}: learning needs sampling"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from hacrl.types import Problem, Rollout, Verdict
 
@@ -30,4 +30,13 @@ class Task(Protocol):
 
     def close(self) -> None:
         """Let go of worker processes, if there are any. May be called more than once."""
+        ...
+
+
+@runtime_checkable
+class Rehearsable(Protocol):
+    """A task that runs a user's code, which can be tried out before models load."""
+
+    def rehearse(self) -> None:
+        """Judge a few made-up responses; raises :class:`hacrl.errors.TaskError` if that does not work."""
         ...

@@ -1,0 +1,152 @@
+"""The text side of an agent: how it is asked, and how anybody's text becomes its tokens. Needs no weights."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
+from typing import Any
+
+from hacrl.errors import TaskError
+from hacrl.types import Problem, Turn
+
+_NEUTRAL_LEADS = (":", "\n")  # characters that hardly merge with what follows
+_MARKER = "answer"  # stands for a response when a chat template is asked how turns end
+PROMPTS_REMEMBERED = 65536  # every step asks for the same prompt's ids several times
+
+
+class Codec:
+    """A tokenizer, a chat template if there is one, and what ends a response."""
+
+    def __init__(
+        self,
+        name: str,
+        tokenizer: Any,
+        generation_config: Any,  # transformers': its eos_token_id ends responses too
+        context_length: int | None,  # most tokens the model can attend to, if it says so
+        use_chat_template: bool = True,
+        chat_template_args: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.name = name
+        self.tokenizer = tokenizer
+        self.context_length = context_length
+        self.use_chat_template = use_chat_template and tokenizer.chat_template is not None
+        self.chat_template_args = dict(chat_template_args or {})
+        self._generation_config = generation_config
+        self._prompt_ids = lru_cache(maxsize=PROMPTS_REMEMBERED)(self._encode_turns)
+        self._prompt_text = lru_cache(maxsize=PROMPTS_REMEMBERED)(self._decode)
+
+    @cached_property
+    def stop_ids(self) -> frozenset[int]:
+        """Tokens that end a response: the tokenizer's, the generation config's, the chat template's.
+
+        A base model often comes with a chat template whose turns end with a token that is not its eos.
+        """
+        candidates = (self.tokenizer.eos_token_id, *self._configured_stop_ids, self._turn_end_id)
+        return frozenset(int(token) for token in candidates if token is not None)
+
+    @property
+    def _configured_stop_ids(self) -> list[int]:
+        configured = self._generation_config.eos_token_id
+        listed = configured if isinstance(configured, list) else [configured]
+        return [token for token in listed if token is not None]
+
+    @cached_property
+    def stop_id(self) -> int:
+        """The token that ends this agent's responses: what its chat template puts after one, else eos."""
+        return int(self.tokenizer.eos_token_id if self._turn_end_id is None else self._turn_end_id)
+
+    @cached_property
+    def _turn_end_id(self) -> int | None:
+        """The first control token the chat template puts after a response; None without a template."""
+        if not self.use_chat_template:
+            return None
+        answered = self._render([{"role": "user", "content": "x"}, {"role": "assistant", "content": _MARKER}])
+        ending = self.tokenizer(answered.rpartition(_MARKER)[2], add_special_tokens=False).input_ids
+        control = set(self.tokenizer.all_special_ids) | set(self._configured_stop_ids)
+        return next((int(token) for token in ending if token in control), None)
+
+    @cached_property
+    def tokenizer_fingerprint(self) -> str:
+        """Equal for two agents exactly if response ids of one are the same text for the other.
+
+        Chat template and stop token are each agent's own and do not count; neither does the padding or
+        truncation that a tokenizer happens to be set to.
+        """
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            identity = repr(sorted(self.tokenizer.get_vocab().items()))
+        else:
+            state = json.loads(backend.to_str())
+            kept = {key: value for key, value in state.items() if key not in ("padding", "truncation")}
+            identity = json.dumps(kept, sort_keys=True)
+        return hashlib.sha256(identity.encode()).hexdigest()
+
+    def encode_prompt(self, problem: Problem) -> tuple[int, ...]:
+        """The agent's own way of being asked: its chat template if it has one, else the plain prompt."""
+        ids = self._prompt_ids((*problem.context, Turn("user", problem.prompt)))
+        if not ids:
+            raise TaskError(f"problem {problem.id!r} is an empty prompt for agent {self.name!r}")
+        return ids
+
+    def _encode_turns(self, turns: tuple[Turn, ...]) -> tuple[int, ...]:
+        if not self.use_chat_template:
+            return tuple(self.tokenizer(plain_conversation(turns)).input_ids)
+        messages = [turn._asdict() for turn in turns]
+        text = self._render(messages, add_generation_prompt=True)
+        return tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
+
+    def _render(self, messages: list[dict[str, str]], **options: bool) -> str:
+        text: str = self.tokenizer.apply_chat_template(
+            messages, tokenize=False, **options, **self.chat_template_args
+        )
+        return text
+
+    def encode_response(self, text: str, prompt_ids: Sequence[int]) -> tuple[int, ...] | None:
+        """Somebody's text in this agent's tokens, as a continuation of its prompt; None if it has no such.
+
+        Tokenizers of the sentencepiece kind put a space before the first word of whatever they are given.
+        Behind a character that is cut off again, the text no longer comes first.
+        """
+        for lead in ("", *_NEUTRAL_LEADS):
+            lead_ids = self.tokenizer(lead, add_special_tokens=False).input_ids if lead else []
+            ids = self.tokenizer(lead + text, add_special_tokens=False).input_ids
+            response_ids = tuple(ids[len(lead_ids) :])
+            if (
+                ids[: len(lead_ids)] == lead_ids
+                and self.stop_ids.isdisjoint(response_ids)  # a stop token spelled out in text stops nothing
+                and self.decode_response(response_ids, prompt_ids) == text
+            ):
+                return response_ids
+        return None
+
+    def decode_response(self, token_ids: Sequence[int], prompt_ids: Sequence[int]) -> str:
+        """The text that response tokens add to their prompt: a first token's leading space is part of it."""
+        prompt = self._prompt_text(tuple(prompt_ids))
+        whole = self._decode([*prompt_ids, *token_ids])
+        return whole[len(prompt) :] if whole.startswith(prompt) else self._decode(token_ids)
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        text: str = self.tokenizer.decode(
+            list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        return text
+
+def plain_conversation(turns: Sequence[Turn]) -> str:
+    """Turns as plain text, for models without a chat template: an answer follows its question on a new line.
+
+    A single turn stays as it is, so that a task decides every character a base model is asked with.
+    """
+    text = ""
+    for turn, following in zip(turns, [*turns[1:], None], strict=True):
+        text += turn.content
+        if following is not None:
+            text += "\n" if turn.role == "user" else "\n\n"
+    return text if len(turns) == 1 else text + "\n"
+
+
+def context_length(config: Any) -> int | None:
+    """Most tokens a model of this config can attend to, if the config says so."""
+    length: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return length

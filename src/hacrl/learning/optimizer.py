@@ -1,0 +1,63 @@
+"""AdamW that can train 16-bit weights.
+
+A step of a usual learning rate is smaller than the distance between neighbouring bfloat16 numbers, so
+16-bit weights would not move. Parameters below float32 therefore get a float32 master copy: gradients
+are summed into it, the optimizer moves it, and the parameter is its rounded image. A float32 parameter
+is its own master.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class MasterWeightAdamW:
+    """AdamW over float32 masters; 12 bytes per parameter for 16-bit weights besides their gradient."""
+
+    def __init__(
+        self, parameters: Sequence[Tensor], lr: float, betas: tuple[float, float], weight_decay: float
+    ) -> None:
+        self._pairs = [(parameter, _master(parameter)) for parameter in parameters]
+        self._masters = [master for _, master in self._pairs]
+        self.adamw = torch.optim.AdamW(self._masters, lr=lr, betas=betas, weight_decay=weight_decay)
+
+    def zero_gradients(self) -> None:
+        """Zeros, not None: an update without any signal must move the weights as if all were computed."""
+        for master in self._masters:
+            if master.grad is None:
+                master.grad = torch.zeros_like(master)
+            else:
+                master.grad.zero_()
+
+    def clip_gradients(self, max_norm: float) -> float:
+        """Scale the gradients down to ``max_norm``; returns their norm before."""
+        return float(torch.nn.utils.clip_grad_norm_(self._masters, max_norm))
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Move the masters, then round them into the parameters."""
+        self.adamw.step()
+        for parameter, master in self._pairs:
+            if parameter is not master:
+                parameter.copy_(master)
+
+
+def _master(parameter: Tensor) -> Tensor:
+    if parameter.dtype == torch.float32:
+        return parameter
+    master = parameter.detach().to(torch.float32).requires_grad_()
+
+    def hand_over(_: Tensor) -> None:
+        """Add the gradient of one backward pass to the master's, in float32, and free it at once."""
+        assert parameter.grad is not None
+        if master.grad is None:
+            master.grad = parameter.grad.to(torch.float32)
+        else:
+            master.grad.add_(parameter.grad)
+        parameter.grad = None
+
+    parameter.register_post_accumulate_grad_hook(hand_over)
+    return master
