@@ -134,7 +134,7 @@ def teach(model: Any, tokenizer: Any, write: Writer, phase: Phase, *, seed: int)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=phase.learning_rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True
     )
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _cosine(step, phase.steps))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(step, phase.steps))
     model.train()
     losses = []
     for _ in range(phase.steps):
@@ -146,12 +146,17 @@ def teach(model: Any, tokenizer: Any, write: Writer, phase: Phase, *, seed: int)
     return float(sum(tail) / len(tail))
 
 
-def _step(model: Any, ids: Tensor, labels: Tensor, optimizer: torch.optim.Optimizer) -> float:
+def response_loss(model: Any, ids: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross-entropy of the labelled tokens."""
     # Right padding and causal attention: no position that is labelled can see a pad, so no mask is needed.
     logits = model(input_ids=ids[:, :-1].to(model.device), use_cache=False).logits
-    loss = torch.nn.functional.cross_entropy(
+    return torch.nn.functional.cross_entropy(
         logits.flatten(0, 1), labels[:, 1:].flatten().to(model.device), ignore_index=IGNORED
     )
+
+
+def _step(model: Any, ids: Tensor, labels: Tensor, optimizer: torch.optim.Optimizer) -> float:
+    loss = response_loss(model, ids, labels)
     optimizer.zero_grad()
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -159,7 +164,8 @@ def _step(model: Any, ids: Tensor, labels: Tensor, optimizer: torch.optim.Optimi
     return float(loss.detach())
 
 
-def _cosine(step: int, steps: int, warmup_share: float = 0.05) -> float:
+def cosine(step: int, steps: int, warmup_share: float = 0.05) -> float:
+    """Learning rate as a share of its peak: linear warm-up, then half a cosine."""
     warmup = max(1, round(steps * warmup_share))
     if step < warmup:
         return (step + 1) / warmup

@@ -1,3 +1,38 @@
 """hacrl: train several different LLMs together, so that every verified rollout teaches all of them."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hacrl.agents.settings import AgentSettings
+    from hacrl.api.callback import Callback
+    from hacrl.api.config import HACRLConfig
+    from hacrl.api.trainer import HACRLTrainer
+    from hacrl.types import Problem, Rollout, Verdict
+
 __version__ = "0.1.0"
+__all__ = ["AgentSettings", "Callback", "HACRLConfig", "HACRLTrainer", "Problem", "Rollout", "Verdict"]
+
+# Where each name is defined. Imported when it is first asked for: ``import hacrl`` stays light.
+_HOMES = {
+    "AgentSettings": "hacrl.agents.settings",
+    "Callback": "hacrl.api.callback",
+    "HACRLConfig": "hacrl.api.config",
+    "HACRLTrainer": "hacrl.api.trainer",
+    "Problem": "hacrl.types",
+    "Rollout": "hacrl.types",
+    "Verdict": "hacrl.types",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -159,3 +159,43 @@ def test_state_of_other_agents_is_refused() -> None:
 def test_settings_out_of_range_are_refused(options: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         CapabilitySettings(**options)
+
+
+def test_negative_rewards_are_measured_from_the_lowest() -> None:
+    """Rewards in [-1, 1]: without reward_min both agents would be at the floor, and equal."""
+    rewards = {"a": [1.0, -1.0, -1.0, -1.0], "b": [-1.0, -1.0, -1.0, -0.2]}
+    tracker = CapabilityTracker(["a", "b"], CapabilitySettings(reward_min=-1.0))
+    tracker.record(rewards)
+    # a: -2 / 4 + 1 = 0.5; b: -3.2 / 4 + 1 = 0.2
+    assert tracker.capability("a") == pytest.approx(0.5)
+    assert tracker.capability("b") == pytest.approx(0.2)
+    assert tracker.ratio("a", "b") == pytest.approx(2.5)
+    assert tracker.ratio("b", "a") == pytest.approx(0.4)
+    plain = CapabilityTracker(["a", "b"])
+    plain.record(rewards)
+    assert (plain.capability("a"), plain.capability("b"), plain.ratio("a", "b")) == (1e-8, 1e-8, 1.0)
+
+
+def test_the_lowest_reward_may_be_above_zero() -> None:
+    # rewards of 1 to 5, e.g. from a judge: (3 + 2) / 2 - 1 = 1.5 against (5 + 3) / 2 - 1 = 3
+    tracker = CapabilityTracker(["a", "b"], CapabilitySettings(reward_min=1.0))
+    tracker.record({"a": [3.0, 2.0], "b": [5.0, 3.0]})
+    assert tracker.ratio("a", "b") == pytest.approx(0.5)
+    assert batch_capability([3.0, 2.0], "mean_reward", 1.0) == 1.5
+
+
+def test_rewards_below_the_lowest_end_at_the_floor() -> None:
+    tracker = CapabilityTracker(["a"], CapabilitySettings(reward_min=-1.0, floor=0.01))
+    tracker.record({"a": [-3.0, -2.0]})  # -2.5 + 1 = -1.5
+    assert tracker.capability("a") == 0.01
+
+
+def test_each_step_is_measured_from_the_lowest() -> None:
+    # -0.5 + 1 = 0.5 and 0.5 + 1 = 1.5: mean 1.0; once for the whole window it would be the same,
+    # but not at the floor: -2 + 1 is 0 for its step, (0 + 1.5) / 2 = 0.75
+    assert tracker_with({"a": [-0.5, 0.5]}, reward_min=-1.0).capability("a") == pytest.approx(1.0)
+    assert tracker_with({"a": [-2.0, 0.5]}, reward_min=-1.0).capability("a") == pytest.approx(0.75)
+
+
+def test_the_share_of_positive_rewards_needs_no_lowest() -> None:
+    assert batch_capability([1.0, -1.0, -1.0, 0.0], "positive_share", -1.0) == 0.25

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
-from hacrl.errors import TaskError
+from hacrl.errors import ModelError, TaskError
 from hacrl.types import Problem, Turn
 
 _NEUTRAL_LEADS = (":", "\n")  # characters that hardly merge with what follows
@@ -63,8 +63,13 @@ class Codec:
         if not self.use_chat_template:
             return None
         answered = self._render([{"role": "user", "content": "x"}, {"role": "assistant", "content": _MARKER}])
-        ending = self.tokenizer(answered.rpartition(_MARKER)[2], add_special_tokens=False).input_ids
-        control = set(self.tokenizer.all_special_ids) | set(self._configured_stop_ids)
+        _, shown, after = answered.rpartition(_MARKER)
+        if not shown:  # this template leaves responses out: what it writes is no answer's ending
+            return None
+        ending = self.tokenizer(after, add_special_tokens=False).input_ids
+        added = self.tokenizer.added_tokens_decoder.items()  # not all that are special have a role
+        control = {*self.tokenizer.all_special_ids, *self._configured_stop_ids}
+        control |= {token for token, about in added if about.special}
         return next((int(token) for token in ending if token in control), None)
 
     @cached_property
@@ -98,9 +103,20 @@ class Codec:
         return tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
 
     def _render(self, messages: list[dict[str, str]], **options: bool) -> str:
-        text: str = self.tokenizer.apply_chat_template(
-            messages, tokenize=False, **options, **self.chat_template_args
-        )
+        from jinja2 import TemplateError
+
+        try:
+            text: str = self.tokenizer.apply_chat_template(
+                messages, tokenize=False, **options, **self.chat_template_args
+            )
+        except (TemplateError, TypeError, ValueError, LookupError) as error:  # a template is a program
+            roles = ", ".join(message["role"] for message in messages)
+            given = f" and chat_template_args={self.chat_template_args}" if self.chat_template_args else ""
+            system = "leave the system prompt out, or " if messages[0]["role"] == "system" else ""
+            raise ModelError(
+                f"agent {self.name!r}: its chat template cannot write a conversation of {roles}{given}: "
+                f"{error}; {system}set agents.{self.name}.chat_template=false to ask in plain text"
+            ) from error
         return text
 
     def encode_response(self, text: str, prompt_ids: Sequence[int]) -> tuple[int, ...] | None:
@@ -132,6 +148,7 @@ class Codec:
             list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
         return text
+
 
 def plain_conversation(turns: Sequence[Turn]) -> str:
     """Turns as plain text, for models without a chat template: an answer follows its question on a new line.

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from hacrl import __version__
+from hacrl.cli import eval_options as options
 from hacrl.errors import HacrlError
 
 app = typer.Typer(
@@ -107,6 +108,54 @@ def compare(
         overrides or [],
         overwrite,
     )
+
+
+@app.command("eval")
+def eval_(
+    targets: options.Targets,
+    on: options.On = None,
+    data: options.Data = None,
+    before: options.Before = False,
+    samples: options.Samples = None,
+    pass_at: options.PassAt = None,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = 1.0,
+    max_new_tokens: options.MaxNewTokens = None,
+    limit: options.Limit = None,
+    prompt: options.Prompt = None,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    batch: options.Batch = None,
+    output: options.Output = None,
+    overwrite: options.Overwrite = False,
+    json_: options.AsJson = False,
+) -> None:
+    """Evaluate agents alone on benchmarks. An evaluation that was interrupted goes on."""
+    from hacrl.cli.evaluate import exam_settings, run_evaluation
+    from hacrl.execution.evaluation_plan import EvaluationRequest
+
+    settings = exam_settings(
+        pass_at,
+        samples=samples,
+        temperature=temperature,
+        top_p=top_p,
+        max_new_tokens=max_new_tokens,
+        limit=limit,
+        batch=batch,
+        seed=seed,
+    )
+    request = EvaluationRequest(
+        targets=tuple(targets),
+        on=tuple(on or ()),
+        settings=settings,
+        data=data,
+        prompt=prompt,
+        before=before,
+        device=device,
+        output=output,
+        overwrite=overwrite,
+    )
+    run_evaluation(request, as_json=json_)
 
 
 @app.command()

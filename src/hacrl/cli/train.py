@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from hacrl.config.loading import config_to_yaml, load_config
+from hacrl.config.loading import load_config
 
 
 def run_training(path: Path, overrides: Sequence[str], overwrite: bool, dry_run: bool) -> None:
@@ -16,11 +16,13 @@ def run_training(path: Path, overrides: Sequence[str], overwrite: bool, dry_run:
     config = load_config(path, overrides)
     console = Console()
     if dry_run:
-        from hacrl.execution.preflight import preflight
-        from hacrl.tasks.registry import make_task
+        from hacrl.cli.dry_run import dry_run_lines
+        from hacrl.cli.quiet import without_library_chatter
+        from hacrl.execution.dry_run import dry_run as look_at
 
-        preflight(config, make_task(config.task))
-        console.print(config_to_yaml(config), markup=False, highlight=False)
+        without_library_chatter()
+        for line in dry_run_lines(look_at(config, overwrite)):
+            print(line)
         return
     from hacrl.cli.interrupts import told_when_interrupted
     from hacrl.cli.progress import RunProgress

@@ -89,11 +89,14 @@ def with_method_name(data: dict[str, Any]) -> dict[str, Any]:
 
 def with_agent_defaults(data: dict[str, Any]) -> dict[str, Any]:
     """What ``agent_defaults`` says, written into every agent; an agent's own keys win, nested ones too."""
-    defaults, agents = data.get("agent_defaults"), data.get("agents")
-    if not isinstance(defaults, dict) or not isinstance(agents, list):
-        return data
+    rest = {key: value for key, value in data.items() if key != "agent_defaults"}
+    defaults, agents = data.get("agent_defaults") or {}, data.get("agents")
+    if not isinstance(defaults, dict):
+        raise ConfigError(f"agent_defaults must be a mapping of keys to values, not {defaults!r}")
+    if not isinstance(agents, list):
+        return rest  # which the validation refuses
     filled = [_merged(defaults, agent) if isinstance(agent, dict) else agent for agent in agents]
-    return {**{key: value for key, value in data.items() if key != "agent_defaults"}, "agents": filled}
+    return {**rest, "agents": filled}
 
 
 def _merged(defaults: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:

@@ -30,6 +30,7 @@ class PairRecord:
     benchmark: str
     model: str
     weights: str  # a digest of the weights' files; empty for a model of the hub
+    problem_count: int
     problems: str  # a digest of ids, prompts and answers
     samples: int
     temperature: float
@@ -146,13 +147,13 @@ class EvaluationFolder:
         for pair, plan in plans.items():
             whole = 0
             for chunk in plan.chunks:
-                if whole + chunk.responses > len(self._marks[pair]):
+                if whole >= len(self._marks[pair]):
                     break
                 whole += chunk.responses
             del self._marks[pair][whole:]
         left = {pair: len(marks) for pair, marks in self._marks.items()}
         kept = path.with_suffix(".kept")
-        with path.open(encoding="utf-8") as source, kept.open("w", encoding="utf-8") as target:
+        with path.open("rb") as source, kept.open("wb") as target:
             for line, (pair, _) in zip(source, list(_read_marks(path)), strict=False):
                 if left[pair] > 0:
                     left[pair] -= 1
@@ -163,9 +164,9 @@ class EvaluationFolder:
 def _read_marks(path: Path) -> Iterator[tuple[tuple[str, str], Mark]]:
     """Pair and mark of every line; a last line that was broken off ends it."""
     names = [field.name for field in fields(Mark)]
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:  # bytes: it may have been broken off in the middle of a character
         for number, line in enumerate(file, 1):
-            if not line.endswith("\n"):
+            if not line.endswith(b"\n"):
                 return
             try:
                 record = json.loads(line)
@@ -181,7 +182,7 @@ def _read_marks(path: Path) -> Iterator[tuple[tuple[str, str], Mark]]:
 def _told_difference(key: str, there: object, now: object) -> str:
     if key in ("weights", "problems"):
         return f"other {key}"
-    return f"{key} {there} instead of {now}"
+    return f"{key} {there}, not {now}"
 
 
 def _write(path: Path, content: Any) -> None:

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from hacrl.agents.codec import Codec
 from hacrl.agents.loading import load_codec
-from hacrl.errors import ConfigError
+from hacrl.errors import ConfigError, ModelError
 from hacrl.evaluation.chunks import Chunk, ChunkPlan, plan_chunks
 from hacrl.evaluation.results import PairResult
 from hacrl.evaluation.scores import Mark, score
 from hacrl.evaluation.settings import ExamSettings
 from hacrl.execution.evaluation_folder import PairRecord
-from hacrl.execution.evaluation_targets import Candidate, weights_digest
+from hacrl.execution.evaluation_targets import Candidate, looks_like_a_hub_id, weights_digest
 from hacrl.execution.exams import Exam, ExamMaker
 from hacrl.seeding import derive_seed
 
@@ -77,7 +77,7 @@ def plan_pairs(
         for name, count in Counter(exam.name for exam in exams).items():
             if count > 1:
                 raise ConfigError(f"--on: two benchmarks are called {name!r}; rename one of the files")
-        codec = load_codec(candidate.settings)
+        codec = _load_codec(candidate)
         weights = weights_digest(candidate.settings)
         for exam in exams:
             plan = _fit(exam, candidate, codec, request.settings)
@@ -88,11 +88,26 @@ def plan_pairs(
     return pairs, tuple(dict.fromkeys([*maker.notes, *notes]))
 
 
+def _load_codec(candidate: Candidate) -> Codec:
+    try:
+        return load_codec(candidate.settings)
+    except ModelError as error:
+        model = candidate.settings.model
+        if candidate.run is not None or not looks_like_a_hub_id(model):
+            raise
+        raise ModelError(f"{model} is no folder here, and as a model of the hub: {error}") from error
+
+
 def _fit(exam: Exam, candidate: Candidate, codec: Codec, settings: ExamSettings) -> ChunkPlan:
     """The chunks of a pair; a length the user asked for is never cut in silence."""
     lengths = [len(codec.encode_prompt(problem)) for problem in exam.problems]
     context, asked = codec.context_length, exam.sampling.max_new_tokens
     plan = plan_chunks(lengths, context, asked, exam.samples, exam.batch)
+    if len(plan.unanswered) == len(lengths):
+        raise ConfigError(
+            f"{candidate.label} cannot be asked {exam.name}: its context has {context} tokens, and its "
+            f"shortest problem needs {min(lengths)}"
+        )
     if settings.max_new_tokens and (plan.max_new_tokens < asked or plan.shortened):
         assert context is not None
         position = max((p for p, n in enumerate(lengths) if n < context), key=lambda p: lengths[p])
@@ -134,6 +149,7 @@ def _record(
         benchmark=exam.name,
         model=agent.model if agent.revision is None else f"{agent.model}@{agent.revision}",
         weights=weights,
+        problem_count=len(exam.problems),
         problems=exam.digest,
         samples=exam.samples,
         temperature=exam.sampling.temperature,

@@ -15,6 +15,7 @@ from hacrl.agents.settings import AgentSettings
 from hacrl.config.loading import load_config
 from hacrl.config.schema import RunConfig
 from hacrl.errors import ConfigError, ModelError
+from hacrl.evaluation.benchmarks import label_of
 
 Stage = Literal["before", "after"]
 _LEVELS_UP = 4  # RUN/agents/NAME, or a checkpoint a little deeper
@@ -124,7 +125,7 @@ def _with_different_labels(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def weights_digest(settings: AgentSettings) -> str:
-    """Tells other weights in the same place; empty for a model of the hub. Samples of large files are read."""
+    """Tells other weights in the same place; empty for hub models. Of large files samples are read."""
     folder = Path(resolve_model(settings.model))
     if not folder.is_dir():
         return ""
@@ -140,9 +141,14 @@ def weights_digest(settings: AgentSettings) -> str:
     return digest.hexdigest()[:16]
 
 
+def looks_like_a_hub_id(reference: str) -> bool:
+    """Whether a reference is neither bundled nor a folder."""
+    return reference == resolve_model(reference) and not Path(reference).exists()
+
+
 def default_output(candidates: Sequence[Candidate], names: Sequence[str]) -> Path:
     """``RUN/evaluations/BENCHMARKS`` for one run, else ``evaluations/MODELS/BENCHMARKS``."""
-    benchmarks = _folder_name([Path(name).stem if "/" in name else name for name in names])
+    benchmarks = _folder_name([label_of(name) for name in names])
     folders = {candidate.folder for candidate in candidates}
     folder = candidates[0].folder
     if len(folders) == 1 and folder is not None:

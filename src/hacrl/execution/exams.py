@@ -13,6 +13,7 @@ from hacrl.errors import ConfigError, TaskError
 from hacrl.evaluation.benchmarks import (
     BENCHMARKS,
     find_benchmark,
+    label_of,
     load_benchmark,
     load_file,
     looks_like_a_file,
@@ -74,7 +75,7 @@ class ExamMaker:
             top_p=self._settings.top_p,
         )
         batch = self._settings.batch or DEFAULT_BATCH
-        label = Path(name).stem if looks_like_a_file(name) and name not in BENCHMARKS else name
+        label = label_of(name)
         return Exam(label, task, self._chosen(task), source, samples, sampling, batch, (label,))
 
     def close(self) -> None:
@@ -88,7 +89,7 @@ class ExamMaker:
         if run is None or candidate.folder is None:
             raise ConfigError(
                 f"--on task: {candidate.settings.model} is a model, not a run, and has no task of its own; "
-                f"say --on {','.join(list(BENCHMARKS)[:2])} or a file of problems"
+                "say e.g. --on math500,gsm8k, --on arithmetic for the bundled agents, or --on FILE.jsonl"
             )
         task = self._task(OWN_TASK, str(candidate.folder.resolve()), run)
         own = run.evaluation
@@ -124,7 +125,7 @@ class ExamMaker:
             options = {} if self._prompt is None else {"prompt": self._prompt}
             return make_task(TaskSettings(name=name, options=options))
         prompt = DEFAULT_PROMPT if self._prompt is None else self._prompt
-        if name not in BENCHMARKS and looks_like_a_file(name):
+        if looks_like_a_file(name):
             return load_file(Path(name).expanduser(), prompt=prompt)
         find_benchmark(name)
         return load_benchmark(name, self._data, prompt)

@@ -38,7 +38,11 @@ def preflight(config: RunConfig, task: Task, loaded: Mapping[str, Codec] | None 
         task.rehearse()
     codecs = [(loaded or {}).get(agent.name) or load_codec(agent) for agent in config.agents]
     train, left_out = fitting_problems(config, task.train, codecs, "training", config.rollout.max_new_tokens)
-    ProblemStream(train, config.rollout.prompts_per_step, config.seed)
+    if len(train) < config.rollout.prompts_per_step:
+        raise TaskError(
+            f"rollout.prompts_per_step={config.rollout.prompts_per_step}, but only {len(train)} training "
+            f"problems are not longer than rollout.max_prompt_tokens={config.rollout.max_prompt_tokens}"
+        )
     new_tokens = config.evaluation.sampling(config.rollout.max_new_tokens).max_new_tokens
     held_out = task.test[: config.evaluation.problems]
     test, test_left_out = fitting_problems(config, held_out, codecs, "held-out", new_tokens)
@@ -86,7 +90,9 @@ def fitting_problems(
         kept.append(problem)
     if not left_out:
         return problems, []
-    note = f"{left_out} {kind} problems left out: longer than rollout.max_prompt_tokens={longest} for an agent"
+    note = (
+        f"{left_out} {kind} problems left out: longer than rollout.max_prompt_tokens={longest} for an agent"
+    )
     return kept, [note]
 
 

@@ -9,9 +9,11 @@ is its own master.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 
 class MasterWeightAdamW:
@@ -22,15 +24,24 @@ class MasterWeightAdamW:
     ) -> None:
         self._pairs = [(parameter, _master(parameter)) for parameter in parameters]
         self._masters = [master for _, master in self._pairs]
+        self._hooks: list[RemovableHandle] = []
         self.adamw = torch.optim.AdamW(self._masters, lr=lr, betas=betas, weight_decay=weight_decay)
 
     def zero_gradients(self) -> None:
-        """Zeros, not None: an update without any signal must move the weights as if all were computed."""
-        for master in self._masters:
+        """Begin an update: until its step, gradients of the parameters are handed to their masters.
+
+        Zeros, not None: an update without any signal must move the weights as if all were computed.
+        """
+        self._end_update()
+        for parameter, master in self._pairs:
             if master.grad is None:
                 master.grad = torch.zeros_like(master)
             else:
                 master.grad.zero_()
+            if parameter is not master:
+                parameter.grad = None
+                hook = partial(_hand_over, master)
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
 
     def clip_gradients(self, max_norm: float) -> float:
         """Scale the gradients down to ``max_norm``; returns their norm before."""
@@ -43,21 +54,23 @@ class MasterWeightAdamW:
         for parameter, master in self._pairs:
             if parameter is not master:
                 parameter.copy_(master)
+        self._end_update()
+
+    def _end_update(self) -> None:
+        """Between updates the parameters are anybody's, e.g. another optimizer's."""
+        while self._hooks:
+            self._hooks.pop().remove()
 
 
 def _master(parameter: Tensor) -> Tensor:
     if parameter.dtype == torch.float32:
         return parameter
-    master = parameter.detach().to(torch.float32).requires_grad_()
+    return parameter.detach().to(torch.float32).requires_grad_()
 
-    def hand_over(_: Tensor) -> None:
-        """Add the gradient of one backward pass to the master's, in float32, and free it at once."""
-        assert parameter.grad is not None
-        if master.grad is None:
-            master.grad = parameter.grad.to(torch.float32)
-        else:
-            master.grad.add_(parameter.grad)
-        parameter.grad = None
 
-    parameter.register_post_accumulate_grad_hook(hand_over)
-    return master
+def _hand_over(master: Tensor, parameter: Tensor) -> None:
+    """Add the gradient of one backward pass to the master's, in float32, and free it at once."""
+    assert master.grad is not None
+    assert parameter.grad is not None
+    master.grad.add_(parameter.grad)
+    parameter.grad = None

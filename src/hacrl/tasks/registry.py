@@ -2,34 +2,86 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from difflib import get_close_matches
+from importlib import import_module
+from typing import Any
 
 from hacrl.errors import TaskError
 from hacrl.tasks.arithmetic import ArithmeticTask
 from hacrl.tasks.base import Task
+from hacrl.tasks.presets import PRESETS
 from hacrl.tasks.settings import TaskSettings
 
-TASKS: dict[str, Callable[..., Task]] = {"arithmetic": ArithmeticTask}
+GYM_PREFIX = "gym:"
+
+
+@dataclass(frozen=True)
+class LazyTask:
+    """A kind of task whose module is imported when it is first asked for."""
+
+    module: str
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)  # what a preset sets; a user's own go first
+
+    def load(self) -> Callable[..., Task]:
+        """The task's class."""
+        factory: Callable[..., Task] = getattr(import_module(self.module), self.name)
+        return factory
+
+
+_BOXED = "hacrl.tasks.boxed"
+TASKS: dict[str, Callable[..., Task] | LazyTask] = {
+    "arithmetic": ArithmeticTask,
+    "boxed": LazyTask(_BOXED, "BoxedTask"),
+    **{name: LazyTask(_BOXED, "BoxedTask", {**preset, "name": name}) for name, preset in PRESETS.items()},
+    "reward": LazyTask("hacrl.tasks.rewards", "RewardTask"),
+}
+_NO_OPTIONS = ("name", "verifier")  # given by the registry
 
 
 def make_task(settings: TaskSettings) -> Task:
     """Build the named task with its options; unknown names and options are refused."""
-    if settings.name not in TASKS:
-        raise TaskError(f"task.name: there is no task {settings.name!r}; there are {', '.join(TASKS)}")
-    factory = TASKS[settings.name]
-    known = list(inspect.signature(factory).parameters)
+    factory, options = _find(settings.name)
+    parameters = inspect.signature(factory).parameters
+    known = [name for name in parameters if name not in _NO_OPTIONS]
     for option in settings.options:
         if option not in known:
             near = get_close_matches(option, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; it takes {', '.join(known)}"
             raise TaskError(f"task.options.{option}: unknown option of task {settings.name!r}{hint}")
+    options = {**settings.options, **options}
+    for name in known:
+        if parameters[name].default is inspect.Parameter.empty and name not in options:
+            raise TaskError(f"task.options.{name}: missing; task {settings.name!r} needs it")
+    if "verifier" in parameters:
+        options["verifier"] = settings.verifier
     try:
-        return factory(**settings.options)
+        return factory(**options)
     except TaskError as error:
-        raise TaskError(f"task.options.{error}") from error
+        message = str(error)
+        raise TaskError(message if message.startswith("task") else f"task.options.{message}") from error
     except (TypeError, ValueError) as error:  # an option of the wrong type
         raise TaskError(
             f"task.options: {settings.options} do not fit task {settings.name!r}: {error}"
         ) from error
+
+
+def _find(name: str) -> tuple[Callable[..., Task], dict[str, Any]]:
+    """The task's class, and the options its name stands for."""
+    if name.startswith(GYM_PREFIX):
+        from hacrl.tasks.gym import GymTask
+
+        return functools.partial(GymTask, name.removeprefix(GYM_PREFIX)), {}
+    if name not in TASKS:
+        names = [*TASKS, f"{GYM_PREFIX}NAME"]
+        near = get_close_matches(name, TASKS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise TaskError(f"task.name: there is no task {name!r}{hint}; there are {', '.join(names)}")
+    found = TASKS[name]
+    if isinstance(found, LazyTask):
+        return found.load(), dict(found.options)
+    return found, {}

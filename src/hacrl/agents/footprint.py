@@ -1,0 +1,245 @@
+"""How much memory an agent will need, worked out from its config.json alone: no weights are loaded.
+
+What stays (weights, master weights, gradients, moments, reference) is exact but for a few buffers. What comes
+and goes (the cache of a decoding batch, activations, logits) is an estimate for transformers' usual decoder
+layers under fused attention; the CUDA context and what the allocator wastes come on top.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hacrl.agents.loading import torch_precision
+from hacrl.agents.lora import add_adapters
+from hacrl.agents.settings import AgentSettings
+from hacrl.errors import ModelError
+
+FLOAT32 = 4  # bytes
+MOMENTS = 2  # Adam's, both float32
+# float32 copies of the logits when their log-sum-exp is differentiated: the saved one and three on the way
+LOGIT_COPIES = 4
+FILTERED_LOGIT_COPIES = 9  # top-k and top-p sort them first: values, positions (two copies' worth), sums, ...
+SAMPLED_LOGIT_COPIES = 4  # while decoding: float32, log-probabilities, probabilities, random numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoding:
+    """Responses that are generated side by side."""
+
+    prompts: int
+    responses: int
+    prompt_tokens: int  # of the longest prompt
+    new_tokens: int  # at most
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a prompt and its response."""
+        return self.prompt_tokens + self.new_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What an agent has to do that takes memory besides its weights."""
+
+    decodings: tuple[Decoding, ...]  # those of training and of evaluation
+    learnt_tokens: int  # padded tokens in one forward pass of learning
+    longest_sample: int  # tokens of the longest prompt and response learnt from
+    filtered: bool = False  # top-k or top-p are in use
+    reference: bool = False  # there is a KL term
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterCounts:
+    """Numbers of weights; tied ones count once, adapters are apart."""
+
+    base: int
+    adapters: int
+    trainable: int
+    largest: int  # of a single trained tensor
+
+    @property
+    def total(self) -> int:
+        """All of the agent's weights."""
+        return self.base + self.adapters
+
+
+@dataclass(frozen=True, kw_only=True)
+class Footprint:
+    """Bytes by part. Of rollout, learning and update, one happens at a time."""
+
+    agent: str
+    counts: ParameterCounts
+    precision: str  # of the weights
+    weights: int
+    masters: int
+    gradients: int
+    moments: int
+    reference: int
+    cache: int  # keys and values of all responses side by side, at their longest
+    decoding: int  # what else decoding needs at its peak
+    activations: int
+    logits: int
+    update: int  # temporary tensors of the optimizer
+
+    @property
+    def persistent(self) -> int:
+        """What is held from the first update to the end."""
+        return self.weights + self.masters + self.gradients + self.moments + self.reference
+
+    @property
+    def rollout(self) -> int:
+        """At the longest point of decoding."""
+        return self.cache + self.decoding
+
+    @property
+    def learning(self) -> int:
+        """In the largest forward and backward pass."""
+        return self.activations + self.logits
+
+    @property
+    def transient(self) -> int:
+        """The largest of what comes and goes."""
+        return max(self.rollout, self.learning, self.update)
+
+    @property
+    def peak(self) -> int:
+        """With a device of its own."""
+        return self.persistent + self.transient
+
+
+def peak_together(footprints: Iterable[Footprint]) -> int:
+    """Several agents on one device keep what is theirs, and take turns with the rest."""
+    held = list(footprints)
+    return sum(one.persistent for one in held) + max((one.transient for one in held), default=0)
+
+
+def agent_footprint(
+    settings: AgentSettings, config: Any, counts: ParameterCounts, device: str, workload: Workload
+) -> Footprint:
+    """The memory of one agent whose model has this (transformers) config; ``device`` is "cpu" or "cuda"."""
+    dtype = torch_precision(settings, config, device)
+    width = dtype.itemsize
+    weights = counts.base * width + counts.adapters * FLOAT32
+    full = settings.lora is None
+    layer = _Layer(config, width)
+    decodings = [_decoding_bytes(layer, decoding, workload.filtered) for decoding in workload.decodings]
+    cache, decoding = max(decodings, key=sum, default=(0, 0))
+    return Footprint(
+        agent=settings.name,
+        counts=counts,
+        precision=str(dtype).removeprefix("torch."),
+        weights=weights,
+        masters=counts.trainable * FLOAT32 if full and width < FLOAT32 else 0,
+        gradients=counts.trainable * FLOAT32,
+        moments=counts.trainable * FLOAT32 * MOMENTS,
+        reference=weights if workload.reference and full else 0,
+        cache=cache,
+        decoding=decoding,
+        activations=_activation_bytes(settings, layer, workload)
+        + (2 * counts.largest * width if full else 0),
+        logits=_logit_bytes(workload.learnt_tokens, layer.vocabulary, workload.filtered),
+        # on a GPU the optimizer works on all tensors at once, elsewhere on one after the other
+        update=FLOAT32 * (counts.largest if device == "cpu" else counts.trainable),
+    )
+
+
+def count_parameters(settings: AgentSettings, config: Any) -> ParameterCounts:
+    """Exact numbers, from the model built without storage."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=settings.trust_remote_code)
+    except ValueError as error:
+        raise ModelError(
+            f"agent {settings.name!r}: {settings.model!r} is not a causal language model: {error}"
+        ) from error
+    base = sum(parameter.numel() for parameter in model.parameters())
+    if settings.lora is not None:
+        model = add_adapters(model, settings, seed=0)
+    sizes = [parameter.numel() for parameter in model.parameters()]
+    trained = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
+    return ParameterCounts(
+        base=base, adapters=sum(sizes) - base, trainable=sum(trained), largest=max(trained, default=0)
+    )
+
+
+class _Layer:
+    """Widths of one decoder layer, whatever the config calls them."""
+
+    def __init__(self, config: Any, width: int) -> None:
+        text = config.get_text_config()
+        heads = text.num_attention_heads
+        head = getattr(text, "head_dim", None) or text.hidden_size // heads
+        self.width = width  # bytes of a number
+        self.hidden: int = text.hidden_size
+        self.heads: int = heads
+        self.query: int = heads * head
+        self.key: int = (getattr(text, "num_key_value_heads", None) or heads) * head
+        self.inner: int = _inner_width(text)
+        self.layers: int = text.num_hidden_layers
+        self.vocabulary: int = text.vocab_size
+
+    @property
+    def cached(self) -> int:
+        """Bytes of keys and values per token, in all layers."""
+        return 2 * self.layers * self.key * self.width
+
+    def saved(self, settings: AgentSettings, longest: int) -> int:
+        """Bytes a layer keeps per token for its backward pass."""
+        width = self.width
+        norms = 2 * (FLOAT32 + 2 * width) * self.hidden  # input in float32, scaled, and what comes of it
+        norms += (FLOAT32 + width) * (self.query + self.key)  # of queries and keys, where a model has them
+        attention = width * (3 * self.query + 2 * self.key)  # queries, keys, values, outputs in two layouts
+        if settings.attention == "eager":  # scores and, in float32 and rounded, their softmax
+            attention += self.heads * longest * (FLOAT32 + 2 * width)
+        gated = 4 * width * self.inner  # gate, its activation, up, their product
+        # adapters are float32: each gets its own float32 copy of what goes into its layer
+        adapters = FLOAT32 * (5 * self.hidden + self.query + self.inner)
+        return norms + attention + gated + (adapters if settings.lora is not None and width < FLOAT32 else 0)
+
+
+def _inner_width(text: Any) -> int:
+    """Of the feed-forward part; of a mixture of experts, what one token passes through."""
+    experts = getattr(text, "num_experts_per_tok", None)
+    if experts and getattr(text, "moe_intermediate_size", None):
+        return int(experts * text.moe_intermediate_size)
+    for key in ("intermediate_size", "ffn_dim", "n_inner"):
+        if getattr(text, key, None):
+            return int(getattr(text, key))
+    return 4 * int(text.hidden_size)
+
+
+def _decoding_bytes(layer: _Layer, decoding: Decoding, filtered: bool) -> tuple[int, int]:
+    """The cache when responses are longest, and what else is there at the larger of two peaks.
+
+    The one is the first pass over the prompts, the other the last token: keys and values of a layer are then
+    copied to append one, and repeated for every head that shares them.
+    """
+    width = layer.width
+    cache = decoding.responses * decoding.longest * layer.cached
+    shared = layer.query // layer.key
+    one_layer = cache // layer.layers
+    last = one_layer // 2 + (one_layer * shared if shared > 1 else 0)
+    copies = FILTERED_LOGIT_COPIES if filtered else SAMPLED_LOGIT_COPIES
+    last += decoding.responses * layer.vocabulary * (FLOAT32 * copies + width)
+    per_token = width * (3 * layer.inner + 2 * layer.query + 2 * layer.key)
+    per_token += (FLOAT32 + 3 * width) * layer.hidden + layer.cached
+    first = decoding.prompts * decoding.prompt_tokens * per_token
+    return cache, max(last, first - cache)
+
+
+def _activation_bytes(settings: AgentSettings, layer: _Layer, workload: Workload) -> int:
+    """What the backward pass needs: every layer's tensors, or only its input and one layer's at a time."""
+    saved = layer.saved(settings, workload.longest_sample)
+    inputs = layer.layers * layer.hidden * layer.width
+    per_token = inputs + saved if settings.gradient_checkpointing else layer.layers * saved
+    return workload.learnt_tokens * per_token
+
+
+def _logit_bytes(tokens: int, vocabulary: int, filtered: bool) -> int:
+    return tokens * vocabulary * FLOAT32 * (FILTERED_LOGIT_COPIES if filtered else LOGIT_COPIES)

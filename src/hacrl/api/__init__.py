@@ -1,0 +1,1 @@
+"""hacrl from Python: one trainer, one config, callbacks."""

@@ -1,0 +1,178 @@
+"""Everything a Python user may call an agent, as config sections and loaded agents."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hacrl.agents.references import BUNDLED_PREFIX
+from hacrl.agents.settings import AgentSettings
+from hacrl.api.config import plain_section
+from hacrl.errors import ConfigError, ModelError
+
+if TYPE_CHECKING:
+    from hacrl.agents.agent import Agent
+
+# What may be said of a model that is loaded already: the rest is for loading one.
+_USABLE_WHEN_LOADED = frozenset(
+    ("name", "model", "rollouts_per_prompt", "lr", "chat_template", "chat_template_args")
+)
+_KINDS = (
+    "a model's name or folder, an AgentSettings, a mapping of its keys, a (model, tokenizer) pair, "
+    "or a hacrl agent"
+)
+
+
+@dataclass(frozen=True)
+class AgentRequest:
+    """One agent as a section of the config, with the objects it is to be made of, if they exist already."""
+
+    section: Mapping[str, Any]
+    model: Any = None
+    tokenizer: Any = None
+    agent: Agent | None = None
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether there is nothing left to load."""
+        return self.agent is not None or self.model is not None
+
+
+def agent_requests(given: Sequence[Any] | Mapping[str, Any]) -> list[AgentRequest]:
+    """One request per agent, each with a name of its own."""
+    if isinstance(given, Mapping):
+        requests = [_named(_request(one, name), name) for name, one in given.items()]
+    elif isinstance(given, Sequence) and not isinstance(given, str | bytes):
+        requests = [_request(one, f"agents[{i}]") for i, one in enumerate(given)]
+    else:
+        raise ConfigError(f"agents: give a list, or a dict of name to agent, not {type(given).__name__}")
+    _check_models_differ(requests)
+    return _with_names(requests)
+
+
+def make_loaded(requests: Sequence[AgentRequest], settings: Sequence[AgentSettings]) -> dict[str, Agent]:
+    """Name -> agent for all that are loaded already. They are used and trained as they are, not copied."""
+    loaded = {}
+    for request, own in zip(requests, settings, strict=True):
+        if request.is_loaded:
+            _check_only_usable(own)
+            loaded[own.name] = request.agent or _wrap(request, own)
+    return loaded
+
+
+def _request(given: Any, where: str) -> AgentRequest:
+    from hacrl.agents.agent import Agent
+
+    if isinstance(given, str | Path):
+        return AgentRequest({"model": str(given)})
+    if isinstance(given, AgentSettings):
+        return AgentRequest(plain_section(given))
+    if isinstance(given, Agent):
+        section = {"name": given.name, "model": _described(given.model), **_way_of_asking(given)}
+        return AgentRequest(section, given.model, given.tokenizer, given)
+    if isinstance(given, Mapping):
+        return _from_mapping(given, where)
+    if isinstance(given, tuple | list) and len(given) == 2 and not isinstance(given[0], str):
+        return _from_mapping({"model": given[0], "tokenizer": given[1]}, where)
+    alone = "; a model needs its tokenizer: (model, tokenizer)" if hasattr(given, "generate") else ""
+    raise ConfigError(f"agents: {where} is {type(given).__name__}; an agent is {_KINDS}{alone}")
+
+
+def _from_mapping(given: Mapping[str, Any], where: str) -> AgentRequest:
+    section = {key: plain_section(value) for key, value in given.items() if key != "tokenizer"}
+    model, tokenizer = given.get("model"), given.get("tokenizer")
+    if model is None or isinstance(model, str | Path):
+        if tokenizer is not None:
+            raise ConfigError(f"agents: {where} has a tokenizer, but its model is not loaded: {model!r}")
+        return AgentRequest(section if model is None else {**section, "model": str(model)})
+    if not hasattr(model, "generate") or not hasattr(model, "config") or not callable(tokenizer):
+        raise ConfigError(
+            f"agents: {where} is ({type(model).__name__}, {type(tokenizer).__name__}); "
+            "it must be a transformers causal language model and its tokenizer"
+        )
+    return AgentRequest({**section, "model": _described(model)}, model, tokenizer)
+
+
+def _named(request: AgentRequest, name: str) -> AgentRequest:
+    own = request.section.get("name", name)
+    if own != name:
+        raise ConfigError(f"agents: {name!r} calls itself {own!r}; use one name")
+    return dataclasses.replace(request, section={**request.section, "name": name})
+
+
+def _with_names(requests: Sequence[AgentRequest]) -> list[AgentRequest]:
+    """Names for those that have none, from their models; a second of the same name gets a number."""
+    taken = {str(one.section["name"]).casefold() for one in requests if "name" in one.section}
+    named = []
+    for request in requests:
+        if "name" not in request.section:
+            base = _name_of(request)
+            name, count = base, 1
+            while name.casefold() in taken:
+                count += 1
+                name = f"{base}-{count}"
+            taken.add(name.casefold())
+            request = dataclasses.replace(request, section={"name": name, **request.section})
+        named.append(request)
+    return named
+
+
+def _name_of(request: AgentRequest) -> str:
+    """The last part of the model's id or path; of a model made on the spot, its architecture."""
+    if request.model is not None:
+        reference = getattr(request.model.config, "_name_or_path", "") or request.model.config.model_type
+    else:
+        reference = str(request.section.get("model", ""))
+    last = Path(reference.removeprefix(BUNDLED_PREFIX)).name
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", last).lstrip("._-") or "agent"
+
+
+def _described(model: Any) -> str:
+    """What config.yaml says of a model that was handed in: such a run cannot be repeated from the file."""
+    origin = getattr(model.config, "_name_or_path", "")
+    return f"object:{type(model).__name__}" + (f" from {origin}" if origin else "")
+
+
+def _way_of_asking(agent: Agent) -> dict[str, Any]:
+    """An agent keeps its way of being asked; here it is only written down."""
+    plainly = agent.tokenizer.chat_template is not None and not agent.use_chat_template
+    return {"chat_template": not plainly, "chat_template_args": agent.chat_template_args}
+
+
+def _check_models_differ(requests: Sequence[AgentRequest]) -> None:
+    models = [id(one.model) for one in requests if one.model is not None]
+    if len(set(models)) < len(models):
+        raise ConfigError("agents: two agents share one model object; each needs its own to be trained")
+
+
+def _check_only_usable(settings: AgentSettings) -> None:
+    for key in plain_section(settings):
+        if key not in _USABLE_WHEN_LOADED:
+            raise ConfigError(
+                f"agents.{settings.name}.{key}: the model is loaded already, this key is for loading one; "
+                "prepare the model before, or give its name instead"
+            )
+
+
+def _wrap(request: AgentRequest, settings: AgentSettings) -> Agent:
+    from hacrl.agents.agent import Agent
+
+    model, tokenizer = request.model, request.tokenizer
+    if tokenizer.eos_token_id is None:
+        raise ModelError(
+            f"agent {settings.name!r}: the tokenizer has no eos_token: a response could never end"
+        )
+    largest, embeddings = max(tokenizer.get_vocab().values()), model.get_input_embeddings().num_embeddings
+    if largest >= embeddings:
+        raise ModelError(
+            f"agent {settings.name!r}: the tokenizer has token {largest}, the model only {embeddings} "
+            "embeddings: they do not belong together"
+        )
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ModelError(f"agent {settings.name!r}: every weight of the model is frozen (requires_grad)")
+    model.eval()  # dropout would make the learner's policy another one than the sampler's
+    return Agent(settings.name, model, tokenizer, settings.chat_template, settings.chat_template_args)

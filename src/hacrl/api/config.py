@@ -1,0 +1,124 @@
+"""What a Python user says about a run, apart from its agents and its task. Needs nothing heavy."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hacrl.algorithms.settings import AnyMethodSettings, HacpoSettings
+from hacrl.config.loading import build_config
+from hacrl.config.schema import RunConfig
+from hacrl.errors import ConfigError
+from hacrl.evaluation.settings import EvaluationSettings
+from hacrl.learning.settings import LearningSettings
+from hacrl.rollout.settings import RolloutSettings
+
+Section = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HACRLConfig:
+    """The ``args`` of a :class:`hacrl.HACRLTrainer`: the keys of a recipe, with the same names and defaults.
+
+    Sections take their settings record or a mapping: ``learning=LearningSettings(lr=1e-6)`` and
+    ``learning={"lr": 1e-6}`` are the same. Values are checked when the trainer is made, before models load.
+    """
+
+    output: str | Path
+    """Folder of this run: config, metrics, sampled rollouts, trained agents."""
+    steps: int = 100
+    """Training steps; each asks every agent ``rollout.prompts_per_step`` problems."""
+    seed: int = 0
+    """Decides all randomness: equal runs on one machine give equal metrics."""
+    device: str = "auto"
+    """Where hacrl puts the models it loads: ``cpu``, ``cuda``, ``cuda:1``; ``auto``: a GPU if any."""
+    threads: int | None = None
+    """CPU threads of torch; None leaves its own choice."""
+    method: str | AnyMethodSettings | Section = HacpoSettings.name
+    """``"hacpo"``, ``"gspo"``, ``"grpo"``, ``"naive"``, its settings, or a mapping with ``name``."""
+    agent_defaults: Section = field(default_factory=dict)
+    """Settings of every agent that does not have its own, e.g. ``{"lora": {"rank": 16}}``."""
+    rollout: RolloutSettings | Section = field(default_factory=dict)
+    """What is asked in a step and how answers are sampled."""
+    learning: LearningSettings | Section = field(default_factory=dict)
+    """Optimizer, mini-batches, number of updates."""
+    evaluation: EvaluationSettings | Section = field(default_factory=dict)
+    """How held-out accuracy is measured, and how often."""
+    reward_weights: Sequence[float] | None = None
+    """One weight per function in ``reward_funcs``; None: 1 each."""
+    reward_range: Sequence[float] | None = None
+    """The smallest and the largest reward there can be, if known: HACPO then never expects more."""
+    eval_share: float | None = None
+    """Share of the training prompts to hold out if there is no ``eval_dataset``; None: none."""
+    trackers: str | Sequence[str] = ()
+    """Where metrics also go: ``tensorboard``, ``wandb``, ``trackio``, ``mlflow``."""
+    report_to: str | Sequence[str] | None = None
+    """Another name of ``trackers``, for those who come from transformers and TRL; ``"none"`` is none."""
+    project: str = "hacrl"
+    """What trackers file this run under."""
+    run_name: str | None = None
+    """The run's name in trackers; None: the output folder's."""
+    logged_rollouts: int = 4
+    """Rollouts kept per agent and step, to be read."""
+    overwrite: bool = False
+    """Replace an earlier run in the same folder; without it that is refused."""
+    progress: bool = True
+    """Show progress on the terminal."""
+
+    def run_config(self, agents: Sequence[Section], task: Section, held_out: int | None) -> RunConfig:
+        """The checked config of a run. ``held_out`` problems there are, if that is known by now."""
+        evaluation = plain_section(self.evaluation)
+        if held_out is not None and isinstance(evaluation, dict):
+            evaluation.setdefault("problems", min(EvaluationSettings.problems, held_out))
+        data = {
+            "agents": list(agents),
+            "agent_defaults": plain_section(self.agent_defaults),
+            "output": str(self.output),
+            **{key: getattr(self, key) for key in _SAME_KEY},
+            "trackers": self._trackers(),
+            "task": task,
+            "method": self.method if isinstance(self.method, str) else plain_section(self.method),
+            "rollout": plain_section(self.rollout),
+            "learning": plain_section(self.learning),
+            "evaluation": evaluation,
+        }
+        return build_config(data, source="HACRLConfig")
+
+    def _trackers(self) -> list[str]:
+        if self.report_to is None:
+            return _listed(self.trackers)
+        if self.trackers:
+            raise ConfigError(
+                f"report_to={self.report_to!r} and trackers={self.trackers!r} mean the same; give one of them"
+            )
+        return [name for name in _listed(self.report_to) if name != "none"]
+
+
+_SAME_KEY = ("steps", "seed", "device", "threads", "project", "run_name", "logged_rollouts")
+
+
+def plain_section(section: Any) -> Any:
+    """A settings record as the keys that differ from its defaults; a mapping as a dict; else unchanged."""
+    if isinstance(section, Mapping):
+        return {key: plain_section(value) for key, value in section.items()}
+    if not dataclasses.is_dataclass(section) or isinstance(section, type):
+        return section
+    plain = {}
+    for entry in dataclasses.fields(section):
+        value = getattr(section, entry.name)
+        if entry.name == "name" or value != _default(entry):
+            plain[entry.name] = plain_section(value)
+    return plain
+
+
+def _default(entry: dataclasses.Field[Any]) -> Any:
+    if entry.default_factory is not dataclasses.MISSING:
+        return entry.default_factory()
+    return entry.default
+
+
+def _listed(names: str | Sequence[str]) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)

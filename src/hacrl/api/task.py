@@ -1,0 +1,131 @@
+"""What a Python user may give as the task: reward functions with data, a task's name, or a task."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hacrl.api.config import HACRLConfig, plain_section
+from hacrl.errors import ConfigError, TaskError
+from hacrl.tasks.base import Task
+from hacrl.tasks.settings import TaskSettings
+
+# The reward task's own words for what is called otherwise here.
+_OUR_WORDS = {
+    "functions": "reward_funcs",
+    "train": "train_dataset",
+    "test": "eval_dataset",
+    "weights": "reward_weights",
+    "test_share": "eval_share",
+}
+_TASK_PARTS = ("name", "max_reward", "train", "test", "verify", "close")
+
+
+@dataclass(frozen=True)
+class TaskChoice:
+    """A task as a section of the config, and the task itself if it exists already."""
+
+    section: Mapping[str, Any]
+    task: Task | None = None
+
+    @property
+    def held_out(self) -> int | None:
+        """Number of held-out problems, if it is known by now."""
+        return None if self.task is None else len(self.task.test)
+
+
+def choose_task(
+    task: Any, reward_funcs: Any, train_dataset: Any, eval_dataset: Any, args: HACRLConfig
+) -> TaskChoice:
+    """The task a user means; refuses what does not go together."""
+    if task is not None:
+        _refuse_beside_task(reward_funcs, train_dataset, eval_dataset, args)
+        return _given_task(task)
+    if reward_funcs is None or train_dataset is None:
+        raise ConfigError(
+            "give reward_funcs and train_dataset, or task: a task's name such as 'gsm8k', or a task of yours"
+        )
+    return _reward_task(reward_funcs, train_dataset, eval_dataset, args)
+
+
+def _given_task(task: Any) -> TaskChoice:
+    if isinstance(task, str):
+        return TaskChoice({"name": task})
+    if isinstance(task, TaskSettings | Mapping):
+        return TaskChoice(plain_section(task))
+    lacking = [part for part in _TASK_PARTS if not hasattr(task, part)]
+    if lacking or isinstance(task, type):
+        what = f"the class {task.__name__}" if isinstance(task, type) else type(task).__name__
+        without = f" without {', '.join(lacking)}" if lacking and not isinstance(task, type) else ""
+        raise ConfigError(
+            f"task: {what}{without} is no task; "
+            "give a name, TaskSettings, or an object with what hacrl.tasks.base asks for"
+        )
+    return TaskChoice({"name": f"object:{qualified_name(type(task))}"}, task)
+
+
+def _refuse_beside_task(*given: Any) -> None:
+    *data, args = given
+    options = [args.reward_weights, args.reward_range, args.eval_share]
+    names = ("reward_funcs", "train_dataset", "eval_dataset", "reward_weights", "reward_range", "eval_share")
+    for name, value in zip(names, [*data, *options], strict=True):
+        if value is not None:
+            raise ConfigError(f"{name}: a task brings its own data and rewards; leave {name} or task out")
+
+
+def _reward_task(reward_funcs: Any, train: Any, test: Any, args: HACRLConfig) -> TaskChoice:
+    from hacrl.tasks.rewards import RewardTask
+
+    is_one = isinstance(reward_funcs, str) or callable(reward_funcs)
+    functions = [reward_funcs] if is_one else list(reward_funcs)
+    options: dict[str, Any] = {
+        "weights": args.reward_weights,
+        "reward_range": args.reward_range,
+        "test_share": args.eval_share,
+    }
+    given = {key: value for key, value in options.items() if value is not None}
+    try:
+        task = RewardTask(functions=functions, train=train, test=test, **given)
+    except TaskError as error:
+        raise TaskError(_in_our_words(str(error))) from error
+    recorded: dict[str, Any] = {
+        "functions": [_reference(one) for one in functions],
+        "train": _described(train),
+    }
+    if test is not None:
+        recorded["test"] = _described(test)
+    plain = {key: list(value) if isinstance(value, Sequence) else value for key, value in given.items()}
+    return TaskChoice({"name": "reward", "options": {**recorded, **plain}}, task)
+
+
+def _in_our_words(message: str) -> str:
+    word = re.match(r"\w+", message)
+    ours = _OUR_WORDS.get(word.group()) if word else None
+    return ours + message[len(word.group()) :] if word and ours else message
+
+
+def _reference(function: str | Callable[..., Any]) -> str:
+    """What config.yaml says of a function; importable ones can be used from there."""
+    return function if isinstance(function, str) else qualified_name(function, separator=":")
+
+
+def qualified_name(thing: Any, separator: str = ".") -> str:
+    """``package.module.Name``; of a partial, its function's; of a callable object, its class's."""
+    while isinstance(thing, functools.partial):
+        thing = thing.func
+    named = thing if hasattr(thing, "__qualname__") else type(thing)
+    return f"{named.__module__}{separator}{named.__qualname__}"
+
+
+def _described(data: Any) -> Any:
+    """What config.yaml says of data: where it is, or that it was handed in."""
+    if isinstance(data, str | Mapping):
+        return plain_section(data)
+    if isinstance(data, Path):
+        return str(data)
+    rows = f" of {len(data)} rows" if hasattr(data, "__len__") else ""
+    return f"object:{type(data).__name__}{rows}"

@@ -1,0 +1,149 @@
+"""What ``hacrl train RECIPE --dry-run`` says, as plain lines that survive a pipe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from textwrap import wrap
+
+from hacrl.agents.footprint import Footprint
+from hacrl.config.loading import config_to_yaml
+from hacrl.execution.dry_run import AgentPlan, DryRun
+from hacrl.execution.memory import DeviceMemory
+
+WIDTH = 100
+GIB = 2**30
+# heading, and which bytes; the order is that of a run
+PARTS: tuple[tuple[str, str], ...] = (
+    ("weights", "weights"),
+    ("float32 master weights", "masters"),
+    ("gradients", "gradients"),
+    ("Adam's moments", "moments"),
+    ("reference for KL", "reference"),
+    ("= held all the time", "persistent"),
+    ("rollout: keys and values", "cache"),
+    ("rollout: the rest", "decoding"),
+    ("learning: activations", "activations"),
+    ("learning: logits", "logits"),
+    ("update: optimizer", "update"),
+    ("= largest of the three", "transient"),
+    ("peak", "peak"),
+)
+
+
+def dry_run_lines(plan: DryRun) -> Iterator[str]:
+    """Everything a user wants to see before a long run, the verdict last."""
+    yield "# The run, every key with its value"
+    yield config_to_yaml(plan.config).rstrip()
+    yield from ("", "# Agents")
+    yield from _agent_table(plan.agents)
+    yield from ("", "# Memory in GiB, an estimate from each model's config.json")
+    yield from _memory_table([agent.footprint for agent in plan.agents if agent.footprint])
+    for memory in plan.devices:
+        yield from _device_lines(memory)
+    yield from ("", "# A step")
+    yield from _step_lines(plan)
+    remarks = [
+        *(f"note: {note}" for note in plan.notes),
+        *(f"NOT CHECKED: {one}" for one in plan.not_checked),
+    ]
+    if remarks:
+        yield ""
+    for remark in remarks:
+        yield from wrap(remark, WIDTH, subsequent_indent="  ", break_long_words=False)
+    yield ""
+    yield _verdict(plan)
+
+
+def _verdict(plan: DryRun) -> str:
+    marks = []
+    if any(not memory.fits for memory in plan.devices):
+        marks.append("WARNING")
+    if plan.not_checked:
+        marks.append("NOT CHECKED")
+    return f"ready, except for what is marked {' and '.join(marks)} above" if marks else "ready"
+
+
+def _agent_table(agents: Sequence[AgentPlan]) -> Iterator[str]:
+    rows = [("", *(agent.settings.name for agent in agents))]
+    rows.append(("model", *(_shortened(agent.settings.model) for agent in agents)))
+    rows.append(("device", *(agent.device for agent in agents)))
+    known = [agent.footprint for agent in agents]
+    rows.append(("parameters", *("unknown" if f is None else f"{f.counts.total:,}" for f in known)))
+    rows.append(("trained", *("unknown" if f is None else _trained(f) for f in known)))
+    rows.append(
+        ("precision", *(a.settings.precision if (f := a.footprint) is None else f.precision for a in agents))
+    )
+    rows.append(
+        ("stop tokens", *(" ".join(a.stop_tokens) if a.stop_tokens else "not checked" for a in agents))
+    )
+    lengths = [agent.longest_prompt for agent in agents]
+    rows.append(("longest prompt", *("not checked" if n is None else f"{n:,} tokens" for n in lengths)))
+    yield from _columns(rows)
+
+
+def _trained(footprint: Footprint) -> str:
+    trainable, total = footprint.counts.trainable, footprint.counts.total
+    return "all" if trainable == total else f"{trainable:,} ({trainable / total:.1%})"
+
+
+def _shortened(model: str) -> str:
+    return model if len(model) <= 40 else f"...{model[-37:]}"
+
+
+def _memory_table(known: Sequence[Footprint]) -> Iterator[str]:
+    if not known:
+        yield "unknown"
+        return
+    rows = [("", *(one.agent for one in known))]
+    for heading, part in PARTS:
+        values = [getattr(one, part) for one in known]
+        if any(values):
+            rows.append((heading, *(_gib(value) for value in values)))
+    yield from _columns(rows)
+
+
+def _device_lines(memory: DeviceMemory) -> Iterator[str]:
+    who = " and ".join(memory.agents)
+    there = f"{_gib(memory.available)} GiB there"
+    if memory.needed is None:
+        yield f"{memory.device} ({who}): unknown how much is needed, {there}"
+        return
+    yield f"{memory.device} ({who}): about {_gib(memory.needed)} GiB needed, {there}"
+    if memory.fits:
+        return
+    yield f"WARNING: the run does not fit on {memory.device}. What helps, each alone:"
+    rows = [(f"  {advice.change}", f"about {_gib(advice.needed)} GiB") for advice in memory.advice]
+    yield from _columns(rows)
+
+
+def _step_lines(plan: DryRun) -> Iterator[str]:
+    config, rollouts = plan.config, plan.rollouts_per_step
+    prompts = config.rollout.prompts_per_step
+    asked = ", ".join(f"{name} {count:,}" for name, count in rollouts.items())
+    yield f"{prompts} prompts; rollouts: {asked}"
+    learnt = "all agents' rollouts" if config.method.shares_rollouts else "its own rollouts"
+    yield f"each agent learns from {learnt} in {plan.updates_per_step} updates"
+    total, updates = sum(rollouts.values()) * config.steps, plan.updates_per_step * config.steps
+    yield f"{config.steps} steps: {total:,} rollouts, {updates:,} updates per agent"
+    if plan.train_problems is not None:
+        test = min(config.evaluation.problems, plan.test_problems or 0)
+        passes = prompts * config.steps / plan.train_problems
+        yield (
+            f"{plan.train_problems:,} training problems, each asked {passes:.2g} times; "
+            f"{test:,} held-out problems to evaluate on"
+        )
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:,.1f}" if size >= GIB / 10 else f"{size / GIB:,.3f}"
+
+
+def _columns(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    """Aligned: the first column to the left, numbers to the right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        cells = [
+            row[0].ljust(widths[0]),
+            *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True)),
+        ]
+        yield "  ".join(cells).rstrip()

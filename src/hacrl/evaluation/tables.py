@@ -1,0 +1,147 @@
+"""An evaluation's results as tables of text, for the terminal and for results.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hacrl.evaluation.metrics import Estimate
+from hacrl.evaluation.results import PairResult, Results
+from hacrl.types import VerdictLabel
+
+_VERDICTS: tuple[VerdictLabel, ...] = ("correct", "wrong", "unparsable", "timeout", "crash", "scored")
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """A title, headings, and rows of as many cells."""
+
+    title: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    @property
+    def width(self) -> int:
+        """Characters of a line when printed, with two between columns."""
+        return sum(max(map(len, column)) + 2 for column in zip(self.headings, *self.rows, strict=True))
+
+    def without(self, heading: str) -> TextTable:
+        """The same without a column."""
+        kept = [i for i, name in enumerate(self.headings) if name != heading]
+        rows = tuple(tuple(row[i] for i in kept) for row in self.rows)
+        return TextTable(self.title, tuple(self.headings[i] for i in kept), rows)
+
+    def markdown(self) -> str:
+        """As a Markdown table under its title."""
+        lines = [f"**{self.title}**", "", _line(self.headings)]
+        lines.append("|" + "---|" * len(self.headings))
+        return "\n".join([*lines, *(_line(row) for row in self.rows)]) + "\n"
+
+
+def result_tables(results: Results) -> list[TextTable]:
+    """A table per benchmark; with several benchmarks, a summary first."""
+    benchmarks = list(dict.fromkeys(pair.benchmark for pair in results.pairs))
+    tables = [_benchmark_table(name, results) for name in benchmarks]
+    return [_summary(benchmarks, results), *tables] if len(benchmarks) > 1 else tables
+
+
+def results_markdown(results: Results) -> str:
+    """All tables and notes."""
+    parts = [table.markdown() for table in result_tables(results)]
+    if results.notes:
+        parts.append("\n".join(f"- {note}" for note in results.notes) + "\n")
+    return "\n".join(parts)
+
+
+def _benchmark_table(name: str, results: Results) -> TextTable:
+    pairs = [pair for pair in results.pairs if pair.benchmark == name]
+    changes = {(one.run, one.agent): one.change for one in results.changes() if one.benchmark == name}
+    ks = sorted({k for pair in pairs for k in pair.score.best_at})
+    verdicts = [label for label in _VERDICTS if any(pair.score.verdicts[label] for pair in pairs)]
+    samples = sorted({pair.score.samples for pair in pairs})
+    headings = ["agent", f"avg@{'/'.join(map(str, samples))}"]
+    headings += [f"{_sort_of_best(pairs)}@{k}" for k in ks]
+    headings += ["change"] if changes else []
+    headings += ["stopped", "tokens", *verdicts]
+    rows = []
+    for pair in pairs:
+        score = pair.score
+        row = [pair.label, with_interval(score.average)]
+        row += [with_interval(score.best_at[k]) if k in score.best_at else "" for k in ks]
+        if changes:
+            row.append(
+                _signed(changes[pair.run, pair.agent])
+                if pair.stage == "after" and (pair.run, pair.agent) in changes
+                else ""
+            )
+        row += [f"{score.stopped:.0%}", f"{score.mean_tokens:.0f}"]
+        row += [f"{score.verdicts[label]:,}" for label in verdicts]
+        rows.append(tuple(row))
+    return TextTable(f"{name}: {_asked(pairs)}", tuple(headings), tuple(rows))
+
+
+def _summary(benchmarks: Sequence[str], results: Results) -> TextTable:
+    """One row per agent, one column per metric, as papers print it."""
+    found = {(pair.label, pair.benchmark): pair for pair in results.pairs}
+    labels = list(dict.fromkeys(pair.label for pair in results.pairs))
+    headings = ["agent"]
+    columns: list[tuple[str, int]] = []  # benchmark and k of best@k; 0: the average
+    for name in benchmarks:
+        pairs = [pair for pair in results.pairs if pair.benchmark == name]
+        columns.append((name, 0))
+        headings.append(f"{name} avg@{pairs[0].score.samples}")
+        for k in sorted({k for pair in pairs for k in pair.score.best_at}):
+            columns.append((name, k))
+            headings.append(f"{name} {_sort_of_best(pairs)}@{k}")
+    rows = []
+    for label in labels:
+        cells = [label]
+        for name, k in columns:
+            pair = found.get((label, name))
+            estimate = None if pair is None else pair.score.best_at.get(k) if k else pair.score.average
+            cells.append("" if estimate is None else f"{estimate.mean:.3f}")
+        rows.append(tuple(cells))
+    return TextTable("Summary", tuple(headings), tuple(rows))
+
+
+def with_interval(estimate: Estimate) -> str:
+    """``0.432 ± 0.044``: the mean and half its 95% interval, whose ends are in results.json."""
+    return f"{estimate.mean:.3f} ± {estimate.margin:.3f}"
+
+
+def _signed(change: Estimate) -> str:
+    return f"{change.mean:+.3f} ± {change.margin:.3f}"
+
+
+def _sort_of_best(pairs: Sequence[PairResult]) -> str:
+    """Where every answer is right or wrong, the best of k is whether one passes."""
+    return "pass" if all(pair.score.pass_at for pair in pairs) else "best"
+
+
+def _asked(pairs: Sequence[PairResult]) -> str:
+    """How it was asked, where all agents were asked alike."""
+    words = [
+        _alike([f"{pair.score.problems:,} problems" for pair in pairs]),
+        _alike([_responses(pair.score.samples) for pair in pairs]),
+        _alike([_drawn(pair) for pair in pairs]),
+        _alike([f"at most {pair.score.max_new_tokens:,} new tokens" for pair in pairs]),
+    ]
+    return ", ".join(word for word in words if word)
+
+
+def _responses(samples: int) -> str:
+    return "1 response each" if samples == 1 else f"{samples} responses each"
+
+
+def _drawn(pair: PairResult) -> str:
+    if pair.temperature == 0:
+        return "greedy"
+    return f"temperature {pair.temperature:g}" + (f", top-p {pair.top_p:g}" if pair.top_p < 1 else "")
+
+
+def _alike(values: Sequence[str]) -> str:
+    return values[0] if len(set(values)) == 1 else ""
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -1,0 +1,194 @@
+"""A run, short of loading weights: everything that can be checked is, and its memory is worked out.
+
+What is wrong is an error, as in a real run. What cannot be checked because the Hugging Face hub is out of
+reach is listed instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hacrl.agents.codec import Codec
+from hacrl.agents.footprint import Footprint
+from hacrl.agents.known_shapes import known_config
+from hacrl.agents.loading import load_codec, load_model_config
+from hacrl.agents.references import resolve_model
+from hacrl.agents.settings import AgentSettings
+from hacrl.config.checks import updates_per_step
+from hacrl.config.schema import RunConfig
+from hacrl.errors import ModelError, TaskError
+from hacrl.execution.hub import cache_only_if_unreachable, is_unreachable
+from hacrl.execution.memory import DeviceMemory, Sized, device_memory, footprints
+from hacrl.execution.preflight import Checked, check_agents, check_sizes, preflight
+from hacrl.execution.run_folder import check_output
+from hacrl.tasks.base import Rehearsable, Task
+from hacrl.tasks.presets import PRESETS
+from hacrl.tasks.registry import make_task
+from hacrl.tasks.settings import TaskSettings
+from hacrl.tracking.registry import make_trackers
+
+
+@dataclass(frozen=True)
+class AgentPlan:
+    """One agent, as far as it could be looked at."""
+
+    settings: AgentSettings
+    device: str
+    footprint: Footprint | None
+    stop_tokens: tuple[str, ...] | None  # None: not checked, as for the next
+    longest_prompt: int | None
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What a run would be."""
+
+    config: RunConfig
+    agents: tuple[AgentPlan, ...]
+    devices: tuple[DeviceMemory, ...]
+    train_problems: int | None  # None: the data could not be loaded
+    test_problems: int | None
+    updates_per_step: int
+    notes: tuple[str, ...]
+    not_checked: tuple[str, ...]
+
+    @property
+    def rollouts_per_step(self) -> dict[str, int]:
+        """Agent -> responses it samples in a step."""
+        prompts = self.config.rollout.prompts_per_step
+        return {agent.name: prompts * self.config.rollouts_per_prompt(agent) for agent in self.config.agents}
+
+
+def dry_run(config: RunConfig, overwrite: bool = False) -> DryRun:
+    """Check everything short of the weights; nothing is written but downloads into the hub's cache."""
+    devices = check_agents(config, set())
+    check_output(config, overwrite)
+    make_trackers(config, Path(config.output))  # refuses those that cannot be imported; none starts
+    # a run of local files does not touch the network
+    with cache_only_if_unreachable() if needs_hub(config) else nullcontext() as reason:
+        look = _Look(config, reason or "the Hugging Face hub cannot be reached")
+        task = look.task()
+        try:
+            codecs = {agent.name: codec for agent in config.agents if (codec := look.codec(agent))}
+            checked = _checked(config, task, codecs)
+            configs = {agent.name: found for agent in config.agents if (found := look.model_config(agent))}
+        finally:
+            if task is not None:
+                task.close()
+    for agent in config.agents:
+        if agent.name in codecs and agent.name in configs:
+            _check_embeddings(agent, codecs[agent.name], configs[agent.name])
+    prompts = {name: _longest_prompt(codec, checked) for name, codec in codecs.items() if checked is not None}
+    sized = Sized(devices, configs, prompts)
+    known = footprints(config, sized)
+    return DryRun(
+        config=config,
+        agents=tuple(
+            AgentPlan(
+                agent,
+                devices[agent.name],
+                known.get(agent.name),
+                _stop_tokens(codecs.get(agent.name)),
+                prompts.get(agent.name),
+            )
+            for agent in config.agents
+        ),
+        devices=tuple(device_memory(config, sized, known)),
+        train_problems=None if task is None else len(checked.train if checked else task.train),
+        test_problems=None if task is None else len(checked.test if checked else task.test),
+        updates_per_step=updates_per_step(config),
+        notes=() if task is None else checked.notes if checked else tuple(getattr(task, "notes", ())),
+        not_checked=tuple(look.not_checked),
+    )
+
+
+def needs_hub(config: RunConfig) -> bool:
+    """Whether a model or the data may have to come from the hub."""
+    if any(not Path(resolve_model(agent.model)).is_absolute() for agent in config.agents):
+        return True
+    return any(not Path(path).expanduser().exists() for path in _data_paths(config.task))
+
+
+def _data_paths(task: TaskSettings) -> list[str]:
+    options: Mapping[str, Any] = {**PRESETS.get(task.name, {}), **task.options}
+    sources = [options[key] for key in ("train", "test") if options.get(key)]
+    return [str(source["path"] if isinstance(source, Mapping) else source) for source in sources]
+
+
+class _Look:
+    """Loads what it can, and writes down what it cannot."""
+
+    def __init__(self, config: RunConfig, reason: str) -> None:
+        self.not_checked: list[str] = []
+        self._config = config
+        self._reason = reason
+
+    def task(self) -> Task | None:
+        """The task with its data."""
+        try:
+            return make_task(self._config.task)
+        except TaskError as error:
+            self._note(f"the data of task {self._config.task.name!r}", error)
+            return None
+
+    def codec(self, agent: AgentSettings) -> Codec | None:
+        """The agent's tokenizer."""
+        try:
+            return load_codec(agent)
+        except ModelError as error:
+            what = f"tokenizer, stop tokens and prompt lengths of agent {agent.name!r} ({agent.model})"
+            self._note(what, error)
+            return None
+
+    def model_config(self, agent: AgentSettings) -> Any | None:
+        """The model's config; a built-in one with the same shape will do."""
+        try:
+            return load_model_config(agent)
+        except ModelError as error:
+            known = known_config(agent.model)
+            if known is None or not is_unreachable(error):
+                self._note(f"memory of agent {agent.name!r} ({agent.model})", error)
+            return known
+
+    def _note(self, what: str, error: Exception) -> None:
+        if not is_unreachable(error):
+            raise error
+        self.not_checked.append(f"{what}: {self._reason}")
+
+
+def _checked(config: RunConfig, task: Task | None, codecs: Mapping[str, Codec]) -> Checked | None:
+    """A run's own checks, for those agents whose tokenizer is at hand."""
+    if task is None:
+        return None
+    agents = tuple(agent for agent in config.agents if agent.name in codecs)
+    if agents:
+        return preflight(replace(config, agents=agents), task, codecs)
+    check_sizes(config, task)
+    if isinstance(task, Rehearsable):
+        task.rehearse()
+    return None
+
+
+def _check_embeddings(agent: AgentSettings, codec: Codec, model_config: Any) -> None:
+    """What loading would find out much later."""
+    largest = max(codec.tokenizer.get_vocab().values())
+    embeddings = model_config.get_text_config().vocab_size
+    if largest >= embeddings:
+        raise ModelError(
+            f"agent {agent.name!r}: the tokenizer of {agent.model!r} has token {largest}, "
+            f"the model only {embeddings} embeddings: they do not belong together"
+        )
+
+
+def _longest_prompt(codec: Codec, checked: Checked) -> int:
+    return max(len(codec.encode_prompt(problem)) for problem in (*checked.train, *checked.test))
+
+
+def _stop_tokens(codec: Codec | None) -> tuple[str, ...] | None:
+    if codec is None:
+        return None
+    return tuple(codec.tokenizer.convert_ids_to_tokens(sorted(codec.stop_ids)))

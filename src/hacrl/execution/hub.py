@@ -1,0 +1,60 @@
+"""Whether the Hugging Face hub can be reached, found out in seconds.
+
+Without a network the libraries try each file for half a minute before they look into the cache. Asked once
+here, they can be told to look there at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+PROBE_SECONDS = 5.0
+
+
+@contextmanager
+def cache_only_if_unreachable() -> Iterator[str | None]:
+    """Within the block an unreachable hub is not asked again; gives the reason, None if it can be reached."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        yield "HF_HUB_OFFLINE is set"
+        return
+    reason = _probe(constants.ENDPOINT)
+    if reason is None:
+        yield None
+        return
+    switches: list[tuple[Any, bool]] = [(constants, False)]
+    if "datasets" in sys.modules:  # has a copy; imported later, it takes that of the hub's library
+        config = sys.modules["datasets"].config
+        switches.append((config, config.HF_HUB_OFFLINE))
+    for module, _ in switches:
+        module.HF_HUB_OFFLINE = True
+    try:
+        yield reason
+    finally:
+        for module, before in switches:
+            module.HF_HUB_OFFLINE = before
+
+
+def _probe(endpoint: str) -> str | None:
+    """Why there is no answer; any answer at all will do."""
+    from huggingface_hub import get_session
+
+    try:
+        get_session().head(endpoint, timeout=PROBE_SECONDS)
+    except Exception as error:  # the library's kind depends on which HTTP client it has
+        return f"{endpoint} cannot be reached: {error or type(error).__name__}"
+    return None
+
+
+def is_unreachable(error: BaseException | None) -> bool:
+    """Whether an error came about because the hub was not there, and not because of what was asked of it."""
+    while error is not None:
+        # huggingface_hub's: neither in the cache nor on a hub that answers
+        if isinstance(error, ConnectionError) or type(error).__name__ == "LocalEntryNotFoundError":
+            return True
+        error = error.__cause__ or error.__context__
+    return False

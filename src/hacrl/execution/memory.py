@@ -1,0 +1,190 @@
+"""What a run needs of every device's memory, whether it is there, and what would help if not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from hacrl.agents.footprint import (
+    Decoding,
+    Footprint,
+    ParameterCounts,
+    Workload,
+    agent_footprint,
+    count_parameters,
+    peak_together,
+)
+from hacrl.agents.settings import AgentSettings, LoraSettings
+from hacrl.config.schema import RunConfig
+
+ASSUMED_PROMPT_TOKENS = 1024  # where nothing says how long prompts are
+WORTH_SAYING = 0.95  # advice must save a twentieth at least
+ADVISED_LORA = LoraSettings(rank=64, alpha=128.0)
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A change of the run, and what the device would then need."""
+
+    change: str
+    needed: int
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """One device: who lives there, and the bytes they need at their peak."""
+
+    device: str
+    agents: tuple[str, ...]
+    needed: int | None  # None: an agent's shape is not known
+    available: int
+    advice: tuple[Advice, ...] = ()  # only if it does not fit
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is enough, as far as known."""
+        return self.needed is None or self.needed <= self.available
+
+
+@dataclass(frozen=True)
+class Sized:
+    """What is known of the agents: where they live, config of the model, longest prompt."""
+
+    devices: Mapping[str, str]
+    configs: Mapping[str, Any]  # those that are known
+    prompt_tokens: Mapping[str, int]
+    _counts: dict[tuple[str, LoraSettings | None], ParameterCounts] = field(default_factory=dict)
+
+    def counts(self, agent: AgentSettings) -> ParameterCounts:
+        """Numbers of weights, counted once: advice asks again and again."""
+        key = (agent.name, agent.lora)
+        if key not in self._counts:
+            self._counts[key] = count_parameters(agent, self.configs[agent.name])
+        return self._counts[key]
+
+
+def workload(config: RunConfig, agent: AgentSettings, prompt_tokens: int) -> Workload:
+    """What one agent does in a run."""
+    rollout, evaluation = config.rollout, config.evaluation
+
+    def decoding(prompts: int, samples: int, new_tokens: int) -> Decoding:
+        at_once = min(prompts, max(1, rollout.max_batch // samples))
+        return Decoding(
+            prompts=at_once, responses=at_once * samples, prompt_tokens=prompt_tokens, new_tokens=new_tokens
+        )
+
+    decodings = [
+        decoding(rollout.prompts_per_step, config.rollouts_per_prompt(agent), rollout.max_new_tokens)
+    ]
+    if evaluation.problems:
+        new_tokens = evaluation.sampling(rollout.max_new_tokens).max_new_tokens
+        decodings.append(decoding(evaluation.problems, evaluation.samples_per_problem, new_tokens))
+    longest = decodings[0].longest
+    return Workload(
+        decodings=tuple(decodings),
+        learnt_tokens=max(config.learning.micro_batch_tokens, longest),
+        longest_sample=longest,
+        filtered=rollout.top_k > 0 or rollout.top_p < 1,
+        reference=config.method.kl_coefficient > 0,
+    )
+
+
+def footprints(config: RunConfig, sized: Sized) -> dict[str, Footprint]:
+    """Agent -> its memory, for the agents whose shape is known."""
+    found = {}
+    for agent in config.agents:
+        if agent.name in sized.configs:
+            tokens = sized.prompt_tokens.get(agent.name)
+            tokens = tokens or config.rollout.max_prompt_tokens or ASSUMED_PROMPT_TOKENS
+            device = torch.device(sized.devices[agent.name]).type
+            work = workload(config, agent, tokens)
+            model = sized.configs[agent.name]
+            found[agent.name] = agent_footprint(agent, model, sized.counts(agent), device, work)
+    return found
+
+
+def device_memory(config: RunConfig, sized: Sized, known: Mapping[str, Footprint]) -> list[DeviceMemory]:
+    """Every device in use, with advice where it is too small."""
+    places: dict[str, list[str]] = {}
+    for name, device in sized.devices.items():
+        places.setdefault(same_name(device), []).append(name)
+    found = []
+    for device, names in places.items():
+        unknown = [name for name in names if name not in known]
+        needed = None if unknown else peak_together(known[name] for name in names)
+        memory = DeviceMemory(device, tuple(names), needed, available_bytes(device))
+        if not memory.fits:
+            memory = replace(memory, advice=tuple(_advice(config, sized, memory)))
+        found.append(memory)
+    return found
+
+
+def same_name(device: str) -> str:
+    """``cuda`` and ``cuda:0`` are one device."""
+    return "cuda:0" if device == "cuda" else device
+
+
+def available_bytes(device: str) -> int:
+    """All of a GPU's memory, or of the machine's: others may use some of it."""
+    if device == "cpu":
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return torch.cuda.mem_get_info(device)[1]
+
+
+Change = Callable[[RunConfig], RunConfig]
+
+
+def _advice(config: RunConfig, sized: Sized, memory: DeviceMemory) -> Iterator[Advice]:
+    """Changes that save something on this device, each alone, with what is then needed."""
+    assert memory.needed is not None
+    for text, change in _changes(config):
+        after = footprints(change(config), sized)
+        needed = peak_together(after[name] for name in memory.agents)
+        if needed < WORTH_SAYING * memory.needed:
+            yield Advice(text, needed)
+    if len(memory.agents) > 1:
+        largest = max(one.peak for name, one in footprints(config, sized).items() if name in memory.agents)
+        example = f"agents.{memory.agents[-1]}.device=cuda:1"
+        yield Advice(f"a device for each agent, e.g. {example}", largest)
+
+
+def _changes(config: RunConfig) -> Iterator[tuple[str, Change]]:
+    if any(agent.lora is None for agent in config.agents):
+        lora = ADVISED_LORA
+        yield (
+            f"agent_defaults.lora.rank={lora.rank} agent_defaults.lora.alpha={lora.alpha:g}",
+            lambda run: _with_agents(run, lora=lora),
+        )
+    if not all(agent.gradient_checkpointing for agent in config.agents):
+        yield (
+            "agent_defaults.gradient_checkpointing=true",
+            lambda run: _with_agents(run, gradient_checkpointing=True),
+        )
+    if config.method.kl_coefficient > 0:
+        yield (
+            "method.kl_coefficient=0",
+            lambda run: replace(run, method=replace(run.method, kl_coefficient=0.0)),
+        )
+    fewer = max(1, config.rollout.max_batch // 4)
+    yield (
+        f"rollout.max_batch={fewer}",
+        lambda run: replace(run, rollout=replace(run.rollout, max_batch=fewer)),
+    )
+    tokens = max(1, config.learning.micro_batch_tokens // 4)
+    yield (
+        f"learning.micro_batch_tokens={tokens}",
+        lambda run: replace(run, learning=replace(run.learning, micro_batch_tokens=tokens)),
+    )
+    length = max(1, config.rollout.max_new_tokens // 2)
+    yield (
+        f"rollout.max_new_tokens={length}",
+        lambda run: replace(run, rollout=replace(run.rollout, max_new_tokens=length)),
+    )
+
+
+def _with_agents(config: RunConfig, **changes: Any) -> RunConfig:
+    return replace(config, agents=tuple(replace(agent, **changes) for agent in config.agents))

@@ -1,0 +1,187 @@
+"""Maths with a final answer in ``\\boxed{}``, from any data set that has questions and answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from hacrl.errors import TaskError
+from hacrl.tasks.answers import after_hashes
+from hacrl.tasks.columns import as_text, check_columns, columns_of, find_column, need_column
+from hacrl.tasks.prompts import PromptStyle, parse_demonstrations, prompt_style
+from hacrl.tasks.sources import Given, Table, load_table
+from hacrl.tasks.splits import (
+    DEFAULT_TEST_SHARE,
+    Candidate,
+    check_count,
+    check_share,
+    count_of,
+    make_splits,
+    question_id,
+)
+from hacrl.tasks.verification.boxes import extract_answer
+from hacrl.tasks.verification.settings import VerifierSettings
+from hacrl.types import Problem, Rollout, Verdict
+
+if TYPE_CHECKING:
+    from hacrl.tasks.verification.pool import MathVerifier
+
+AnswerFrom = Literal["auto", "column", "boxed", "hashes"]
+
+DEFAULT_PROMPT = r"{problem} Let's think step by step and output the final answer within \boxed{}."
+PURPOSES = ("problem", "answer", "id")
+USUAL = {"problem": ("problem", "question"), "answer": ("answer", "solution")}
+
+
+class BoxedTask:
+    """Questions with a mathematical answer; a response is judged by what its last ``\\boxed{}`` holds.
+
+    ``train`` and ``test`` are data sources (:mod:`hacrl.tasks.sources`); without ``test`` a share of the
+    questions is held out. ``answer_from`` says what the answer's column holds: the answer itself
+    (``column``), a solution with a ``\\boxed{}`` (``boxed``), or one that ends in ``#### 18`` (``hashes``);
+    ``auto`` tells from the column, and refuses one in which rows differ.
+    """
+
+    def __init__(
+        self,
+        *,
+        train: Given,
+        test: Given | None = None,
+        test_share: float | None = None,
+        columns: Mapping[str, str] | None = None,
+        answer_from: AnswerFrom = "auto",
+        skip_missing_answers: bool = False,
+        prompt: str = DEFAULT_PROMPT,
+        system: str | None = None,
+        demonstrations: Sequence[Any] = (),
+        limit: int | None = None,
+        name: str = "boxed",
+        verifier: VerifierSettings | None = None,
+    ) -> None:
+        self.name = name
+        self.max_reward: float | None = 1.0
+        if answer_from not in get_args(AnswerFrom):
+            raise TaskError(f"answer_from={answer_from!r}: must be one of {', '.join(get_args(AnswerFrom))}")
+        share = check_share(test_share, test, DEFAULT_TEST_SHARE)
+        check_count("limit", limit)
+        shown = parse_demonstrations(demonstrations)
+        reader = _Reader(
+            check_columns(columns, PURPOSES),
+            answer_from,
+            skip_missing_answers,
+            prompt_style(prompt, system, shown),
+        )
+        asked = reader.candidates(load_table("train", train))
+        held_out = None if test is None else reader.candidates(load_table("test", test))
+        splits = make_splits(
+            asked, held_out, test_share=share, shown=[one.problem for one in shown], limit=limit
+        )
+        self._train, self._test = splits.train, splits.test
+        self.notes: tuple[str, ...] = (*reader.notes, *splits.notes)
+        self._settings = verifier or VerifierSettings()
+        self._verifier: MathVerifier | None = None
+
+    @property
+    def train(self) -> Sequence[Problem]:
+        """Problems that may be used for learning, in a fixed shuffled order."""
+        return self._train
+
+    @property
+    def test(self) -> Sequence[Problem]:
+        """Held-out problems, in a fixed shuffled order."""
+        return self._test
+
+    def verify(self, rollouts: Sequence[Rollout]) -> list[Verdict]:
+        """See :class:`hacrl.tasks.base.Task`. Worker processes start with the first call."""
+        if not rollouts:
+            return []
+        if self._verifier is None:
+            from hacrl.tasks.verification.pool import MathVerifier
+
+            self._verifier = MathVerifier(self._settings)
+        return self._verifier.verify([(rollout.problem.answer, rollout.text) for rollout in rollouts])
+
+    def close(self) -> None:
+        """End the worker processes; a later :meth:`verify` starts new ones."""
+        if self._verifier is not None:
+            self._verifier.close()
+            self._verifier = None
+
+
+class _Reader:
+    """Rows into candidates, the same way for train and test."""
+
+    def __init__(
+        self, columns: Mapping[str, str], answer_from: AnswerFrom, skip_missing: bool, style: PromptStyle
+    ) -> None:
+        self.notes: list[str] = []
+        self._columns = columns
+        self._answer_from = answer_from
+        self._skip_missing = skip_missing
+        self._style = style
+
+    def candidates(self, table: Table) -> list[Candidate]:
+        columns = columns_of(table, self._columns, PURPOSES)
+        problem_column = need_column(table, "problem", columns, USUAL["problem"])
+        answer_column = need_column(table, "answer", columns, USUAL["answer"])
+        id_column = find_column(table, "id", columns)
+        found = []
+        answers = self._answers(table, answer_column)
+        for row, answer in zip(table.rows, answers, strict=True):
+            if answer is None:
+                continue
+            question = as_text(table, row, problem_column)
+            if question is None:
+                raise table.error(f"column {problem_column!r} is empty; every row needs a question", row)
+            own_id = as_text(table, row, id_column) if id_column else question_id(question)
+            if own_id is None:
+                raise table.error(f"column {id_column!r} is empty; every row needs an id", row)
+            problem = Problem(own_id, self._style.render(question), answer, self._style.context)
+            found.append(Candidate(question, problem))
+        if not found:
+            raise table.error(f"no row has an answer in column {answer_column!r}")
+        return found
+
+    def _answers(self, table: Table, column: str) -> list[str | None]:
+        values = [as_text(table, row, column) for row in table.rows]
+        kind = self._answer_from if self._answer_from != "auto" else _kind_of(table, column, values)
+        answers = [None if value is None else _final_answer(value, kind) for value in values]
+        missing = [row for row, answer in zip(table.rows, answers, strict=True) if answer is None]
+        if missing and not self._skip_missing:
+            what = {"boxed": r"no \boxed{} with an answer", "hashes": "no answer after ####"}.get(
+                kind, "no answer"
+            )
+            raise table.error(
+                f"{what} in column {column!r} ({count_of(len(missing), 'row')} of {len(values)} without); "
+                "fill it in, or leave such rows out with skip_missing_answers: true",
+                missing[0],
+            )
+        if missing:
+            which = "training" if table.option == "train" else "test"
+            have = "it has" if len(missing) == 1 else "they have"
+            self.notes.append(f"{count_of(len(missing), f'{which} row')} left out: {have} no answer")
+        return answers
+
+
+def _kind_of(table: Table, column: str, values: Sequence[str | None]) -> AnswerFrom:
+    """What a column holds, if all of its rows agree."""
+    there = [value for value in values if value is not None]
+    hashes, boxes = sum("####" in value for value in there), sum(r"\boxed" in value for value in there)
+    if there and hashes == len(there):
+        return "hashes"
+    if there and boxes == len(there):
+        return "boxed"
+    if hashes or boxes:
+        raise table.error(
+            rf"of {len(there)} values in column {column!r}, {boxes} have a \boxed{{}} and {hashes} a ####: "
+            "say what the column holds with answer_from: column, boxed or hashes"
+        )
+    return "column"
+
+
+def _final_answer(value: str, kind: AnswerFrom) -> str | None:
+    if kind == "boxed":
+        return extract_answer(value)
+    if kind == "hashes":
+        return after_hashes(value)
+    return value.strip()

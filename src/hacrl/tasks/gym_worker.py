@@ -1,0 +1,72 @@
+"""The processes behind ``gym:NAME``: one that makes questions, one that scores answers and can be killed.
+
+Started as ``python -m hacrl.tasks.gym_worker questions`` or ``... scores``. Some scorers evaluate the answer
+(``countdown`` hands it to sympy, which hands it to ``eval``): text that a model wrote, such as
+``9**9**9**9``, must not be able to hang or fill the process that trains.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import logging
+import math
+import os
+import pickle
+import resource
+import signal
+import sys
+from importlib import import_module
+from typing import Any
+
+from hacrl.tasks.verification.wire import receive, send
+
+
+def main() -> None:
+    """Serve until stdin ends."""
+    replies = os.dup(1)  # what a scorer prints must not get between the messages
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    logging.disable(logging.CRITICAL)
+    if sys.argv[1] == "questions":
+        from hacrl.tasks.gym_questions import answer_request
+
+        request = receive(0)
+        if request is not None:
+            send(replies, answer_request(request))
+        return
+    _serve_scores(replies)
+
+
+def _serve_scores(replies: int) -> None:
+    setup = receive(0)
+    if setup is None:
+        return
+    gym: Any = import_module("reasoning_gym")
+    dataset = gym.create_dataset(setup["kind"], size=1, seed=setup["seed"], **setup["config"])
+    with contextlib.suppress(Exception):  # imports of the first call are not charged to the first answer
+        dataset.score_answer("0", dataset[0])
+    if setup["memory"]:
+        resource.setrlimit(resource.RLIMIT_AS, (setup["memory"], setup["memory"]))
+    send(replies, {"ready": True})
+    while (request := receive(0)) is not None:
+        # The parent kills a slow scorer; should the parent be gone itself, the alarm does.
+        signal.alarm(math.ceil(setup["time_limit"]) + 2)
+        send(replies, {"label": _label(dataset, request["answer"], request["entry"])})
+        signal.alarm(0)
+
+
+def _label(dataset: Any, answer: str, entry: str) -> str:
+    """Only a score of 1 is correct: there are parts of a point for text that merely contains the answer."""
+    try:
+        # Pickled by the process that made the questions, which has never seen a model's text.
+        score = float(dataset.score_answer(answer, pickle.loads(base64.b64decode(entry))))
+    except MemoryError:
+        raise  # ends this process, whose state is doubtful
+    except Exception:  # odd text makes some scorers raise: counted as such, never silently as wrong
+        return "crash"
+    return "correct" if score == 1.0 else "wrong"
+
+
+if __name__ == "__main__":
+    main()

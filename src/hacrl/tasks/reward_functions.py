@@ -1,0 +1,170 @@
+"""One reward function with TRL's signature: found by name, called with what it takes, its values checked."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import inspect
+import math
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from hacrl.errors import TaskError
+
+RewardFunction = Callable[..., Any]
+
+
+class NamedFunction:
+    """A reward function and the name that messages give it."""
+
+    def __init__(self, given: str | RewardFunction) -> None:
+        self.function: RewardFunction = load_function(given) if isinstance(given, str) else given
+        self.name = given if isinstance(given, str) else _name_of(given)
+        if not callable(self.function):
+            raise TaskError(f"functions: {self.name!r} is not callable; give a function")
+        if inspect.isclass(self.function):
+            raise TaskError(f"functions: {self.name!r} is a class; give a function, or an instance of it")
+        try:
+            self._parameters: list[inspect.Parameter] | None = list(
+                inspect.signature(self.function).parameters.values()
+            )
+        except (TypeError, ValueError):
+            self._parameters = None  # some built-in callables do not tell: then all is passed
+
+    def start(self, arguments: Mapping[str, Any], extras: Mapping[str, Any]) -> Any:
+        """Call it with those arguments it takes. Its values, or for an ``async`` function an awaitable.
+
+        ``extras`` go only to functions that name them; ``arguments`` also to those with ``**kwargs``.
+        """
+        taken = self._taken(arguments, extras)
+        try:
+            return self.function(**taken)
+        except Exception as error:
+            raise self.raised(error) from error
+
+    def raised(self, error: BaseException) -> TaskError:
+        """The error for a function that raised."""
+        return self.error(f"raised {type(error).__name__}: {error}")
+
+    def error(self, message: str) -> TaskError:
+        """An error that names this function."""
+        return TaskError(f"reward function {self.name!r} {message}")
+
+    def checked(self, values: Any, count: int) -> list[float | None]:
+        """One finite number or None per response; anything else is refused."""
+        if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping):
+            raise self.error(
+                f"returned {type(values).__name__}; it must return a list with one number per completion"
+            )
+        listed = list(values)
+        if len(listed) < 1:
+            raise self.error(
+                f"returned {len(listed)} values for {count} completions; it must return one each"
+            )
+        return [self._number(value, index) for index, value in enumerate(listed)]
+
+    def _number(self, value: Any, index: int) -> float | None:
+        if value is None:
+            return None
+        try:
+            number = float(value) if not isinstance(value, str | bytes) else None
+        except (TypeError, ValueError, RuntimeError):  # RuntimeError: torch, for a tensor of several values
+            number = None
+        if number is None:
+            raise self.error(
+                f"returned {value!r} for completion {index}, which is not a number (None: does not apply)"
+            )
+        if not math.isfinite(number):
+            raise self.error(f"returned {number} for completion {index}; rewards must be finite")
+        return number
+
+    def _taken(self, arguments: Mapping[str, Any], extras: Mapping[str, Any]) -> dict[str, Any]:
+        if self._parameters is None:
+            return dict(arguments)
+        there = {**extras, **arguments}
+        named = [one for one in self._parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+        lacking = [one.name for one in named if one.default is one.empty and one.name not in there]
+        lacking += [one.name for one in self._parameters if one.kind is one.POSITIONAL_ONLY]
+        if lacking:
+            near = get_close_matches(lacking[0], there, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise self.error(
+                f"wants {lacking[0]!r}, which is no column of the data; by keyword it can have "
+                f"{', '.join(arguments)}{hint}"
+            )
+        if any(one.kind is one.VAR_KEYWORD for one in self._parameters):
+            return {**{one.name: extras[one.name] for one in named if one.name in extras}, **arguments}
+        return {one.name: there[one.name] for one in named if one.name in there}
+
+
+def load_function(reference: str) -> RewardFunction:
+    """The function ``package.module:name`` or ``path/to/file.py:name``."""
+    place, colon, attribute = reference.rpartition(":")
+    if not colon or not place or not attribute:
+        raise TaskError(
+            f"functions: {reference!r} must be package.module:function or path/to/file.py:function"
+        )
+    try:
+        module = _load_file(Path(place)) if place.endswith(".py") else _import(place)
+    except TaskError:
+        raise
+    except Exception as error:  # whatever the user's own module does when it is imported
+        raise TaskError(
+            f"functions: {reference!r}: {place} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+    found: Any = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            public = [name for name in vars(module) if not name.startswith("_")]
+            near = get_close_matches(part, public, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise TaskError(f"functions: {reference!r}: {place} has no {attribute!r}{hint}")
+        found = getattr(found, part)
+    function: RewardFunction = found
+    return function
+
+
+def _load_file(path: Path) -> Any:
+    path = path.expanduser().resolve()
+    if not path.is_file():
+        raise TaskError(f"functions: {path} does not exist")
+    name = f"hacrl_rewards_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look their module up there
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _import(name: str) -> Any:
+    """Import a module; one in the working folder too, which a console script does not have on its path."""
+    folder = str(Path.cwd())
+    sys.path.append(folder)
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(folder)
+
+
+def _name_of(function: Any) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__name__", None) or type(function).__name__
+
+
+async def outcome_of(awaitable: Awaitable[Any]) -> Any:
+    """What an ``async`` function returned, or the exception it raised, as a value."""
+    try:
+        return await awaitable
+    except Exception as error:
+        return error

@@ -1,0 +1,70 @@
+"""A few rollouts of a step, to be read: the first response to each of the first problems."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields
+
+from hacrl.types import Problem, VerifiedRollout
+
+
+@dataclass(frozen=True)
+class RolloutRow:
+    """One line of the table of rollouts."""
+
+    step: int
+    agent: str
+    reward: float
+    verdict: str
+    prompt: str
+    answer: str  # the gold answer, if the task has one
+    response: str
+    tokens: int
+
+    @property
+    def values(self) -> list[str | int | float]:
+        """In the order of :data:`COLUMNS`."""
+        return list(astuple(self))
+
+
+COLUMNS = [field.name for field in fields(RolloutRow)]
+
+
+def sample_rows(step: int, agent: str, rollouts: Sequence[VerifiedRollout], count: int) -> list[RolloutRow]:
+    """At most ``count`` rollouts, of different problems."""
+    first_per_problem: dict[str, VerifiedRollout] = {}
+    for verified in rollouts:
+        first_per_problem.setdefault(verified.rollout.problem.id, verified)
+    return [_row(step, agent, verified) for verified in list(first_per_problem.values())[:count]]
+
+
+def as_text(rows: Sequence[RolloutRow]) -> str:
+    """Rows as plain text, for places that show files."""
+    blocks = [
+        f"--- step {row.step} · {row.agent} · reward {row.reward:g} · {row.verdict} · {row.tokens} tokens\n"
+        f"--- prompt\n{row.prompt}\n--- answer\n{row.answer}\n--- response\n{row.response}\n"
+        for row in rows
+    ]
+    return "\n".join(blocks)
+
+
+def _row(step: int, agent: str, verified: VerifiedRollout) -> RolloutRow:
+    rollout, verdict = verified.rollout, verified.verdict
+    return RolloutRow(
+        step=step,
+        agent=agent,
+        reward=verdict.reward,
+        verdict=verdict.label,
+        prompt=_conversation(rollout.problem),
+        answer=rollout.problem.answer,
+        response=rollout.text,
+        tokens=rollout.num_tokens,
+    )
+
+
+def _conversation(problem: Problem) -> str:
+    """The prompt; with earlier turns, every turn under its role."""
+    if not problem.context:
+        return problem.prompt
+    turns = [f"[{turn.role}]\n{turn.content}" for turn in problem.context]
+    return "\n".join([*turns, f"[user]\n{problem.prompt}"])

@@ -1,0 +1,74 @@
+"""A run's reports as flat scalar names, the same for every tracker.
+
+=============================  =====================================================
+``qwen/reward``                one agent's rollouts of a step
+``qwen/verdicts/timeout``      how many were judged so
+``qwen/learning/loss``         its updates
+``qwen/from/llama/clipped``    what it learnt from one source; ``from/qwen``: from itself
+``qwen/accuracy``              on held-out problems
+``seconds/rollout/qwen``       time
+=============================  =====================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import Any, get_args
+
+from hacrl.evaluation.accuracy import Accuracy
+from hacrl.learning.reports import AgentReport, LearnReport, StepReport
+from hacrl.types import VerdictLabel
+
+Scalars = dict[str, float]
+
+
+def step_scalars(report: StepReport, seconds: Mapping[str, float]) -> Scalars:
+    """Every number of a step."""
+    scalars: Scalars = {}
+    for name, agent in report.agents.items():
+        scalars.update(_agent_scalars(name, agent))
+    scalars.update({f"seconds/{phase}": value for phase, value in seconds.items()})
+    return scalars
+
+
+def evaluation_scalars(accuracies: Mapping[str, Accuracy]) -> Scalars:
+    """Every agent's accuracy and its standard error."""
+    scalars: Scalars = {}
+    for name, accuracy in accuracies.items():
+        scalars[f"{name}/accuracy"] = accuracy.mean
+        scalars[f"{name}/accuracy_stderr"] = accuracy.stderr
+    return scalars
+
+
+def _agent_scalars(name: str, report: AgentReport) -> Scalars:
+    scalars = _numbers(name, report) | _numbers(name, report.rollout)
+    # A kind of verdict that did not occur is a zero, not a gap in its curve.
+    for label in get_args(VerdictLabel):
+        scalars[f"{name}/verdicts/{label}"] = float(report.rollout.verdicts.get(label, 0))
+    return scalars | _numbers(f"{name}/learning", report.learning) | _source_scalars(name, report.learning)
+
+
+def _source_scalars(name: str, report: LearnReport) -> Scalars:
+    scalars: Scalars = {}
+    for source, used in report.sources.items():
+        scalars |= _numbers(f"{name}/from/{source}", used)
+    for source, retokenised in report.retokenised.items():
+        scalars |= _numbers(f"{name}/from/{source}/retokenised", retokenised)
+    for source, reasons in report.dropped.items():
+        scalars |= {f"{name}/from/{source}/dropped/{reason}": float(n) for reason, n in reasons.items()}
+    return scalars
+
+
+def _numbers(prefix: str, record: Any) -> Scalars:
+    """The fields of a record that are numbers: a report's new field is tracked without a word here."""
+    return {f"{prefix}/{key}": float(value) for key, value in _fields(record) if _is_number(value)}
+
+
+def _fields(record: Any) -> Iterator[tuple[str, Any]]:
+    for field in fields(record):
+        yield field.name, getattr(record, field.name)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

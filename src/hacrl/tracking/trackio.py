@@ -1,0 +1,38 @@
+"""Trackio, local by default: ``trackio show --project hacrl``. Its environment variables apply."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+from hacrl.tracking.base import Backend, TrackedRun
+from hacrl.tracking.samples import COLUMNS, RolloutRow
+from hacrl.tracking.scalars import Scalars
+
+
+class Trackio(Backend):
+    """One trackio run."""
+
+    def __init__(self) -> None:
+        self._trackio: Any = import_module("trackio")
+        self._run: Any = None
+
+    def start(self, run: TrackedRun) -> None:
+        """The config goes in as the run's config. ``embed``: a notebook does not get a dashboard unasked."""
+        self._run = self._trackio.init(
+            project=run.project, name=run.name, config=dict(run.config), embed=False
+        )
+
+    def log_scalars(self, step: int, scalars: Scalars) -> None:
+        """Slashes in names make a group per agent."""
+        self._run.log(scalars, step=step)
+
+    def log_rollouts(self, step: int, rows: Sequence[RolloutRow]) -> None:
+        """A table per step."""
+        table = self._trackio.Table(columns=COLUMNS, data=[row.values for row in rows])
+        self._run.log({"rollouts": table}, step=step)
+
+    def finish(self, succeeded: bool) -> None:
+        """Trackio knows no outcome."""
+        self._run.finish()

@@ -1,0 +1,51 @@
+"""Weights & Biases. Its own environment variables and settings apply, e.g. ``WANDB_MODE=offline``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+from hacrl.errors import ConfigError
+from hacrl.tracking.base import Backend, TrackedRun
+from hacrl.tracking.samples import COLUMNS, RolloutRow
+from hacrl.tracking.scalars import Scalars
+
+
+class Wandb(Backend):
+    """One wandb run of its own, beside any the process may already have."""
+
+    def __init__(self) -> None:
+        self._wandb: Any = import_module("wandb")
+        self._run: Any = None
+        if os.environ.get("WANDB_MODE", "online") in ("online", "shared"):
+            self._log_in()
+
+    def _log_in(self) -> None:
+        """Asks for a key in a terminal; where nobody can be asked, a missing one is refused now."""
+        try:
+            self._wandb.login()
+        except self._wandb.Error as error:
+            raise ConfigError(
+                f"trackers: wandb cannot log in: {error} (run: wandb login; or set WANDB_MODE=offline)"
+            ) from error
+
+    def start(self, run: TrackedRun) -> None:
+        """The config goes in as the run's config."""
+        self._run = self._wandb.init(
+            project=run.project, name=run.name, config=dict(run.config), reinit="create_new"
+        )
+
+    def log_scalars(self, step: int, scalars: Scalars) -> None:
+        """Slashes in names make a section per agent."""
+        self._run.log(scalars, step=step)
+
+    def log_rollouts(self, step: int, rows: Sequence[RolloutRow]) -> None:
+        """A table per step; cells are plain text, which wandb shows as it is."""
+        table = self._wandb.Table(columns=COLUMNS, data=[row.values for row in rows])
+        self._run.log({"rollouts": table}, step=step)
+
+    def finish(self, succeeded: bool) -> None:
+        """Waits until all is sent; a run that failed is marked as failed."""
+        self._run.finish(exit_code=0 if succeeded else 1)

