@@ -1,10 +1,10 @@
 """Verdicts per second of MathVerifier against plain math-verify in one process, on the same pairs.
 
-    python benchmarks/verifier.py --data FOLDER [--pairs 400] [--rounds 3]
+    python benchmarks/verifier.py --data FOLDER [--pairs 400] [--rounds 2]
 
 FOLDER holds JSON-lines files with an "answer" per line. Responses are the gold answers, rewritten in
-equivalent forms or changed into wrong ones. Both sides start warm; every round has a fresh MathVerifier,
-so that nothing is remembered, and the fastest of the rounds, which alternate, counts.
+equivalent forms (two of three) or changed into wrong ones. Every round has new responses, so that no verdict
+is remembered; the first one warms both sides up and is not counted.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from hacrl.tasks.verification import matching
 from hacrl.tasks.verification.pool import MathVerifier, judge_plainly
 from hacrl.tasks.verification.settings import VerifierSettings
 
 Pair = tuple[str, str]  # gold answer, response
-WARM_UP = [(r"\sqrt{8}", rf"\boxed{{{n}\sqrt{{2}}}}") for n in range(2, 8)]
 
 
 def read_golds(folder: Path) -> list[str]:
@@ -56,18 +56,37 @@ def plain_math_verify() -> Callable[[Pair], bool]:
     return judge
 
 
-def per_second(work: Callable[[], object], count: int) -> float:
-    """How many of the pairs a second of the work gets through."""
+def seconds(work: Callable[[], object]) -> float:
+    """How long the work takes."""
     start = time.perf_counter()
     work()
-    return count / (time.perf_counter() - start)
+    return time.perf_counter() - start
 
 
-def measure(pairs: list[Pair], workers: int) -> float:
-    """Verdicts per second of a warm verifier that has seen none of the pairs."""
-    with MathVerifier(VerifierSettings(workers=workers)) as verifier:
-        verifier.verify(WARM_UP)
-        return per_second(lambda: verifier.verify(pairs), len(pairs))
+def compare(name: str, golds: list[str], rounds: int) -> None:
+    """Print one row. The first round warms both sides up and is not counted."""
+    judge = plain_math_verify()
+    times = [0.0, 0.0, 0.0]
+    with (
+        MathVerifier(VerifierSettings(workers=1)) as one,
+        MathVerifier(VerifierSettings(workers=2)) as two,
+    ):
+        for number in range(rounds + 1):
+            pairs = [(gold, respond(gold, at + number)) for at, gold in enumerate(golds)]
+            took = [seconds(lambda pairs=pairs: [judge(pair) for pair in pairs])]  # type: ignore[misc]
+            for verifier in (one, two):
+                matching.forget()
+                took.append(seconds(lambda v=verifier, pairs=pairs: v.verify(pairs)))  # type: ignore[misc]
+            if number:
+                times = [total + new for total, new in zip(times, took, strict=True)]
+    base, *ours = [rounds * len(golds) / total for total in times]
+    columns = "".join(f" {speed:>12.0f} {speed / base:>6.1f}" for speed in ours)
+    print(f"{name:10} {rounds * len(golds):>6} {base:>14.0f}{columns}", flush=True)
+
+
+def needs_worker(gold: str) -> list[bool]:
+    """For each of the three kinds of response, whether the text alone does not decide it."""
+    return [judge_plainly(gold, respond(gold, number))[0] is None for number in range(3)]
 
 
 def main() -> None:
@@ -76,29 +95,19 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--pairs", type=int, default=400, help="pairs of each kind")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--pairs", type=int, default=400, help="pairs of each kind and round")
+    parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)
 
     golds = read_golds(options.data)
     random.Random(0).shuffle(golds)
-    pairs = [(gold, respond(gold, number)) for number, gold in enumerate(golds)]
-    plain = [pair for pair in pairs if judge_plainly(*pair)[0] is not None][: options.pairs]
-    symbolic = [pair for pair in pairs if judge_plainly(*pair)[0] is None][: options.pairs]
-    kinds = {"plain": plain, "symbolic": symbolic, "mix": plain[::2] + symbolic[::2]}
-
-    judge = plain_math_verify()
-    for pair in WARM_UP:
-        judge(pair)
+    plain = [gold for gold in golds if needs_worker(gold) == [False] * 3][: options.pairs]
+    symbolic = [gold for gold in golds if needs_worker(gold) == [True] * 3][: options.pairs]
     print("pairs       count  math-verify/s   1 worker/s  ratio  2 workers/s  ratio")
-    for name, chosen in kinds.items():
-        base = one = two = 0.0
-        for _ in range(options.rounds):
-            base = max(base, per_second(lambda chosen=chosen: [judge(p) for p in chosen], len(chosen)))  # type: ignore[misc]
-            one, two = max(one, measure(chosen, 1)), max(two, measure(chosen, 2))
-        row = f"{name:10} {len(chosen):>6} {base:>14.0f} {one:>12.0f} {one / base:>6.1f}"
-        print(f"{row} {two:>12.0f} {two / base:>6.1f}", flush=True)
+    compare("plain", plain, options.rounds)
+    compare("symbolic", symbolic, options.rounds)
+    compare("mix", plain[::2] + symbolic[::2], options.rounds)
 
 
 if __name__ == "__main__":

@@ -33,9 +33,10 @@ from hacrl.tasks.registry import make_task
 PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
 _EXPRESSION = re.compile(r"\d+( [-+] \d+)+")
 OFFSETS = (-10, -2, -1, 1, 2, 10)
-ANSWER_ONLY_THE_QUESTION = "{{ messages[-1]['content'] }}\n"  # it needs no demonstrations
-CLEAN = Phase(steps=800, learning_rate=1e-3, batch_size=2048)
-NOISY = Phase(steps=120, learning_rate=3e-4, batch_size=2048)
+# It needs no demonstrations. The new line stands inside the braces, or Jinja would take it away.
+ONLY_THE_QUESTION = "{{ messages[-1]['content'] + '\\n' }}"
+CLEAN = Phase(steps=1500, learning_rate=1e-3, batch_size=384)
+NOISY = Phase(steps=200, learning_rate=3e-4, batch_size=384)
 
 
 def worked(expression: str, slip: float, rng: random.Random) -> str:
@@ -86,7 +87,7 @@ def unigram_tokenizer(texts: Iterator[str], size: int) -> PreTrainedTokenizerFas
         unk_token=UNK,
         padding_side="left",
         clean_up_tokenization_spaces=False,
-        chat_template=ANSWER_ONLY_THE_QUESTION,
+        chat_template=ONLY_THE_QUESTION,
     )
 
 
@@ -159,8 +160,8 @@ def main() -> None:
     parser.add_argument("--slip", type=float, default=0.4, help="share of steps that are taught wrong")
     parser.add_argument("--expressions", type=int, default=40_000)
     parser.add_argument("--vocabulary", type=int, default=600)
-    parser.add_argument("--width", type=int, default=384)
-    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--steps", type=int, nargs=2, default=(CLEAN.steps, NOISY.steps))
     parser.add_argument("--batch", type=int, default=CLEAN.batch_size)
     parser.add_argument("--seed", type=int, default=0)

@@ -251,3 +251,19 @@ def test_progress_on_the_terminal(models, tmp_path, capsys):
     said = capsys.readouterr().out
     assert "HACPO: after 0 steps  accuracy char " in said
     assert "HACPO: step 1/1  reward char " in said
+
+
+def test_a_tracker_has_the_numbers_of_the_run(models, tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    args = small(tmp_path / "run", trackers="tensorboard")
+    result = HACRLTrainer(models, task=SevensTask(), args=args).train()
+    events = EventAccumulator(str(result.folder / "tensorboard"))
+    events.Reload()
+    for name in models:
+        rewards = [event.value for event in events.Scalars(f"{name}/reward")]
+        assert rewards == pytest.approx(result.rewards[name], abs=1e-6)
+        accuracies = {event.step: event.value for event in events.Scalars(f"{name}/accuracy")}
+        expected = {step: by_agent[name].mean for step, by_agent in result.accuracies.items()}
+        assert accuracies == pytest.approx(expected, abs=1e-6)

@@ -106,6 +106,9 @@ def test_answers_that_spread_evenly_count_one_by_one():
     # means .75, .25 of 4 answers: variance 1/16, 4 tosses a problem: the most 4 answers are worth
     wide = average_at([[1.0, 1.0, 1.0, 0.0], [1.0, 0.0, 0.0, 0.0]])
     assert (wide.low, wide.high) == pytest.approx(wilson_interval(0.5, 8))
+    # means .5, .5, .5, .75: p = .5625, variance .01171875: 84 tosses would spread as little; 16 are the most
+    even = average_at([[1.0, 1.0, 0.0, 0.0]] * 3 + [[1.0, 1.0, 1.0, 0.0]])
+    assert (even.low, even.high) == pytest.approx(wilson_interval(0.5625, 16))
 
 
 def test_rewards_beyond_one_get_the_normal_interval():

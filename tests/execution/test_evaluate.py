@@ -14,8 +14,9 @@ from hacrl.config.loading import build_config
 from hacrl.errors import ConfigError, ModelError
 from hacrl.evaluation.settings import ExamSettings
 from hacrl.execution.evaluate import EvaluationObserver, evaluate_targets
-from hacrl.execution.evaluation_plan import EvaluationRequest
+from hacrl.execution.evaluation_plan import EvaluationRequest, chunk_seed, plan_pairs
 from hacrl.execution.evaluation_targets import resolve_targets
+from hacrl.execution.exams import ExamMaker
 from hacrl.execution.local import run_locally
 from tests.support.tiny import byte_tokenizer, save_agents, tiny_qwen
 
@@ -101,6 +102,17 @@ def test_draws_do_not_depend_on_what_else_is_evaluated(tmp_path):
     assert among == responses(tmp_path / "alone")
     ask(BUNDLED[0], on=("arithmetic",), output=tmp_path / "other", seed=1, **options)
     assert responses(tmp_path / "other") != responses(tmp_path / "alone")
+
+
+def test_every_chunk_has_draws_of_its_own():
+    """3 problems x 3 samples, 2 side by side: 6 chunks that share problems or samples, but never a seed."""
+    settings = ExamSettings(samples=3, batch=2, limit=3, max_new_tokens=24)
+    request = EvaluationRequest(targets=BUNDLED, settings=settings)
+    maker = ExamMaker(settings)
+    pairs, _ = plan_pairs(request, resolve_targets(BUNDLED), ["arithmetic"], maker, "cpu")
+    seeds = [chunk_seed(pair, chunk, seed) for pair in pairs for chunk in pair.plan.chunks for seed in (0, 1)]
+    assert len(seeds) == len(set(seeds)) == 2 * 6 * 2  # models x chunks x seeds
+    maker.close()
 
 
 class StopAfter(EvaluationObserver):

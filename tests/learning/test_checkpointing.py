@@ -24,7 +24,7 @@ from hacrl.learning.learner import Learner
 from hacrl.learning.settings import LearningSettings
 from hacrl.rollout.transformers_engine import TransformersEngine
 from hacrl.types import LearnerSample, Sampling
-from tests.learning.handmade import SAMPLING, sample
+from tests.learning.handmade import PROMPTS, RESPONSES, SAMPLING, sample
 from tests.support.sevens import problem
 from tests.support.tiny import absolute_agent, char_agent, character_tokenizer, pair_agent, sharpened
 
@@ -144,6 +144,15 @@ def test_layers_are_run_again_in_the_backward_pass(folder: Path, options: dict[s
         with counted(agent) as calls:
             learner.learn(one, updates=1, seed=0)
         assert dict(calls) == dict.fromkeys(range(LAYERS), runs)
+
+
+@pytest.mark.parametrize("folder", ["Qwen3", "OPT"], indirect=True)
+def test_a_layer_that_is_used_twice_is_run_again_twice(folder: Path) -> None:
+    agent = loaded(folder, True)
+    ids = torch.tensor([[*PROMPTS[0], *RESPONSES[0]]])
+    with counted(agent) as calls, checkpointed_layers(agent.model):
+        sum(agent.model(ids, use_cache=False).logits.sum() for _ in range(2)).backward()
+    assert dict(calls) == dict.fromkeys(range(LAYERS), 4)
 
 
 @pytest.mark.parametrize("options", [FULL, LORA], ids=["full", "lora"])

@@ -62,14 +62,14 @@ def test_adapters_and_full_weights_in_one_run(runs: Runs) -> None:
 def test_adapters_do_not_depend_on_who_else_is_there(runs: Runs) -> None:
     """Their first weights come from the run's seed and the agent's name alone."""
 
-    def start(*agents: str, seed: int = 0) -> dict[str, Tensor]:
-        return adapter_of(runs(*(runs.agent(name, lora=LORA) for name in agents), steps=0, seed=seed), "char")
+    def start(*agents: str, seed: int = 0, of: str = "char") -> dict[str, Tensor]:
+        return adapter_of(runs(*(runs.agent(name, lora=LORA) for name in agents), steps=0, seed=seed), of)
 
     alone = start("char")
     assert_same_weights(alone, start("char", "pair"))
     assert_same_weights(alone, start("pair", "char"))
-    other = start("char", seed=1)
-    assert not any(torch.equal(other[key], value) for key, value in alone.items() if "lora_A" in key)
+    for other in (start("char", seed=1), start("char", "twin", of="twin")):
+        assert not any(torch.equal(other[key], value) for key, value in alone.items() if "lora_A" in key)
 
 
 def test_runs_with_adapters_repeat_to_the_bit(runs: Runs) -> None:

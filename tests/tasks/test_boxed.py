@@ -90,6 +90,8 @@ def test_what_the_column_holds_can_be_said():
         "task.options.train: the rows given: of 2 values in column 'answer', 1 have a \\boxed{} and 0 a "
         "####: say what the column holds with answer_from: column, boxed or hashes"
     )
+    some = [{"problem": "a", "answer": "it is so\n#### 5"}, {"problem": "b", "answer": "6"}]
+    assert "0 have a \\boxed{} and 1 a ####" in refusal("boxed", train=some, test=OTHER)
     task = build("boxed", train=rows, test=OTHER, answer_from="column")
     assert answers(task.train) == {"a": "see \\boxed{1}", "b": "2"}
     task = build("boxed", train=rows, test_share=0, answer_from="boxed", skip_missing_answers=True)

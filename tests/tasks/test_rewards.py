@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
-from pathlib import Path
 
 import pytest
 
@@ -13,13 +12,12 @@ from hacrl.errors import TaskError
 from hacrl.tasks.base import Rehearsable
 from hacrl.tasks.rewards import RewardTask
 from hacrl.types import Turn
-from tests.tasks.saying import build, refusal, says
+from tests.tasks.saying import refusal, says
 
 ROWS = [
     {"prompt": "What is 2+2?", "answer": "4", "task": "math"},
     {"prompt": "Say hello.", "answer": None, "task": "talk"},
 ]
-EXAMPLES = "tests.tasks.reward_examples"
 
 
 def constant(value):
@@ -79,6 +77,11 @@ def test_it_is_called_with_what_it_takes():
         assert trainer_state is None
         return [len(ids) + bonus for ids in completions_ids]
 
+    def with_both(completions, log_extra, **kwargs):
+        log_extra("y", [1])
+        assert "log_metric" not in kwargs
+        return [len(kwargs["completion_ids"][0])]
+
     class Scorer:
         def __init__(self, scale: float) -> None:
             self.scale = scale
@@ -87,6 +90,7 @@ def test_it_is_called_with_what_it_takes():
             return [self.scale * len(text) for text in completions]
 
     assert rewards(task_of(few), "abc") == [4.0]
+    assert rewards(task_of(with_both), "abc") == [2.0]
     assert rewards(task_of(with_state), "abc") == [5.0]  # two token ids + 3
     assert rewards(task_of(Scorer(0.5)), "abc") == [1.5]
     partial = functools.partial(with_state, bonus=-1.0)
@@ -300,67 +304,6 @@ def test_rehearsal_asks_each_function_once_about_two_completions_of_real_rows():
     assert len(completions) == len(set(completions)) == 2
     assert dict(zip(prompts, answer, strict=True)) == {row["prompt"]: row["answer"] for row in ROWS}
     task_of(constant(0.0), ROWS[:1]).rehearse()  # one row is enough
-
-
-def test_torch_and_numpy_numbers_are_numbers():
-    import numpy as np
-    import torch
-
-    assert rewards(task_of(lambda completions, **_: torch.tensor([0.5, 1.5])), "a", "b") == [0.5, 1.5]
-    assert rewards(task_of(lambda completions, **_: np.array([0.5, 2.0])), "a", "b") == [0.5, 2.0]
-    assert rewards(task_of(lambda completions, **_: (torch.tensor(0.5), np.float32(2))), "a", "b") == [
-        0.5,
-        2.0,
-    ]
-
-
-def test_functions_by_name(tmp_path: Path, monkeypatch):
-    assert rewards(build("reward", functions=f"{EXAMPLES}:length", train=ROWS), "abc") == [3.0]
-    assert rewards(build("reward", functions=[f"{EXAMPLES}:Matcher.same"], train=ROWS), "4", "5") == [
-        1.0,
-        0.0,
-    ]
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    (folder / "my_rewards.py").write_text(
-        "from dataclasses import dataclass\n\n@dataclass\nclass R:\n    by: float\n"
-        "    def __call__(self, completions, **kwargs):\n        return [self.by for _ in completions]\n\n"
-        "twice = R(2)\n"
-    )
-    assert rewards(build("reward", functions=[f"{folder}/my_rewards.py:twice"], train=ROWS), "x") == [2.0]
-    monkeypatch.chdir(folder)  # a module of the working folder, which a console script would not find
-    assert rewards(build("reward", functions=["my_rewards:twice"], train=ROWS), "x") == [2.0]
-
-
-@pytest.mark.parametrize(
-    ("reference", "expected"),
-    [
-        (f"{EXAMPLES}:lenth", f"'{EXAMPLES}:lenth': {EXAMPLES} has no 'lenth'; did you mean 'length'?"),
-        (f"{EXAMPLES}:not_callable", f"'{EXAMPLES}:not_callable' is not callable; give a function"),
-        (f"{EXAMPLES}:Matcher", f"'{EXAMPLES}:Matcher' is a class; give a function, or an instance of it"),
-        (
-            "no_such_module_x:f",
-            "'no_such_module_x:f': no_such_module_x cannot be imported: ModuleNotFoundError: No mod",
-        ),
-        ("length", "'length' must be package.module:function or path/to/file.py:function"),
-        (3, "'int' is not callable; give a function"),
-    ],
-)
-def test_functions_that_cannot_be_found(reference, expected: str):
-    assert refusal("reward", functions=[reference], train=ROWS).startswith(
-        f"task.options.functions: {expected}"
-    )
-
-
-def test_a_file_that_is_missing_or_broken(tmp_path: Path):
-    path = tmp_path / "r.py"
-    assert (
-        refusal("reward", functions=f"{path}:f", train=ROWS)
-        == f"task.options.functions: {path} does not exist"
-    )
-    path.write_text("def f(:\n")
-    message = refusal("reward", functions=f"{path}:f", train=ROWS)
-    assert message.startswith(f"task.options.functions: '{path}:f': {path} cannot be imported: SyntaxError: ")
 
 
 @pytest.mark.parametrize(

@@ -81,8 +81,7 @@ def test_the_order_is_fixed_shuffled_and_blind_to_the_split():
     # The first half of the test set must be as spread out as all of it: mean 999.5, and of 250 draws
     # the mean's standard deviation is 577 / sqrt(250) = 36.5
     assert abs(sum(numbers[:250]) / 250 - 999.5) < 4 * 36.5
-    # ids are the high bits of the hash, those below a quarter of their range are test: if the order used
-    # the same bits, the ids would come sorted.
+    # ids are the bits that made the split: if they made the order too, the ids would come sorted
     assert ids(splits.test) != sorted(ids(splits.test))
 
 

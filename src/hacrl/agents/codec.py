@@ -126,16 +126,27 @@ class Codec:
         Behind a character that is cut off again, the text no longer comes first.
         """
         for lead in ("", *_NEUTRAL_LEADS):
-            lead_ids = self.tokenizer(lead, add_special_tokens=False).input_ids if lead else []
-            ids = self.tokenizer(lead + text, add_special_tokens=False).input_ids
+            lead_ids, ids = self._plain_ids(lead) if lead else [], self._plain_ids(lead + text)
             response_ids = tuple(ids[len(lead_ids) :])
             if (
                 ids[: len(lead_ids)] == lead_ids
-                and self.stop_ids.isdisjoint(response_ids)  # a stop token spelled out in text stops nothing
+                and self.control_ids.isdisjoint(response_ids)
                 and self.decode_response(response_ids, prompt_ids) == text
             ):
                 return response_ids
         return None
+
+    def _plain_ids(self, text: str) -> list[int]:
+        """Tokens of text that is nothing but text: a control token spelled out in it controls nothing."""
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
+        return ids
+
+    @cached_property
+    def control_ids(self) -> frozenset[int]:
+        """Tokens that are no text. Where they are pieces like others (unigram), text can still hit them."""
+        added = getattr(self.tokenizer, "added_tokens_decoder", {})
+        special = {int(index) for index, token in added.items() if token.special}
+        return self.stop_ids | special | frozenset(self.tokenizer.all_special_ids)
 
     def decode_response(self, token_ids: Sequence[int], prompt_ids: Sequence[int]) -> str:
         """The text that response tokens add to their prompt: a first token's leading space is part of it."""

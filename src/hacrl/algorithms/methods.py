@@ -109,7 +109,7 @@ _PARTS: dict[str, tuple[Callable[..., Advantages], Callable[..., LossTerms]]] = 
 
 
 def make_method(settings: AnyMethodSettings, max_reward: float | None = 1.0) -> Method:
-    """Bind a method's functions to its settings; ``max_reward`` is the task's, unless the settings have one."""
+    """Bind a method's functions to its settings; ``max_reward`` is the task's, if the settings have none."""
     if isinstance(settings, HacpoSettings) and settings.max_reward is None:
         settings = replace(settings, max_reward=max_reward)
     advantages, loss = _PARTS[settings.name]

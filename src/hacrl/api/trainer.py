@@ -11,7 +11,6 @@ from hacrl.agents.agent import Agent
 from hacrl.api.agents import agent_requests, make_loaded
 from hacrl.api.callback import Callback
 from hacrl.api.config import HACRLConfig
-from hacrl.api.progress import RunProgress
 from hacrl.api.task import choose_task
 from hacrl.config.schema import RunConfig
 from hacrl.errors import ConfigError, TrainingError
@@ -19,6 +18,7 @@ from hacrl.evaluation.accuracy import Accuracy
 from hacrl.execution.local import LocalRun
 from hacrl.execution.results import RunResult
 from hacrl.learning.observer import Observer
+from hacrl.report.progress import RunProgress
 
 
 class HACRLTrainer:

@@ -25,9 +25,9 @@ def run_training(path: Path, overrides: Sequence[str], overwrite: bool, dry_run:
             print(line)
         return
     from hacrl.cli.interrupts import told_when_interrupted
-    from hacrl.cli.progress import RunProgress
     from hacrl.cli.quiet import without_library_chatter
     from hacrl.execution.local import run_locally
+    from hacrl.report.progress import RunProgress
 
     without_library_chatter()
     names = [agent.name for agent in config.agents]

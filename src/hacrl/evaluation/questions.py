@@ -80,7 +80,7 @@ class QuestionTask:
 def _gold(table: Table, row: Row, column: str, extract: Callable[[str], str | None]) -> str:
     value: Any = value_of(row, column)
     # a whole number kept as 27.0 is the answer 27
-    text = str(int(value)) if isinstance(value, bytes) and value.is_integer() else as_text(table, row, column)
+    text = str(int(value)) if isinstance(value, float) and value.is_integer() else as_text(table, row, column)
     gold = extract(text) if text else None
     if not gold:
         raise table.error(f"column {column!r} holds no answer to judge by", row)

@@ -85,6 +85,9 @@ def dry_run(config: RunConfig, overwrite: bool = False) -> DryRun:
     prompts = {name: _longest_prompt(codec, checked) for name, codec in codecs.items() if checked is not None}
     sized = Sized(devices, configs, prompts)
     known = footprints(config, sized)
+    for agent in config.agents:
+        if agent.name in configs and agent.name not in known:
+            look.not_checked.append(f"memory of agent {agent.name!r} ({agent.model}): its layers are unusual")
     return DryRun(
         config=config,
         agents=tuple(

@@ -147,7 +147,7 @@ class EvaluationFolder:
         for pair, plan in plans.items():
             whole = 0
             for chunk in plan.chunks:
-                if whole >= len(self._marks[pair]):
+                if whole + chunk.responses > len(self._marks[pair]):
                     break
                 whole += chunk.responses
             del self._marks[pair][whole:]

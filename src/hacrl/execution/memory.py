@@ -94,16 +94,19 @@ def workload(config: RunConfig, agent: AgentSettings, prompt_tokens: int) -> Wor
 
 
 def footprints(config: RunConfig, sized: Sized) -> dict[str, Footprint]:
-    """Agent -> its memory, for the agents whose shape is known."""
+    """Agent -> its memory, for the agents whose shape is known and usual."""
     found = {}
     for agent in config.agents:
-        if agent.name in sized.configs:
-            tokens = sized.prompt_tokens.get(agent.name)
-            tokens = tokens or config.rollout.max_prompt_tokens or ASSUMED_PROMPT_TOKENS
-            device = torch.device(sized.devices[agent.name]).type
-            work = workload(config, agent, tokens)
-            model = sized.configs[agent.name]
+        if agent.name not in sized.configs:
+            continue
+        tokens = sized.prompt_tokens.get(agent.name)
+        tokens = tokens or config.rollout.max_prompt_tokens or ASSUMED_PROMPT_TOKENS
+        device = torch.device(sized.devices[agent.name]).type
+        work, model = workload(config, agent, tokens), sized.configs[agent.name]
+        try:
             found[agent.name] = agent_footprint(agent, model, sized.counts(agent), device, work)
+        except (AttributeError, NotImplementedError, RuntimeError):
+            continue  # an unusual architecture: without attention heads, or one that cannot be built unfilled
     return found
 
 

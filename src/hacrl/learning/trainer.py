@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -71,6 +72,8 @@ class Trainer:
         self._observer = observer or Observer()
         self._seconds: dict[str, float] = {}
         self._stop_asked = False
+        self._capability = method.settings.capability if method.settings.shares_rollouts else None
+        self._noted: set[str] = set()  # agents a user was told about
         self.steps_done = 0
 
     def train(self, steps: int) -> None:
@@ -96,7 +99,9 @@ class Trainer:
         for participant in self.participants:
             self._exchange.publish(step, participant.name, self._ask(participant, problems, step))
         groups = self._exchange.collect(step)
-        self.capabilities.record(_rewards_by_agent(groups))
+        rewards = _rewards_by_agent(groups)
+        self.capabilities.record(rewards)
+        self._note_rewards_without_ratio(step, rewards)
         learnt = {
             participant.name: self._teach(participant, groups, step) for participant in self.participants
         }
@@ -150,6 +155,21 @@ class Trainer:
                 learning=learnt[name],
             )
         return StepReport(step, reports)
+
+    def _note_rewards_without_ratio(self, step: int, rewards: Mapping[str, Sequence[float]]) -> None:
+        """A capability below the lowest reward is floored, and its ratio means nothing: say so once."""
+        if self._capability is None or self._capability.measure != "mean_reward":
+            return
+        for agent, values in rewards.items():
+            mean = math.fsum(values) / len(values)
+            if mean < self._capability.reward_min and agent not in self._noted:
+                self._noted.add(agent)
+                self._observer.on_note(
+                    step,
+                    f"the mean reward of {agent} is {mean:.3g}, below method.capability.reward_min="
+                    f"{self._capability.reward_min:g}: its capability counts as nothing. If rewards can be "
+                    "negative, set reward_min to the lowest one",
+                )
 
     @contextmanager
     def _phase(self, step: int, phase: Phase, agent: str) -> Iterator[None]:

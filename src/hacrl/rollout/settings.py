@@ -15,7 +15,7 @@ class RolloutSettings:
 
     prompts_per_step: int = 16
     rollouts_per_prompt: int = 8  # G; an agent may have its own
-    max_prompt_tokens: int | None = None  # longer prompts are left out; None: one that does not fit is an error
+    max_prompt_tokens: int | None = None  # longer ones are left out; None: one that does not fit is an error
     max_new_tokens: int = 64
     temperature: float = 1.0
     top_k: int = 0

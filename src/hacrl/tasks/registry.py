@@ -53,7 +53,7 @@ def make_task(settings: TaskSettings) -> Task:
             near = get_close_matches(option, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; it takes {', '.join(known)}"
             raise TaskError(f"task.options.{option}: unknown option of task {settings.name!r}{hint}")
-    options = {**settings.options, **options}
+    options = {**options, **settings.options}
     for name in known:
         if parameters[name].default is inspect.Parameter.empty and name not in options:
             raise TaskError(f"task.options.{name}: missing; task {settings.name!r} needs it")

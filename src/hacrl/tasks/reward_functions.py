@@ -61,7 +61,7 @@ class NamedFunction:
                 f"returned {type(values).__name__}; it must return a list with one number per completion"
             )
         listed = list(values)
-        if len(listed) < 1:
+        if len(listed) != count:
             raise self.error(
                 f"returned {len(listed)} values for {count} completions; it must return one each"
             )

@@ -41,7 +41,7 @@ def question_key(text: str) -> str:
 
 
 def question_hash(*parts: str) -> int:
-    """A 256-bit hash: of the key it decides the split (high bits) and the order (low bits)."""
+    """A 256-bit hash: of the key alone it decides the split, of key and variant the order."""
     return int.from_bytes(hashlib.sha256("\x1f".join(parts).encode("utf-8", "surrogatepass")).digest())
 
 
@@ -142,10 +142,8 @@ def _share(one: Candidate) -> float:
 
 
 def _ordered(candidates: list[Candidate]) -> tuple[Problem, ...]:
-    # Low bits: the split took the high ones, and what it took must not decide the order too.
-    ordered = sorted(
-        candidates, key=lambda one: question_hash(question_key(one.question), one.variant) % 2**64
-    )
+    # Not the hash that made the split: of what it took, that would be no fair order.
+    ordered = sorted(candidates, key=lambda one: question_hash(question_key(one.question), one.variant))
     return tuple(one.problem for one in ordered)
 
 

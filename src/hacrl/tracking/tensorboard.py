@@ -52,7 +52,7 @@ def preformatted(text: str) -> str:
     It reads Markdown, and takes unknown tags out: ``#42`` would become a heading and ``<think>`` vanish.
     Inside ``<pre>`` only HTML and fences of code are still looked for, so these characters are spelled out.
     """
-    escaped = text.replace("`", "&#96;").replace("~", "&#126;")
+    escaped = html.escape(text).replace("`", "&#96;").replace("~", "&#126;")
     return f"<pre>{escaped}</pre>"
 
 

@@ -34,5 +34,5 @@ class Trackio(Backend):
         self._run.log({"rollouts": table}, step=step)
 
     def finish(self, succeeded: bool) -> None:
-        """Trackio knows no outcome."""
-        self._run.finish()
+        """Trackio knows no outcome. The module's finish, unlike the run's, is not repeated at exit."""
+        self._trackio.finish()

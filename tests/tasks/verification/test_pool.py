@@ -67,6 +67,7 @@ def test_a_hanging_pair_times_out_and_the_others_are_judged():
         assert not is_alive(first)
         # Not remembered: the next call tries again.
         assert labels(verifier, [ENDLESS]) == ["timeout"]
+        assert not is_alive(second)
 
 
 def test_a_worker_killed_while_judging_costs_one_verdict():

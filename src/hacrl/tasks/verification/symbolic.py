@@ -11,11 +11,11 @@ import re
 from typing import Any
 
 _DEGREES = re.compile(r"([0-9]+(?:\.[0-9]+)?)\^\\circ")
+_TRIG = ("\\sin", "\\cos", "\\tan", "\\cot", "\\sec", "\\csc")
 _BOUND = re.compile(r"[<>]|\\le(?![A-Za-z])|\\ge(?![A-Za-z])|\\ne(?![A-Za-z])")
 # Notation that the parser reads as something else: adjacent numbers are added, primes dropped, bases ignored.
 _MISREAD = re.compile(r"[0-9.] [0-9]|'|[0-9]_|\\approx|\\sim|\\ldots|\\dots|\\cdots")
 _POINTS = ((17, 13), (-29, 31), (101, -77))  # the n-th symbol, by name, becomes (a + n) / b
-_ZERO = 1e-60  # what an expression that is zero may come out as
 
 
 def equal_values(gold: str, answer: str) -> bool:
@@ -39,7 +39,9 @@ def _parse(text: str) -> Any:
     from latex2sympy2_extended import latex2sympy  # type: ignore[import-untyped,unused-ignore]
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig  # type: ignore[import-untyped,unused-ignore]
 
-    text = _DEGREES.sub(r"(\\frac{\1\\pi}{180})", text) if "\\circ" in text else text
+    if any(function in text for function in _TRIG):
+        text = _DEGREES.sub(r"(\\frac{\1\\pi}{180})", text)
+    text = text.replace("^\\circ", "")  # elsewhere a unit like others
     try:
         parsed = latex2sympy(
             text,
@@ -57,9 +59,13 @@ def _parse(text: str) -> Any:
 
 
 def _verify(gold: Any, answer: Any) -> bool:
+    import sympy  # type: ignore[import-untyped,unused-ignore]
     from math_verify import verify  # type: ignore[import-untyped,unused-ignore]
 
-    return bool(verify(gold, answer, timeout_seconds=None))  # the pool kills what takes too long
+    if verify(gold, answer, timeout_seconds=None):  # the pool kills what takes too long
+        return True
+    # math-verify compares a single variable with anything by its name only
+    return isinstance(gold, sympy.Symbol) and sympy.simplify(gold - answer) == 0
 
 
 def _is_expression(value: Any) -> bool:
@@ -87,9 +93,14 @@ def _may_be_equal(one: Any, other: Any) -> bool:
         if not all(value.is_number and value.is_finite for value in values):
             continue
         difference, size = abs(values[0] - values[1]), max(abs(value) for value in values)
-        if size > _ZERO and not bool(difference <= tolerance * size):
+        if not all(_is_lost(value) for value in values) and not bool(difference <= tolerance * size):
             return False
     return True
+
+
+def _is_lost(value: Any) -> bool:
+    """Whether no digit of the value is certain: sympy's way of saying that it is probably zero."""
+    return all(part == 0 or getattr(part, "_prec", 0) == 1 for part in value.as_real_imag())
 
 
 def _same_equation(one: Any, other: Any) -> bool:
