@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
-import tests.support.bfloat16  # noqa: F401 - for its effect
 from hacrl.agents.agent import Agent
 from hacrl.agents.logprobs import response_logprobs
 from hacrl.agents.reference import AdaptersOff, FrozenCopy, make_reference

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-import tests.support.bfloat16  # noqa: F401 - for its effect
 from hacrl.agents.agent import Agent
 from hacrl.agents.loading import load_model_config, torch_precision
 from hacrl.agents.logprobs import response_logprobs

@@ -20,7 +20,8 @@ from hacrl.config.loading import load_config
 from hacrl.config.schema import RunConfig
 from hacrl.errors import ConfigError, ModelError, TaskError
 from hacrl.execution import hub, memory
-from hacrl.execution.dry_run import dry_run, needs_hub
+from hacrl.execution.dry_run import dry_run
+from hacrl.execution.hub import needs_hub
 from hacrl.execution.memory import Sized, device_memory, footprints, workload
 from hacrl.tasks.arithmetic import ArithmeticTask
 from tests.support.tiny import byte_tokenizer, save_agents

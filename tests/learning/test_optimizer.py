@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import tests.support.bfloat16  # noqa: F401 - for its effect
 from hacrl.learning.optimizer import MasterWeightAdamW
 from tests.support.tiny import char_agent, pair_tokenizer, tiny_llama
 

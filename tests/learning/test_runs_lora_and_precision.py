@@ -10,7 +10,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-import tests.support.bfloat16  # noqa: F401 - for its effect
 from hacrl.agents.agent import Agent
 from hacrl.agents.settings import AgentSettings, LoraSettings
 from hacrl.config.schema import RunConfig

@@ -67,9 +67,7 @@ class Codec:
         if not shown:  # this template leaves responses out: what it writes is no answer's ending
             return None
         ending = self.tokenizer(after, add_special_tokens=False).input_ids
-        added = self.tokenizer.added_tokens_decoder.items()  # not all that are special have a role
-        control = {*self.tokenizer.all_special_ids, *self._configured_stop_ids}
-        control |= {token for token, about in added if about.special}
+        control = self._special_ids.union(self._configured_stop_ids)
         return next((int(token) for token in ending if token in control), None)
 
     @cached_property
@@ -144,9 +142,14 @@ class Codec:
     @cached_property
     def control_ids(self) -> frozenset[int]:
         """Tokens that are no text. Where they are pieces like others (unigram), text can still hit them."""
+        return self.stop_ids | self._special_ids
+
+    @cached_property
+    def _special_ids(self) -> frozenset[int]:
+        """Tokens marked special, whether or not they have a role such as eos."""
         added = getattr(self.tokenizer, "added_tokens_decoder", {})
-        special = {int(index) for index, token in added.items() if token.special}
-        return self.stop_ids | special | frozenset(self.tokenizer.all_special_ids)
+        marked = {int(index) for index, token in added.items() if token.special}
+        return frozenset(marked.union(self.tokenizer.all_special_ids))
 
     def decode_response(self, token_ids: Sequence[int], prompt_ids: Sequence[int]) -> str:
         """The text that response tokens add to their prompt: a first token's leading space is part of it."""

@@ -19,6 +19,7 @@ from hacrl.errors import ModelError
 def load_codec(settings: AgentSettings) -> Codec:
     """The text side of an agent, without its weights: enough to check prompts before anything long starts."""
     tokenizer, config = load_tokenizer(settings), load_model_config(settings)
+    _check_vocabulary(settings, tokenizer, config.get_text_config().vocab_size)
     return Codec(
         settings.name,
         tokenizer,
@@ -72,7 +73,7 @@ def load_model(settings: AgentSettings, tokenizer: Any, device: str, seed: int =
             **_where(settings),
         )
     _check_weights(settings, report)
-    _check_embeddings(settings, tokenizer, model)
+    _check_vocabulary(settings, tokenizer, model.get_input_embeddings().num_embeddings)
     model = model.eval().to(device)
     if settings.gradient_checkpointing:
         if not model.supports_gradient_checkpointing:
@@ -135,10 +136,9 @@ def _check_weights(settings: AgentSettings, report: dict[str, Any]) -> None:
             )
 
 
-def _check_embeddings(settings: AgentSettings, tokenizer: Any, model: Any) -> None:
+def _check_vocabulary(settings: AgentSettings, tokenizer: Any, embeddings: int) -> None:
     """All of the tokenizer's tokens must have an embedding."""
     largest = max(tokenizer.get_vocab().values())
-    embeddings = model.get_input_embeddings().num_embeddings
     if largest >= embeddings:
         raise ModelError(
             f"agent {settings.name!r}: the tokenizer of {settings.model!r} has token {largest}, "

@@ -62,7 +62,11 @@ def train(
     ] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace an earlier run in the same folder.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check everything, print the config, stop.")
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Check all but the weights, print config and memory, stop.",
+        ),
     ] = False,
 ) -> None:
     """Train the agents of a recipe; the run's folder is runs/RECIPE unless output= says otherwise."""

@@ -67,6 +67,9 @@ def _record_type(annotation: Any, data: dict[str, Any]) -> Any:
     if typing.get_origin(annotation) is tuple:
         return typing.get_args(annotation)[0]
     if isinstance(annotation, types.UnionType):
+        records = [part for part in typing.get_args(annotation) if dataclasses.is_dataclass(part)]
+        if len(records) == 1:  # a section that may be left out
+            return records[0]
         method = data.get("method")
         name = method.get("name") if isinstance(method, dict) else None
         for candidate in typing.get_args(annotation):

@@ -7,7 +7,6 @@ reach is listed instead.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,19 +15,16 @@ from hacrl.agents.codec import Codec
 from hacrl.agents.footprint import Footprint
 from hacrl.agents.known_shapes import known_config
 from hacrl.agents.loading import load_codec, load_model_config
-from hacrl.agents.references import resolve_model
 from hacrl.agents.settings import AgentSettings
 from hacrl.config.checks import updates_per_step
 from hacrl.config.schema import RunConfig
 from hacrl.errors import ModelError, TaskError
-from hacrl.execution.hub import cache_only_if_unreachable, is_unreachable
+from hacrl.execution.hub import hub_if_needed, is_unreachable
 from hacrl.execution.memory import DeviceMemory, Sized, device_memory, footprints
 from hacrl.execution.preflight import Checked, check_agents, check_sizes, preflight
 from hacrl.execution.run_folder import check_output
 from hacrl.tasks.base import Rehearsable, Task
-from hacrl.tasks.presets import PRESETS
 from hacrl.tasks.registry import make_task
-from hacrl.tasks.settings import TaskSettings
 from hacrl.tracking.registry import make_trackers
 
 
@@ -68,8 +64,7 @@ def dry_run(config: RunConfig, overwrite: bool = False) -> DryRun:
     devices = check_agents(config, set())
     check_output(config, overwrite)
     make_trackers(config, Path(config.output))  # refuses those that cannot be imported; none starts
-    # a run of local files does not touch the network
-    with cache_only_if_unreachable() if needs_hub(config) else nullcontext() as reason:
+    with hub_if_needed(config) as reason:
         look = _Look(config, reason or "the Hugging Face hub cannot be reached")
         task = look.task()
         try:
@@ -79,9 +74,6 @@ def dry_run(config: RunConfig, overwrite: bool = False) -> DryRun:
         finally:
             if task is not None:
                 task.close()
-    for agent in config.agents:
-        if agent.name in codecs and agent.name in configs:
-            _check_embeddings(agent, codecs[agent.name], configs[agent.name])
     prompts = {name: _longest_prompt(codec, checked) for name, codec in codecs.items() if checked is not None}
     sized = Sized(devices, configs, prompts)
     known = footprints(config, sized)
@@ -107,19 +99,6 @@ def dry_run(config: RunConfig, overwrite: bool = False) -> DryRun:
         notes=() if task is None else checked.notes if checked else tuple(getattr(task, "notes", ())),
         not_checked=tuple(look.not_checked),
     )
-
-
-def needs_hub(config: RunConfig) -> bool:
-    """Whether a model or the data may have to come from the hub."""
-    if any(not Path(resolve_model(agent.model)).is_absolute() for agent in config.agents):
-        return True
-    return any(not Path(path).expanduser().exists() for path in _data_paths(config.task))
-
-
-def _data_paths(task: TaskSettings) -> list[str]:
-    options: Mapping[str, Any] = {**PRESETS.get(task.name, {}), **task.options}
-    sources = [options[key] for key in ("train", "test") if options.get(key)]
-    return [str(source["path"] if isinstance(source, Mapping) else source) for source in sources]
 
 
 class _Look:
@@ -174,17 +153,6 @@ def _checked(config: RunConfig, task: Task | None, codecs: Mapping[str, Codec]) 
     if isinstance(task, Rehearsable):
         task.rehearse()
     return None
-
-
-def _check_embeddings(agent: AgentSettings, codec: Codec, model_config: Any) -> None:
-    """What loading would find out much later."""
-    largest = max(codec.tokenizer.get_vocab().values())
-    embeddings = model_config.get_text_config().vocab_size
-    if largest >= embeddings:
-        raise ModelError(
-            f"agent {agent.name!r}: the tokenizer of {agent.model!r} has token {largest}, "
-            f"the model only {embeddings} embeddings: they do not belong together"
-        )
 
 
 def _longest_prompt(codec: Codec, checked: Checked) -> int:

@@ -7,11 +7,38 @@ here, they can be told to look there at once.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
+from hacrl.agents.references import resolve_model
+from hacrl.config.schema import RunConfig
+from hacrl.tasks.presets import PRESETS
+from hacrl.tasks.settings import TaskSettings
+
 PROBE_SECONDS = 5.0
+
+
+def hub_if_needed(config: RunConfig, loaded: Collection[str] = ()) -> AbstractContextManager[str | None]:
+    """As :func:`cache_only_if_unreachable`; a run of local files does not touch the network."""
+    return cache_only_if_unreachable() if needs_hub(config, loaded) else nullcontext()
+
+
+def needs_hub(config: RunConfig, loaded: Collection[str] = ()) -> bool:
+    """Whether a model or the data may have to come from the hub; ``loaded`` agents are there already."""
+    for agent in config.agents:
+        if agent.name not in loaded:
+            place = Path(resolve_model(agent.model))
+            if not place.is_absolute() and not place.is_dir():
+                return True
+    return any(not Path(path).expanduser().exists() for path in _data_paths(config.task))
+
+
+def _data_paths(task: TaskSettings) -> list[str]:
+    options: Mapping[str, Any] = {**PRESETS.get(task.name, {}), **task.options}
+    sources = [options[key] for key in ("train", "test") if options.get(key)]
+    return [str(source["path"] if isinstance(source, Mapping) else source) for source in sources]
 
 
 @contextmanager

@@ -14,7 +14,8 @@ from hacrl.config.checks import updates_per_step
 from hacrl.config.schema import RunConfig
 from hacrl.evaluation.accuracy import Accuracy
 from hacrl.exchange.in_process import InProcessExchange
-from hacrl.execution.preflight import Checked, preflight
+from hacrl.execution.hub import hub_if_needed
+from hacrl.execution.preflight import Checked, check_agents, preflight
 from hacrl.execution.results import RunResult
 from hacrl.execution.run_folder import RunFolder, check_output
 from hacrl.learning.learner import Learner
@@ -60,18 +61,19 @@ class LocalRun:
         self.config = config = with_threads(config)
         self._folder = RunFolder(config)
         self.result = RunResult(self._folder.path)
-        self._task = task or make_task(config.task)
-        self._observer = Observers([self._folder, self.result, *observers])
-        try:
-            checked = preflight(config, self._task, agents)
-            check_output(config, overwrite)
-            trackers = make_trackers(config, self._folder.path)
-            self._observer = Observers([self._folder, self.result, *trackers, *observers])
-            self.trainer = build_trainer(config, checked, self._observer, agents)
-            self._folder.claim(overwrite)
-        except BaseException:
-            self.close()
-            raise
+        check_agents(config, agents or ())
+        check_output(config, overwrite)
+        trackers = make_trackers(config, self._folder.path)
+        self._observer = Observers([self._folder, self.result, *trackers, *observers])
+        with hub_if_needed(config, agents or ()):
+            self._task = task or make_task(config.task)
+            try:
+                checked = preflight(config, self._task, agents)
+                self.trainer = build_trainer(config, checked, self._observer, agents)
+                self._folder.claim(overwrite)
+            except BaseException:
+                self.close()
+                raise
         for note in checked.notes:
             self._observer.on_note(0, note)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,7 +32,7 @@ class Checked:
 
 def preflight(config: RunConfig, task: Task, loaded: Mapping[str, Codec] | None = None) -> Checked:
     """Models that can be found, devices that are there, tokenizers that can stop, problems that fit."""
-    devices = check_agents(config, set(loaded or ()))
+    devices = check_agents(config, loaded or ())
     check_sizes(config, task)
     if isinstance(task, Rehearsable):
         task.rehearse()
@@ -49,7 +49,7 @@ def preflight(config: RunConfig, task: Task, loaded: Mapping[str, Codec] | None 
     return Checked(task, train, test, devices, (*getattr(task, "notes", ()), *left_out, *test_left_out))
 
 
-def check_agents(config: RunConfig, loaded: set[str]) -> dict[str, str]:
+def check_agents(config: RunConfig, loaded: Collection[str]) -> dict[str, str]:
     """Agent -> device; every reference that is not a hub id must exist."""
     devices = {}
     for agent in config.agents:

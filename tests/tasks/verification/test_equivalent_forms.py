@@ -127,6 +127,8 @@ SAME = [
     (r"\frac{1}{2}X^{-\frac{1}{2}}", r"\frac{1}{2\sqrt{X}}"),
     ("120", "5!"),
     ("|x|", r"\sqrt{x^2}"),
+    (r"\mathbf{2340}", "2341-1"),
+    ("e^x", r"\mathrm{e}^{x}"),
     (r"106^\circ", r"2\cdot 53^\circ"),
     (r"\frac{1}{2004!}", r"\frac{2}{2\cdot 2004!}"),
     (r"\alpha", r"\frac{2\alpha}{2}"),

@@ -240,10 +240,12 @@ class _Reader:
 
 
 def _text_tokens(words: str) -> list[str]:
-    r"""What a ``\text{...}`` becomes: a separator, a function's name, or one text token."""
+    r"""What a ``\text{...}`` becomes: a separator, a function, a number, or one text token."""
     stripped = words.strip(" ,;")
     if not stripped:
         return [","] if words.strip() else []
     if stripped in FUNCTIONS:
         return ["\\" + stripped]
+    if stripped in ("e", "i") or stripped.replace(".", "").isdigit():
+        return list(stripped)  # upright constants, bold numbers
     return [f"\\text{{{stripped}}}"]
