@@ -9,10 +9,12 @@ import sys
 import pytest
 
 from hacrl.tasks.gym_formats import FORMATS
+from hacrl.tasks.gym_processes import draw_questions
 from hacrl.tasks.registry import make_task
 from hacrl.tasks.settings import TaskSettings
 from hacrl.tasks.splits import question_key
 from hacrl.tasks.verification.settings import VerifierSettings
+from hacrl.tasks.verification.wire import LONGEST
 from hacrl.types import Turn
 from tests.tasks.saying import build, refusal, says
 
@@ -210,3 +212,11 @@ def test_questions_do_not_depend_on_the_process():
 )
 def test_what_cannot_be_made(kind: str, options, expected: str):
     assert refusal(f"gym:{kind}", **options).startswith(expected)
+
+
+def test_thousands_of_questions_come_in_one_piece():
+    config = {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 2}
+    questions, draws = draw_questions("chain_sum", config, 0, 4000, avoid=[], answer="boxed")
+    assert len({one.question for one in questions}) == 4000 < draws
+    # more than a message of the verifier's may have, so that this shows
+    assert sum(len(one.question) + len(one.entry) for one in questions) > LONGEST

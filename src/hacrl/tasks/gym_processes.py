@@ -7,12 +7,13 @@ import os
 import select
 import subprocess
 import sys
+import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import hacrl
 from hacrl.errors import TaskError
@@ -20,6 +21,7 @@ from hacrl.tasks.verification.settings import VerifierSettings
 from hacrl.tasks.verification.wire import receive, send
 from hacrl.types import Verdict
 
+_LONGEST_REPLY = 2**31  # bytes: all questions of a task come in one message
 _START_LIMIT = 300.0  # seconds to import reasoning-gym, on a busy machine
 
 
@@ -37,12 +39,13 @@ class Child:
 
     def __init__(self, job: str) -> None:
         # A plain command, not multiprocessing: that would import the user's script again.
+        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "hacrl.tasks.gym_worker", job],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
+                stderr=self._complaints,
                 env=_environment(),
                 bufsize=0,
                 start_new_session=True,  # Ctrl-C is for the parent, which then ends its children
@@ -54,12 +57,18 @@ class Child:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._requests, self._replies = self._process.stdin, self._process.stdout
-        self.kill = weakref.finalize(self, _kill, self._process)
+        self.kill = weakref.finalize(self, _kill, self._process, self._complaints)
 
     def send(self, message: dict[str, Any]) -> None:
         """Write a message; a child that is gone is noticed when it does not answer."""
         with contextlib.suppress(BrokenPipeError):
             send(self._requests.fileno(), message)
+
+    def last_words(self) -> str:
+        """What a child that died said last, usually its error; a guess if it said nothing."""
+        self._complaints.seek(0)
+        lines = self._complaints.read().decode(errors="replace").strip().splitlines()
+        return lines[-1][:300] if lines else "its process was ended, perhaps for want of memory"
 
     def receive(self, limit: float | None) -> dict[str, Any] | None:
         """Its answer, None if it died. Raises TimeoutError after ``limit`` seconds without one."""
@@ -67,7 +76,7 @@ class Child:
         poll.register(self._replies.fileno(), select.POLLIN)
         if not poll.poll(None if limit is None else limit * 1000):
             raise TimeoutError
-        return receive(self._replies.fileno())
+        return receive(self._replies.fileno(), longest=_LONGEST_REPLY)
 
 
 def draw_questions(
@@ -89,11 +98,13 @@ def draw_questions(
             }
         )
         reply = child.receive(limit=None)  # some kinds take their time; Ctrl-C works
+        why = "" if reply else child.last_words()
     finally:
         child.kill()
     if reply is None:
         raise TaskError(
-            f"config: making questions of gym:{kind} with {dict(config)} failed; try other settings"
+            f"config: making questions of gym:{kind} with {dict(config)} failed: {why}; "
+            "try other settings"
         )
     if "error" in reply:
         raise TaskError(reply["error"])
@@ -165,9 +176,9 @@ def _environment() -> dict[str, str]:
     }
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
+def _kill(process: subprocess.Popen[bytes], complaints: IO[bytes]) -> None:
     process.kill()
     process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            pipe.close()
+    for file in (process.stdin, process.stdout, complaints):
+        if file is not None:
+            file.close()

@@ -144,11 +144,10 @@ class MathVerifier:
         except TaskError:
             self._drop(worker)
             raise
-        code = worker.process.wait()
         self._drop(worker)
         if failed + 1 >= FAILED_STARTS:
             raise TaskError(
-                f"verification workers end while starting (exit code {code}); "
+                f"verification workers end while starting (exit code {worker.process.returncode}); "
                 "to see why: python -m hacrl.tasks.verification.worker 5 0"
             )
         return failed + 1
@@ -160,9 +159,8 @@ class MathVerifier:
             return "timeout"
         equal = worker.take_reply()
         if equal is None:
-            label: VerdictLabel = "timeout" if worker.ran_out_of_time() else "crash"
             self._drop(worker)
-            return label
+            return "timeout" if worker.ran_out_of_time() else "crash"
         return "correct" if equal else "wrong"
 
     def _drop(self, worker: Worker) -> None:

@@ -83,8 +83,8 @@ class Worker:
         return self.is_ready
 
     def ran_out_of_time(self) -> bool:
-        """Whether the process, which has died, had used up its CPU time."""
-        return self.process.wait() == -signal.SIGPROF
+        """Whether the process, which is no more, was ended for having used up its CPU time."""
+        return self.process.returncode == -signal.SIGPROF
 
     def kill(self) -> None:
         """End it at once and leave nothing behind. May be called more than once."""

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 _LENGTH_BYTES = 4
-_LONGEST = 1_000_000  # bytes; two answers of 2,000 characters are far from it
+LONGEST = 1_000_000  # bytes; two answers of 2,000 characters are far from it
 
 
 def send(fd: int, message: dict[str, Any]) -> None:
@@ -18,11 +18,11 @@ def send(fd: int, message: dict[str, Any]) -> None:
         data = data[os.write(fd, data) :]
 
 
-def receive(fd: int) -> dict[str, Any] | None:
+def receive(fd: int, longest: int = LONGEST) -> dict[str, Any] | None:
     """Read one message; None at the end of the stream, or where there is something else than a message."""
     header = _read_exactly(fd, _LENGTH_BYTES)
     length = 0 if header is None else int.from_bytes(header, "big")
-    body = _read_exactly(fd, length) if 0 < length <= _LONGEST else None
+    body = _read_exactly(fd, length) if 0 < length <= longest else None
     if body is None:
         return None
     message: dict[str, Any] = json.loads(body)
