@@ -7,6 +7,7 @@ import json
 from rich.console import Console
 from rich.table import Table
 
+from hacrl.agents import smollm2
 from hacrl.agents.references import bundled_agents
 
 
@@ -20,4 +21,7 @@ def list_agents() -> None:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         numbers = (config["num_hidden_layers"], config["hidden_size"], config["vocab_size"])
         table.add_row(f"bundled:{name}", config["architectures"][0], *map(str, numbers))
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    others = f"Besides: {smollm2.REFERENCE} (SmolLM2-135M-Instruct), any Hugging Face id, any folder: docs/agents.md"
+    console.print(others, highlight=False, soft_wrap=True)

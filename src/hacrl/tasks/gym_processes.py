@@ -103,8 +103,7 @@ def draw_questions(
         child.kill()
     if reply is None:
         raise TaskError(
-            f"config: making questions of gym:{kind} with {dict(config)} failed: {why}; "
-            "try other settings"
+            f"config: making questions of gym:{kind} with {dict(config)} failed: {why}; try other settings"
         )
     if "error" in reply:
         raise TaskError(reply["error"])
