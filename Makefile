@@ -11,7 +11,7 @@ demo: $(VENV)/.installed  ## bundled agents, HACPO against GSPO; ARGS="--json --
 	$(BIN)/hacrl demo $(ARGS)
 
 test: $(VENV)/.installed-dev  ## the whole test suite; ARGS='-m "not slow"' leaves the pretrained model out
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -n auto --dist loadfile $(ARGS)  # a process per core; a file's tests share what they set up
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
