@@ -9,12 +9,14 @@ from statistics import mean, stdev
 
 import pytest
 import torch
+from huggingface_hub import constants
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hacrl import AgentSettings, Callback, HACRLTrainer
 from hacrl.config.loading import build_config, load_config
 from hacrl.errors import TrainingError
+from hacrl.execution import hub
 from hacrl.execution.local import run_locally
 from hacrl.tasks.arithmetic import ArithmeticTask
 from tests.api.conftest import ROWS, SMALL, has_digit, shortness, small
@@ -73,6 +75,7 @@ class Spy(Callback):
 
     def on_step(self, report, seconds):
         self.events.append(("step", report.step))
+        self.seconds = seconds
         if report.step == self._stop_at:
             self.trainer.stop()
 
@@ -100,6 +103,7 @@ def test_callbacks_see_everything_in_order(models, tmp_path):
         *[("save", 1, agent) for agent in models],
         ("end",),
     ]
+    assert {key.partition("/")[0] for key in spy.seconds} == {"rollout", "verify", "learn"}  # the step's own
 
 
 def test_stop_ends_after_the_step_and_saves(models, tmp_path):
@@ -112,6 +116,56 @@ def test_stop_ends_after_the_step_and_saves(models, tmp_path):
     assert spy.events[-3:] == [("save", 2, "char"), ("save", 2, "pair"), ("end",)]
     for name in models:
         assert weights(result.folder / "agents" / name)
+
+
+def test_stop_before_the_first_step_makes_none(models, tmp_path):
+    class StopsAtOnce(Spy):
+        def on_evaluation(self, step, accuracies):
+            super().on_evaluation(step, accuracies)
+            self.trainer.stop()
+
+    spy = StopsAtOnce()
+    args = small(tmp_path / "run", evaluation={"problems": 2})
+    HACRLTrainer(models, task=SevensTask(), args=args, callbacks=[spy]).train()
+    assert spy.events[2:] == [("evaluation", 0), ("save", 0, "char"), ("save", 0, "pair"), ("end",)]
+
+
+def test_a_run_of_objects_does_not_ask_the_hub(models, tmp_path, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub, "_probe", lambda _: pytest.fail("nothing here is on the hub"))
+    HACRLTrainer(models, reward_funcs=has_digit, train_dataset=ROWS, args=small(tmp_path / "run")).close()
+
+
+def test_evaluating_after_the_end_leaves_nothing_running(models, tmp_path):
+    class Workers(SevensTask):
+        running = False
+
+        def verify(self, rollouts):
+            self.running = True
+            return super().verify(rollouts)
+
+        def close(self):
+            self.running = False
+
+    task = Workers()
+    trainer = HACRLTrainer(models, task=task, args=small(tmp_path / "run", steps=0))
+    trainer.evaluate()
+    assert task.running
+    trainer.train()
+    assert not task.running
+    trainer.evaluate()
+    assert not task.running
+
+
+def test_a_task_that_counts_as_nothing_is_still_the_task(models, tmp_path):
+    class Empty(SevensTask):
+        def __len__(self):
+            return 0
+
+    task = Empty()
+    trainer = HACRLTrainer(models, task=task, args=small(tmp_path / "run", steps=0))
+    assert trainer._run._task is task
+    trainer.close()
 
 
 def test_the_weighted_sum_of_rewards_reaches_the_advantages(models, tmp_path):

@@ -294,6 +294,16 @@ def test_a_model_that_the_hub_does_not_have_is_an_error(recipe, tmp_path):
     assert "Traceback" not in failed.stderr
 
 
+def test_without_peft_adapters_are_not_advised(monkeypatch):
+    monkeypatch.setattr(memory, "available_bytes", lambda _: GIB)
+    monkeypatch.setitem(sys.modules, "peft", None)
+    run, sized = load_config(Path("paper_size")), Sized({"small": "cpu", "large": "cpu"}, shapes(), {})
+    (found,) = device_memory(run, sized, footprints(run, sized))
+    changes = [advice.change for advice in found.advice]
+    assert "method.kl_coefficient=0" in changes
+    assert not any("lora" in change for change in changes)
+
+
 def test_which_runs_need_the_hub(recipe, tmp_path):
     data = tmp_path / "problems.jsonl"
     data.write_text(json.dumps({"problem": "1 + 6", "answer": "7"}) + "\n")
@@ -303,6 +313,11 @@ def test_which_runs_need_the_hub(recipe, tmp_path):
     assert needs_hub(load_config(recipe, local[:2]))  # the preset's test set
     assert needs_hub(load_config(recipe, ["agents.pair.model=Qwen/Qwen3-4B"]))
     assert not needs_hub(load_config(recipe, ["agents.pair.model=bundled:llama-pairs"]))
+    rows = json.dumps([{"problem": "1 + 6" * 60, "answer": "7"}])  # longer than a file's name can be
+    assert not needs_hub(load_config(recipe, ["task.name=boxed", f"task.options.train={rows}"]))
+    remote = load_config(recipe, ["task.name=boxed", "task.options.train=some/data"])
+    assert needs_hub(remote)
+    assert not needs_hub(remote, has_task=True)  # handed in from Python, with its data
 
 
 def test_the_hubs_switch_is_put_back(monkeypatch):

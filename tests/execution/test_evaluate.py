@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
+import weakref
 from pathlib import Path
 
 import pytest
@@ -151,6 +153,42 @@ def test_going_on_after_an_interruption_gives_identical_files(chunks, tmp_path):
     again = StopAfter(-1)
     ask(*BUNDLED, output=tmp_path / "broken", watch=again, **options)
     assert again.loaded == []  # nothing left to ask
+
+
+def test_one_model_at_a_time_is_in_memory(tmp_path, monkeypatch):
+    load, models = Agent.load, []
+
+    def loading(*arguments):
+        gc.collect()
+        assert [model() for model in models] == [None] * len(models)
+        agent = load(*arguments)
+        models.append(weakref.ref(agent.model))
+        return agent
+
+    monkeypatch.setattr(Agent, "load", loading)
+    ask(*BUNDLED, on=("arithmetic",), limit=1, max_new_tokens=8, output=tmp_path / "e")
+    assert len(models) == 2
+
+
+def test_what_a_killed_process_leaves_is_no_hindrance(tmp_path):
+    options = {"on": ("arithmetic",), "limit": 2, "max_new_tokens": 8, "output": tmp_path / "e"}
+    ask(BUNDLED[0], **options)
+    for name in ("plan", "responses", "results"):
+        (tmp_path / "e" / f"{name}.unfinished").write_text("[")
+    ask(BUNDLED[0], **options)
+    assert {path.suffix for path in (tmp_path / "e").iterdir()} == {".json", ".jsonl", ".md"}
+
+
+def test_overwrite_starts_anew_where_a_file_is_damaged(tmp_path):
+    options = {"on": ("arithmetic",), "limit": 2, "max_new_tokens": 8, "output": tmp_path / "e"}
+    ask(BUNDLED[0], **options)
+    path = tmp_path / "e" / "responses.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(b"?" + whole)
+    with pytest.raises(ConfigError, match="line 1, is damaged; use --overwrite to start anew"):
+        ask(BUNDLED[0], **options)
+    ask(BUNDLED[0], overwrite=True, **options)
+    assert path.read_bytes() == whole
 
 
 def test_another_evaluation_is_not_mixed_in(run, tmp_path):

@@ -83,6 +83,21 @@ def test_weights_come_last(models: dict[str, str], tmp_path: Path) -> None:
     assert "agent 'char': cannot load model" in refusal(config, LongTask(), ModelError)
 
 
+@pytest.mark.parametrize(
+    ("train", "test", "words"),
+    [
+        (("1:", "2:", "1:"), ("3:", "4:"), "the id '1:' stands for a training and a training problem"),
+        (("1:", "2:"), ("3:", "1:"), "the id '1:' stands for a training and a held-out problem"),
+    ],
+)
+def test_an_id_names_one_problem(
+    models: dict[str, str], tmp_path: Path, train: Sequence[str], test: Sequence[str], words: str
+) -> None:
+    task = SevensTask()
+    task.train, task.test = [problem(one) for one in train], [problem(one) for one in test]
+    assert words in refusal(config_of(models, tmp_path), task, TaskError)
+
+
 def test_a_prompt_that_does_not_fit_is_named_with_its_numbers(models: dict[str, str], tmp_path: Path) -> None:
     # a context of 64 has room for 5 tokens of prompt beside 59 new ones; "+++++:" is the first of 6
     config = with_rollout(config_of(models, tmp_path), max_new_tokens=59)

@@ -15,6 +15,8 @@ from hacrl.config.loading import build_config, load_config
 from hacrl.errors import ConfigError, ModelError, TrainingError
 from hacrl.execution.local import run_locally
 from hacrl.execution.results import read_result
+from hacrl.types import Problem
+from tests.support.sevens import SevensTask
 from tests.support.tiny import save_agents
 
 
@@ -69,6 +71,25 @@ def test_phases_of_both_agents_are_timed(finished):
             f"{phase}/{agent}" for phase in ("rollout", "verify", "learn") for agent in ("char", "pair")
         }
         assert expected <= set(line)
+
+
+def test_half_a_character_in_an_id_does_not_end_the_run(models, tmp_path):
+    r"""JSON files can hold one, as ``\ud83d``; UTF-8 cannot."""
+    task = SevensTask()
+    task.train = [Problem(f"\ud83d{i}", f"{i}+1:", "7") for i in range(4)]
+    config = build_config(
+        {
+            "agents": [{"name": "char", "model": models["char"]}],
+            "output": str(tmp_path / "run"),
+            "steps": 1,
+            "method": "gspo",
+            "rollout": {"prompts_per_step": 2, "rollouts_per_prompt": 2, "max_new_tokens": 4},
+            "evaluation": {"problems": 0},
+        }
+    )
+    run_locally(config, task=task)
+    lines = (tmp_path / "run" / "rollouts.jsonl").read_text("utf-8").splitlines()
+    assert {json.loads(line)["problem"][0] for line in lines} == {"\ud83d"}
 
 
 def test_a_result_reads_back_from_its_folder(finished):

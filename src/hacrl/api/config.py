@@ -72,7 +72,7 @@ class HACRLConfig:
         """The checked config of a run. ``held_out`` problems there are, if that is known by now."""
         evaluation = plain_section(self.evaluation)
         if held_out is not None and isinstance(evaluation, dict):
-            evaluation.setdefault("problems", min(EvaluationSettings.problems, held_out))
+            evaluation.setdefault("problems", min(DEFAULT_PROBLEMS, held_out))
         data = {
             "agents": list(agents),
             "agent_defaults": plain_section(self.agent_defaults),

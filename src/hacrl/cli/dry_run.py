@@ -127,7 +127,7 @@ def _step_lines(plan: DryRun) -> Iterator[str]:
     total, updates = sum(rollouts.values()) * config.steps, plan.updates_per_step * config.steps
     yield f"{config.steps} steps: {total:,} rollouts, {updates:,} updates per agent"
     if plan.train_problems is not None:
-        test = min(config.evaluation.problems, plan.test_problems or 0)
+        test = min(config.evaluation.most_problems, plan.test_problems or 0)
         passes = prompts * config.steps / plan.train_problems
         yield (
             f"{plan.train_problems:,} training problems, each asked {passes:.2g} times; "

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from hacrl.types import Sampling
 
 DEFAULT_MAX_NEW_TOKENS = 8192  # the evaluation length of the paper
+DEFAULT_PROBLEMS = 200  # of a run's own evaluations
 DEFAULT_BATCH = 64  # responses of thousands of tokens: a cache of 64 fits where 512 would not
 
 
@@ -16,7 +17,7 @@ class EvaluationSettings:
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by the config layer
 
-    problems: int = 200  # 0: no evaluation
+    problems: int | None = None  # None: all that are held out, at most 200; 0: no evaluation
     samples_per_problem: int = 4
     temperature: float = 1.0  # 0: greedy
     max_new_tokens: int | None = None  # None: as in training
@@ -24,14 +25,20 @@ class EvaluationSettings:
 
     def __post_init__(self) -> None:
         for key in ("problems", "every"):
-            if getattr(self, key) < 0:
-                raise ValueError(f"{key} must not be negative, not {getattr(self, key)}")
+            value = getattr(self, key)
+            if value is not None and value < 0:
+                raise ValueError(f"{key} must not be negative, not {value}")
         if self.max_new_tokens is not None and self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens must be at least 1, not {self.max_new_tokens}")
         if self.samples_per_problem < 1:
             raise ValueError(f"samples_per_problem must be at least 1, not {self.samples_per_problem}")
         if self.temperature < 0:
             raise ValueError(f"temperature must not be negative, not {self.temperature}")
+
+    @property
+    def most_problems(self) -> int:
+        """How many are asked if the task holds out enough."""
+        return DEFAULT_PROBLEMS if self.problems is None else self.problems
 
     def sampling(self, max_new_tokens: int) -> Sampling:
         """The distribution evaluation answers are drawn from; training's length unless one is set."""

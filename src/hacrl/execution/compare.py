@@ -69,8 +69,10 @@ class _Tasks:
         if key in self._seen:
             return
         task = make_task(config.task)
-        preflight(config, task)
-        task.close()
+        try:
+            preflight(config, task)
+        finally:
+            task.close()
         self._seen.add(key)
 
 

@@ -21,7 +21,7 @@ from hacrl.config.schema import RunConfig
 from hacrl.errors import ModelError, TaskError
 from hacrl.execution.hub import hub_if_needed, is_unreachable
 from hacrl.execution.memory import DeviceMemory, Sized, device_memory, footprints
-from hacrl.execution.preflight import Checked, check_agents, check_sizes, preflight
+from hacrl.execution.preflight import Checked, check_agents, check_ids, check_sizes, preflight
 from hacrl.execution.run_folder import check_output
 from hacrl.tasks.base import Rehearsable, Task
 from hacrl.tasks.registry import make_task
@@ -150,6 +150,7 @@ def _checked(config: RunConfig, task: Task | None, codecs: Mapping[str, Codec]) 
     if agents:
         return preflight(replace(config, agents=agents), task, codecs)
     check_sizes(config, task)
+    check_ids(task)
     if isinstance(task, Rehearsable):
         task.rehearse()
     return None

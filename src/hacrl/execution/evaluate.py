@@ -25,7 +25,6 @@ from hacrl.execution.evaluation_plan import EvaluationRequest, Pair, chunk_seed,
 from hacrl.execution.evaluation_targets import default_output, resolve_targets
 from hacrl.execution.exams import OWN_TASK, ExamMaker, split_names
 from hacrl.execution.preflight import check_device
-from hacrl.rollout.engine import RolloutEngine
 from hacrl.rollout.transformers_engine import TransformersEngine
 from hacrl.rollout.verified import verify_rollouts
 
@@ -63,7 +62,7 @@ def evaluate_targets(
         folder = EvaluationFolder(request.output or default_output(candidates, names))
         records = [pair.record for pair in pairs]
         folder.check(records, request.overwrite)
-        folder.open(records, {pair.record.key: pair.plan for pair in pairs})
+        folder.open(records, {pair.record.key: pair.plan for pair in pairs}, request.overwrite)
         watch.on_start(folder.path, len(pairs))
         for note in notes:
             watch.on_note(note)
@@ -99,8 +98,7 @@ def _run(
         _report_progress(pair, folder, watch)
         for chunk in left:
             assert loaded is not None
-            engine = TransformersEngine(loaded[1], max(chunk.responses, pair.exam.batch))
-            folder.append(pair.record.key, *_answers(engine, pair, chunk, settings.seed))
+            folder.append(pair.record.key, *_answers(loaded[1], pair, chunk, settings.seed))
             _report_progress(pair, folder, watch)
         result = pair.result(folder.marks(pair.record.key), settings)
         results = replace(results, pairs=(*results.pairs, result))
@@ -109,8 +107,8 @@ def _run(
     return results
 
 
-def _answers(engine: RolloutEngine, pair: Pair, chunk: Chunk, seed: int) -> tuple[list[Mark], list[str]]:
-    """The chunk's responses, judged."""
+def _answers(agent: Agent, pair: Pair, chunk: Chunk, seed: int) -> tuple[list[Mark], list[str]]:
+    """The chunk's responses, judged. Nothing outlives the call that would keep the model in memory."""
     problems = [pair.exam.problems[position] for position in chunk.positions]
     if not chunk.max_new_tokens:
         slots = [(pair.exam.problems[position].id, sample) for position, sample in chunk.slots]
@@ -118,6 +116,7 @@ def _answers(engine: RolloutEngine, pair: Pair, chunk: Chunk, seed: int) -> tupl
             slots
         )
     sampling = replace(pair.exam.sampling, max_new_tokens=chunk.max_new_tokens)
+    engine = TransformersEngine(agent, max(chunk.responses, pair.exam.batch))
     try:
         rollouts = engine.generate(problems, chunk.samples, sampling, chunk_seed(pair, chunk, seed))
     except torch.OutOfMemoryError as error:

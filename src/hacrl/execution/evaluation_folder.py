@@ -20,6 +20,8 @@ from hacrl.evaluation.chunks import Chunk, ChunkPlan
 from hacrl.evaluation.scores import Mark
 
 FILES = ("plan.json", "responses.jsonl", "results.json", "results.md")
+# what a process that was killed while it wrote one of them may leave behind
+UNFINISHED = ("plan.unfinished", "responses.unfinished", "results.unfinished")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +64,7 @@ class EvaluationFolder:
             present = {entry.name for entry in self.path.iterdir()} if self.path.exists() else set()
         except OSError as error:
             raise ConfigError(f"--output: cannot use {self.path}: {error}") from error
-        foreign = sorted(present - set(FILES))
+        foreign = sorted(present - {*FILES, *UNFINISHED})
         if foreign:
             raise ConfigError(
                 f"--output: {self.path} holds more than an evaluation ({', '.join(foreign[:3])}); "
@@ -76,12 +78,17 @@ class EvaluationFolder:
                     "--output FOLDER, or --overwrite to replace it"
                 )
 
-    def open(self, records: Sequence[PairRecord], plans: Mapping[tuple[str, str], ChunkPlan]) -> None:
-        """Start, or go on with, the evaluation of these pairs."""
+    def open(
+        self,
+        records: Sequence[PairRecord],
+        plans: Mapping[tuple[str, str], ChunkPlan],
+        overwrite: bool = False,
+    ) -> None:
+        """Go on with the evaluation of these pairs, or start it; anew if what is there is to be replaced."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            if self._difference(records):  # may be replaced: check() has said so
-                for name in FILES:
+            if overwrite:  # equal ones too: their files may be damaged
+                for name in (*FILES, *UNFINISHED):
                     (self.path / name).unlink(missing_ok=True)
             _write(self.path / "plan.json", [asdict(record) for record in records])
             self._marks = {record.key: [] for record in records}
@@ -152,7 +159,7 @@ class EvaluationFolder:
                 whole += chunk.responses
             del self._marks[pair][whole:]
         left = {pair: len(marks) for pair, marks in self._marks.items()}
-        kept = path.with_suffix(".kept")
+        kept = path.with_suffix(".unfinished")
         with path.open("rb") as source, kept.open("wb") as target:
             for line, (pair, _) in zip(source, list(_read_marks(path)), strict=False):
                 if left[pair] > 0:

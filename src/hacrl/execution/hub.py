@@ -20,25 +20,31 @@ from hacrl.tasks.settings import TaskSettings
 PROBE_SECONDS = 5.0
 
 
-def hub_if_needed(config: RunConfig, loaded: Collection[str] = ()) -> AbstractContextManager[str | None]:
+def hub_if_needed(
+    config: RunConfig, loaded: Collection[str] = (), has_task: bool = False
+) -> AbstractContextManager[str | None]:
     """As :func:`cache_only_if_unreachable`; a run of local files does not touch the network."""
-    return cache_only_if_unreachable() if needs_hub(config, loaded) else nullcontext()
+    return cache_only_if_unreachable() if needs_hub(config, loaded, has_task) else nullcontext()
 
 
-def needs_hub(config: RunConfig, loaded: Collection[str] = ()) -> bool:
-    """Whether a model or the data may have to come from the hub; ``loaded`` agents are there already."""
+def needs_hub(config: RunConfig, loaded: Collection[str] = (), has_task: bool = False) -> bool:
+    """Whether a model or the data may have to come from the hub.
+
+    ``loaded`` agents are there already, and so are the data of a run that ``has_task``.
+    """
     for agent in config.agents:
         if agent.name not in loaded:
             place = Path(resolve_model(agent.model))
             if not place.is_absolute() and not place.is_dir():
                 return True
-    return any(not Path(path).expanduser().exists() for path in _data_paths(config.task))
+    return not has_task and any(not Path(path).expanduser().exists() for path in _data_paths(config.task))
 
 
 def _data_paths(task: TaskSettings) -> list[str]:
     options: Mapping[str, Any] = {**PRESETS.get(task.name, {}), **task.options}
     sources = [options[key] for key in ("train", "test") if options.get(key)]
-    return [str(source["path"] if isinstance(source, Mapping) else source) for source in sources]
+    paths = [source.get("path") if isinstance(source, Mapping) else source for source in sources]
+    return [path for path in paths if isinstance(path, str)]  # else rows, or a mistake the task will name
 
 
 @contextmanager

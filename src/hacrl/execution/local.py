@@ -59,14 +59,15 @@ class LocalRun:
         agents: Mapping[str, Agent] | None = None,
     ) -> None:
         self.config = config = with_threads(config)
+        self._is_closed = False
         self._folder = RunFolder(config)
         self.result = RunResult(self._folder.path)
         check_agents(config, agents or ())
         check_output(config, overwrite)
         trackers = make_trackers(config, self._folder.path)
         self._observer = Observers([self._folder, self.result, *trackers, *observers])
-        with hub_if_needed(config, agents or ()):
-            self._task = task or make_task(config.task)
+        with hub_if_needed(config, agents or (), has_task=task is not None):
+            self._task = make_task(config.task) if task is None else task
             try:
                 checked = preflight(config, self._task, agents)
                 self.trainer = build_trainer(config, checked, self._observer, agents)
@@ -88,8 +89,12 @@ class LocalRun:
         self.trainer.train(self.config.steps)
 
     def evaluate(self) -> dict[str, Accuracy]:
-        """Every agent alone, as it is now."""
-        return self.trainer.evaluate(self.trainer.steps_done)
+        """Every agent alone, as it is now; of a closed run too, which holds no workers afterwards either."""
+        try:
+            return self.trainer.evaluate(self.trainer.steps_done)
+        finally:
+            if self._is_closed:
+                self._task.close()
 
     def save(self) -> dict[str, Path]:
         """Write every agent as a plain Hugging Face folder: name -> folder."""
@@ -101,6 +106,7 @@ class LocalRun:
 
     def close(self) -> None:
         """Let go of the task's workers and tell everybody who watches."""
+        self._is_closed = True
         self._task.close()
         self._observer.on_end()
 
@@ -144,7 +150,7 @@ def build_trainer(
         method=method,
         task=task,
         train_stream=ProblemStream(checked.train, config.rollout.prompts_per_step, config.seed),
-        test_problems=checked.test[: config.evaluation.problems],
+        test_problems=checked.test,
         exchange=InProcessExchange([agent.name for agent in agents]),
         sampling=sampling,
         evaluation=config.evaluation,

@@ -20,6 +20,7 @@ from hacrl.agents.footprint import (
 )
 from hacrl.agents.settings import AgentSettings, LoraSettings
 from hacrl.config.schema import RunConfig
+from hacrl.errors import ModelError
 
 ASSUMED_PROMPT_TOKENS = 1024  # where nothing says how long prompts are
 WORTH_SAYING = 0.95  # advice must save a twentieth at least
@@ -80,9 +81,9 @@ def workload(config: RunConfig, agent: AgentSettings, prompt_tokens: int) -> Wor
     decodings = [
         decoding(rollout.prompts_per_step, config.rollouts_per_prompt(agent), rollout.max_new_tokens)
     ]
-    if evaluation.problems:
+    if evaluation.most_problems:
         new_tokens = evaluation.sampling(rollout.max_new_tokens).max_new_tokens
-        decodings.append(decoding(evaluation.problems, evaluation.samples_per_problem, new_tokens))
+        decodings.append(decoding(evaluation.most_problems, evaluation.samples_per_problem, new_tokens))
     longest = decodings[0].longest
     return Workload(
         decodings=tuple(decodings),
@@ -145,7 +146,12 @@ def _advice(config: RunConfig, sized: Sized, memory: DeviceMemory) -> Iterator[A
     """Changes that save something on this device, each alone, with what is then needed."""
     assert memory.needed is not None
     for text, change in _changes(config):
-        after = footprints(change(config), sized)
+        try:
+            after = footprints(change(config), sized)
+        except ModelError:
+            continue  # nothing to advise here: adapters need peft, and layers that they fit
+        if not after.keys() >= set(memory.agents):
+            continue
         needed = peak_together(after[name] for name in memory.agents)
         if needed < WORTH_SAYING * memory.needed:
             yield Advice(text, needed)

@@ -34,6 +34,7 @@ def preflight(config: RunConfig, task: Task, loaded: Mapping[str, Codec] | None 
     """Models that can be found, devices that are there, tokenizers that can stop, problems that fit."""
     devices = check_agents(config, loaded or ())
     check_sizes(config, task)
+    check_ids(task)
     if isinstance(task, Rehearsable):
         task.rehearse()
     codecs = [(loaded or {}).get(agent.name) or load_codec(agent) for agent in config.agents]
@@ -44,7 +45,7 @@ def preflight(config: RunConfig, task: Task, loaded: Mapping[str, Codec] | None 
             f"problems are not longer than rollout.max_prompt_tokens={config.rollout.max_prompt_tokens}"
         )
     new_tokens = config.evaluation.sampling(config.rollout.max_new_tokens).max_new_tokens
-    held_out = task.test[: config.evaluation.problems]
+    held_out = task.test[: config.evaluation.most_problems]
     test, test_left_out = fitting_problems(config, held_out, codecs, "held-out", new_tokens)
     return Checked(task, train, test, devices, (*getattr(task, "notes", ()), *left_out, *test_left_out))
 
@@ -66,11 +67,25 @@ def check_agents(config: RunConfig, loaded: Collection[str]) -> dict[str, str]:
 def check_sizes(config: RunConfig, task: Task) -> None:
     """Enough problems for a step and for the evaluation."""
     ProblemStream(task.train, config.rollout.prompts_per_step, config.seed)
-    if config.evaluation.problems > len(task.test):
+    asked = config.evaluation.problems
+    if asked is not None and asked > len(task.test):
         raise ConfigError(
-            f"evaluation.problems={config.evaluation.problems}, but task {task.name!r} holds out only "
-            f"{len(task.test)} problems"
+            f"evaluation.problems={asked}, but task {task.name!r} holds out only {len(task.test)} problems; "
+            "ask for fewer, leave it out to use what there is, or hold out more"
         )
+
+
+def check_ids(task: Task) -> None:
+    """Ids name problems: what is tested on is not learnt from, and responses are grouped by them."""
+    seen: dict[str, str] = {}
+    for kind, problems in (("training", task.train), ("held-out", task.test)):
+        for problem in problems:
+            if problem.id in seen:
+                raise TaskError(
+                    f"task {task.name!r}: the id {problem.id[:80]!r} stands for a {seen[problem.id]} and a "
+                    f"{kind} problem; every problem needs an id of its own, and none may be in both"
+                )
+            seen[problem.id] = kind
 
 
 def fitting_problems(

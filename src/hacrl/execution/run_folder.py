@@ -129,5 +129,6 @@ class RunFolder(Observer):
         return folder
 
     def _append(self, name: str, record: Mapping[str, Any]) -> None:
-        with (self.path / name).open("a", encoding="utf-8") as file:
+        # a data set's id may hold half a character, which JSON can spell out and UTF-8 cannot write
+        with (self.path / name).open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(json.dumps(record, ensure_ascii=False) + "\n")

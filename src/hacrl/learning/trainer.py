@@ -80,13 +80,13 @@ class Trainer:
         """Evaluate, make ``steps`` steps, evaluate; in between as often as the settings say."""
         self.evaluate(step=0)
         for step in range(1, steps + 1):
+            if self._stop_asked:
+                return
             self.step(step)
             every = self._evaluation.every
             last = step == steps or self._stop_asked
             if last or (every and step % every == 0):
                 self.evaluate(step)
-            if last or self._stop_asked:
-                return
 
     def stop(self) -> None:
         """End after the step under way; a run that is stopped is evaluated and saved like any other."""
@@ -107,7 +107,7 @@ class Trainer:
         }
         report = self._report(step, groups, learnt)
         self.steps_done = step
-        self._observer.on_step(report, self._seconds)
+        self._observer.on_step(report, dict(self._seconds))  # theirs to keep: an evaluation adds to ours
         return report
 
     def evaluate(self, step: int) -> dict[str, Accuracy]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, cast, get_args
 
 from hacrl.tasks.columns import as_text, columns_of, find_column, is_missing, need_column, value_of
@@ -42,7 +43,7 @@ class PromptReader:
             turns = self._turns(table, row, prompt_column)
             fields = {name: row.values.get(name) for name in kept}
             # Rows that ask the same and differ in other columns are judged otherwise: all are kept.
-            variant = json.dumps(fields, sort_keys=True, default=repr)
+            variant = json.dumps(fields, sort_keys=True, default=partial(_stable_text, row.number))
             question = "\x1f".join(f"{turn.role}: {turn.content}" for turn in turns)
             own_id = f"{question_hash(question, variant) >> 192:016x}"
             answer = (
@@ -72,6 +73,15 @@ class PromptReader:
         if turns[-1].role != "user":
             raise table.error(f"the last message of column {column!r} must be the user's", row)
         return turns
+
+
+def _stable_text(row: int, value: Any) -> str:
+    """A value that JSON does not know, as text that is the same in every process.
+
+    What Python writes may hold an address or follow the order of hashes: then the row's number stands for it.
+    """
+    written = repr(value)
+    return f"row {row}" if isinstance(value, set | frozenset) or " at 0x" in written else written
 
 
 def _is_message(value: Any) -> bool:

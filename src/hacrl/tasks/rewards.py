@@ -123,7 +123,15 @@ class RewardTask:
     def _call_all(
         self, arguments: Mapping[str, Any], extras: Mapping[str, Any], count: int
     ) -> list[list[float | None]]:
-        results = [function.start(arguments, extras) for function in self._functions]
+        results: list[Any] = []
+        try:
+            for function in self._functions:
+                results.append(function.start(arguments, extras))
+        except TaskError:
+            for result in results:
+                if inspect.iscoroutine(result):
+                    result.close()  # nobody will await it
+            raise
         waiting = [index for index, result in enumerate(results) if inspect.isawaitable(result)]
         if waiting:
             outcomes = self._loop.gather([outcome_of(results[index]) for index in waiting])
