@@ -12,7 +12,7 @@ from hacrl.algorithms.settings import AnyMethodSettings, HacpoSettings
 from hacrl.config.loading import build_config
 from hacrl.config.schema import RunConfig
 from hacrl.errors import ConfigError
-from hacrl.evaluation.settings import EvaluationSettings
+from hacrl.evaluation.settings import DEFAULT_PROBLEMS, EvaluationSettings
 from hacrl.learning.settings import LearningSettings
 from hacrl.rollout.settings import RolloutSettings
 

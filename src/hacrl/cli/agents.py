@@ -23,5 +23,5 @@ def list_agents() -> None:
         table.add_row(f"bundled:{name}", config["architectures"][0], *map(str, numbers))
     console = Console()
     console.print(table)
-    others = f"Besides: {smollm2.REFERENCE} (SmolLM2-135M-Instruct), any Hugging Face id, any folder: docs/agents.md"
+    others = f"Besides: {smollm2.REFERENCE}, any Hugging Face id, any folder (docs/agents.md)"
     console.print(others, highlight=False, soft_wrap=True)
