@@ -5,13 +5,16 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint requirements/constraints.txt
 INPUTS := pyproject.toml requirements/constraints.txt
 
-.PHONY: demo test lint types format check clean
+.PHONY: demo test test-slow lint types format check clean
 
 demo: $(VENV)/.installed  ## bundled agents, HACPO against GSPO; ARGS="--json --seed 1" are passed on
 	$(BIN)/hacrl demo $(ARGS)
 
-test: $(VENV)/.installed-dev  ## the whole test suite; ARGS='-m "not slow"' leaves the pretrained model out
-	$(BIN)/pytest -n auto --dist loadfile $(ARGS)  # a process per core; a file's tests share what they set up
+test: $(VENV)/.installed-dev  ## the test suite without the slow part; ARGS are passed to pytest
+	$(BIN)/pytest -n auto --dist loadfile -m "not slow" $(ARGS)  # a process per core; a file's tests share what they set up
+
+test-slow: $(VENV)/.installed-dev  ## tests with the real pretrained SmolLM2-135M
+	$(BIN)/pytest -m slow $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

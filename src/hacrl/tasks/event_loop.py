@@ -17,7 +17,6 @@ class LoopThread:
     def __init__(self) -> None:
         self._thread: ThreadPoolExecutor | None = None
         self._runner: asyncio.Runner | None = None
-        self._running: asyncio.Task[Any] | None = None
 
     def gather(self, coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
         """Their results, in order."""
@@ -25,14 +24,7 @@ class LoopThread:
             self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hacrl-rewards")
             self._runner = asyncio.Runner()
         assert self._runner is not None
-        done = self._thread.submit(self._runner.run, self._all(coroutines))
-        try:
-            return done.result()
-        except BaseException:
-            # interrupted: what still waits, perhaps for a server that is silent, must not hold up close()
-            if not done.cancel() and not done.done() and self._running is not None:
-                self._running.get_loop().call_soon_threadsafe(self._running.cancel)
-            raise
+        return self._thread.submit(self._runner.run, _all(coroutines)).result()
 
     def close(self) -> None:
         """Close the loop and end the thread; a later call starts new ones."""
@@ -41,6 +33,6 @@ class LoopThread:
             self._thread.shutdown()
             self._thread = self._runner = None
 
-    async def _all(self, coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
-        self._running = asyncio.current_task()
-        return list(await asyncio.gather(*coroutines))
+
+async def _all(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+    return list(await asyncio.gather(*coroutines))
