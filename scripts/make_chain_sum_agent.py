@@ -35,8 +35,8 @@ _EXPRESSION = re.compile(r"\d+( [-+] \d+)+")
 OFFSETS = (-10, -2, -1, 1, 2, 10)
 # It needs no demonstrations. The new line stands inside the braces, or Jinja would take it away.
 ONLY_THE_QUESTION = "{{ messages[-1]['content'] + '\\n' }}"
-CLEAN = Phase(steps=1500, learning_rate=1e-3, batch_size=384)
-NOISY = Phase(steps=200, learning_rate=3e-4, batch_size=384)
+CLEAN = Phase(steps=700, learning_rate=1e-3, batch_size=384)
+NOISY = Phase(steps=120, learning_rate=3e-4, batch_size=384)
 
 
 def worked(expression: str, slip: float, rng: random.Random) -> str:
@@ -158,7 +158,7 @@ def main() -> None:
     parser.add_argument("--recipe", default="smollm2")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--slip", type=float, default=0.4, help="share of steps that are taught wrong")
-    parser.add_argument("--expressions", type=int, default=40_000)
+    parser.add_argument("--expressions", type=int, default=30_000)
     parser.add_argument("--vocabulary", type=int, default=600)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
