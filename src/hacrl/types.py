@@ -11,6 +11,7 @@ The journey of one answer::
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -121,13 +122,16 @@ class LossBatch:
 
     logprobs_BT: Tensor  # learner's log pi_k per token, carries the gradient
     mask_BT: Tensor  # bool: response tokens that count
-    behaviour_logprobs_BT: Tensor  # source's per token; 0 in retokenised rows, whose sum alone is known
-    behaviour_logprob_B: Tensor  # source's log pi_j_old(y)
+    behaviour_logprobs_BT: Tensor  # log pi_j_old per token; 0 in retokenised rows, whose sum alone is known
+    behaviour_logprob_B: Tensor  # log pi_j_old(y)
     source_length_B: Tensor  # |y| in the source's tokens
     advantages_B: Tensor  # after the capability discrepancy coefficient
     is_own_B: Tensor  # bool: learner == source
     updates_done: int  # u: parameter updates already made in this step
     reference_logprobs_BT: Tensor | None = None  # frozen reference policy; only with a KL term
+    # Only where pi_old of own rows is the learner's own forward pass: what they were really sampled with.
+    sampler_logprobs_BT: Tensor | None = None
+    mismatch_cap: float = math.inf  # C: own rows are weighed by min(pi_old / pi_sampler, C)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,3 +141,5 @@ class LossTerms:
     loss_B: Tensor  # minus the objective
     ratio_B: Tensor  # s, detached
     clipped_B: Tensor  # share of the response that carries no gradient because of clipping
+    weight_B: Tensor  # w of the sampler's mismatch; the mean over tokens if it is per token
+    capped_B: Tensor  # share of the response whose w was cut down to the cap

@@ -45,7 +45,9 @@ def test_learning() -> None:
             "bob": SourceStats([0.9, 0.7, 1.1], [0.0, 1.0, 0.5], [0.9, 0.7, 1.1], [0.8, 0.6, 0.7]),
             "ada": SourceStats([1.0], [0.0], [1.0], [1.0]),
         },
-        sampler_gaps=[0.1, 0.3],
+        sampler_differences=[0.25, -0.5, 0.75, 0.5],
+        weights=[0.5, 2.0, 1.0],
+        capped=[0.0, 1.0, 0.0],
     )
     dropped = Counter({("bob", "too_long"): 2, ("ada", "non_finite"): 1, ("bob", "not_representable"): 3})
     samples = LearnerSamples(dropped=dropped, length_ratios={"bob": [0.5, 0.7]})
@@ -55,7 +57,11 @@ def test_learning() -> None:
         grad_norm=2.0,
         skipped=7,
         dropped={"ada": {"non_finite": 1}, "bob": {"not_representable": 3, "too_long": 2}},
-        sampler_gap=0.2,
+        sampler_gap=0.5,  # 2 / 4
+        sampler_gap_max=0.75,
+        sampler_kl=0.25,  # 1 / 4
+        sampler_weight=pytest.approx(3.5 / 3),
+        sampler_capped=pytest.approx(1 / 3),
         sources={
             "ada": SourceReport(1, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0),
             "bob": SourceReport(
@@ -74,4 +80,5 @@ def test_learning() -> None:
 
 
 def test_a_step_without_any_sample_is_all_zeros() -> None:
-    assert learn_report(LearnStats(), LearnerSamples()) == LearnReport(0, 0.0, 0.0, 0, {}, None, {}, {})
+    nothing = LearnReport(0, 0.0, 0.0, 0, {}, None, None, None, None, None, {}, {})
+    assert learn_report(LearnStats(), LearnerSamples()) == nothing

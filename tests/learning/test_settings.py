@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from hacrl.config.loading import build_config
+from hacrl.errors import ConfigError
 from hacrl.learning.settings import LearningSettings
 
 
@@ -19,11 +21,36 @@ from hacrl.learning.settings import LearningSettings
         ("beta1", 1.0, r"in \[0, 1\)"),
         ("beta2", -0.1, r"in \[0, 1\)"),
         ("weight_decay", -0.1, "not be negative"),
+        ("mismatch_cap", 0.99, "at least 1"),
+        ("mismatch_cap", float("nan"), "at least 1"),
     ],
 )
 def test_impossible_values(key: str, value: float, says: str) -> None:
     with pytest.raises(ValueError, match=f"{key} must .*{says}.* not {value}"):
         LearningSettings(**{key: value})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("old_policy", "lerner", ["learning.old_policy", "'lerner'", "'auto', 'sampler' or 'learner'"]),
+        ("mismatch_cap", 0.5, ["learning", "mismatch_cap must be at least 1, not 0.5"]),
+        ("mismatch_cap", "high", ["learning.mismatch_cap", "'high'"]),
+    ],
+)
+def test_a_recipe_that_is_wrong_about_the_old_policy(key: str, value: object, words: list[str]) -> None:
+    agents = [{"name": "ada", "model": "bundled:qwen-small-a"}]
+    with pytest.raises(ConfigError) as caught:
+        build_config({"agents": agents, "output": "runs/x", "learning": {key: value}})
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_whose_old_policy() -> None:
+    for exact in (True, False):
+        assert LearningSettings().recomputes_old_policy(exact) == (not exact)
+        assert LearningSettings(old_policy="learner").recomputes_old_policy(exact)
+        assert not LearningSettings(old_policy="sampler").recomputes_old_policy(exact)
 
 
 def test_number_of_updates() -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 MinibatchOrder = Literal["mixed", "self_first"]
+OldPolicy = Literal["auto", "sampler", "learner"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,10 @@ class LearningSettings:
     minibatch_order: MinibatchOrder = "mixed"
     learn_stop_token: bool = True
     micro_batch_tokens: int = 4096  # most padded tokens in one forward pass
+    # Whose log-probabilities of own rollouts are pi_old: the sampler's, or the learner's before the step's
+    # first update. "auto": the learner's where the rollout engine's numerics differ from its own.
+    old_policy: OldPolicy = "auto"
+    mismatch_cap: float = 2.0  # C: the learner's pi_old over the sampler's weighs own rollouts, up to this
 
     def __post_init__(self) -> None:
         for key in ("updates_per_source", "epochs", "micro_batch_tokens"):
@@ -43,6 +48,17 @@ class LearningSettings:
                 raise ValueError(f"{key} must be in [0, 1), not {getattr(self, key)}")
         if self.weight_decay < 0:
             raise ValueError(f"weight_decay must not be negative, not {self.weight_decay}")
+        if not self.mismatch_cap >= 1:
+            raise ValueError(
+                f"mismatch_cap must be at least 1, not {self.mismatch_cap}: a sampler that agrees with the "
+                "learner has weight 1"
+            )
+
+    def recomputes_old_policy(self, exact_sampler: bool) -> bool:
+        """Whether pi_old is the learner's; ``exact_sampler``: sampler and learner give the same numbers."""
+        if self.old_policy == "auto":
+            return not exact_sampler
+        return self.old_policy == "learner"
 
     def updates(self, sources: int) -> int:
         """Parameter updates one learner makes in a step."""

@@ -22,8 +22,10 @@ from hacrl.learning.observer import Observer, Phase
 from hacrl.learning.reports import StepReport
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
+_NOTABLE_GAP = 1e-4  # between sampler and learner; rounding in float32 makes 1e-6, the paper clips at 3e-4
 _DOING: dict[Phase, str] = {
     "evaluate": "evaluating",
+    "sync": "updating its engine",
     "rollout": "answering",
     "verify": "being judged",
     "learn": "learning",
@@ -47,6 +49,7 @@ class RunProgress(Observer):
         self._console = console
         self._doing = dict.fromkeys(agents, "")
         self._rewards: dict[str, list[float]] = {name: [] for name in agents}
+        self._gaps: dict[str, float] = {}  # of the newest step, where they are worth a word
         self._accuracy: dict[str, Accuracy] = {}
         self._bar = Progress(
             TextColumn("{task.description}"),
@@ -82,11 +85,15 @@ class RunProgress(Observer):
         """Move the bar; off a terminal, print a line."""
         for name, agent in report.agents.items():
             self._rewards[name].append(agent.rollout.reward)
+        gaps = {name: agent.learning.sampler_gap or 0.0 for name, agent in report.agents.items()}
+        self._gaps = {name: gap for name, gap in gaps.items() if gap > _NOTABLE_GAP}
         self._bar.update(self._task, completed=report.step)
         if not self._console.is_terminal:
             rewards = "  ".join(f"{name} {values[-1]:.3f}" for name, values in self._rewards.items())
             total = sum(seconds.values())
-            self._print(f"step {report.step}/{self._steps}  reward {rewards}  ({total:.1f} s)")
+            apart = "  ".join(f"{name} {gap:.1e}" for name, gap in self._gaps.items())
+            gap_words = f"  sampler gap {apart}" if apart else ""
+            self._print(f"step {report.step}/{self._steps}  reward {rewards}{gap_words}  ({total:.1f} s)")
 
     def on_evaluation(self, step: int, accuracies: Mapping[str, Accuracy]) -> None:
         """Keep the newest accuracies; off a terminal, print a line."""
@@ -106,6 +113,8 @@ class RunProgress(Observer):
         table = Table(box=None, pad_edge=False)
         for heading in ("agent", "now", "mean reward per step", "", "held-out accuracy"):
             table.add_column(heading)
+        if self._gaps:
+            table.add_column("sampler gap")
         for name in self._agents:
             rewards = self._rewards[name]
             accuracy = self._accuracy.get(name)
@@ -115,5 +124,6 @@ class RunProgress(Observer):
                 sparkline(rewards),
                 f"{rewards[-1]:.3f}" if rewards else "",
                 f"{accuracy.mean:.3f}" if accuracy else "",
+                *([f"{self._gaps[name]:.1e}" if name in self._gaps else ""] if self._gaps else []),
             )
         return Group(self._bar, table)

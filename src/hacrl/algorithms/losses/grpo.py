@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from hacrl.algorithms.importance import sequence_ratio, token_ratio
 from hacrl.algorithms.losses.surrogate import clipped_surrogate
+from hacrl.algorithms.mismatch import token_weight
 from hacrl.algorithms.settings import GrpoSettings
 from hacrl.types import LossBatch, LossTerms
 
 
 def grpo_loss(batch: LossBatch, settings: GrpoSettings) -> LossTerms:
-    """- 1/|y| sum_t min(r_t A, clip(r_t) A)."""
+    """- 1/|y| sum_t w_t min(r_t A, clip(r_t) A); w_t is 1 unless the sampler's numerics are corrected for."""
     ratio_BT = token_ratio(batch)
     advantages_B1 = batch.advantages_B.unsqueeze(-1)
     objective_BT, clipped_BT = clipped_surrogate(
         ratio_BT, advantages_B1, settings.clip_low, settings.clip_high
     )
     length_B = batch.mask_BT.sum(dim=-1)
+    weight = token_weight(batch)
     return LossTerms(
-        loss_B=-(objective_BT * batch.mask_BT).sum(dim=-1) / length_B,
+        loss_B=-(weight.value * objective_BT * batch.mask_BT).sum(dim=-1) / length_B,
         ratio_B=sequence_ratio(batch).detach(),
         clipped_B=(clipped_BT & batch.mask_BT).sum(dim=-1) / length_B,
+        weight_B=(weight.value * batch.mask_BT).sum(dim=-1) / length_B,
+        capped_B=(weight.is_capped & batch.mask_BT).sum(dim=-1) / length_B,
     )

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from hacrl.algorithms.importance import sequence_ratio
 from hacrl.algorithms.losses.surrogate import clipped_surrogate
+from hacrl.algorithms.mismatch import sequence_weight
 from hacrl.algorithms.settings import MethodSettings
 from hacrl.types import LossBatch, LossTerms, RatioLength
 
 
 def gspo_loss(batch: LossBatch, settings: MethodSettings, ratio_length: RatioLength = "source") -> LossTerms:
-    """- min(s A, clip(s) A)."""
+    """- w min(s A, clip(s) A); w is 1 unless the sampler's numerics are corrected for."""
     ratio_B = sequence_ratio(batch, ratio_length)
     objective_B, clipped_B = clipped_surrogate(
         ratio_B, batch.advantages_B, settings.clip_low, settings.clip_high
     )
-    return LossTerms(loss_B=-objective_B, ratio_B=ratio_B.detach(), clipped_B=clipped_B.float())
+    weight = sequence_weight(batch)
+    return LossTerms(
+        loss_B=-weight.value * objective_B,
+        ratio_B=ratio_B.detach(),
+        clipped_B=clipped_B.float(),
+        weight_B=weight.value,
+        capped_B=weight.is_capped.float(),
+    )

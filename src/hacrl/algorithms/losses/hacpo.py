@@ -8,6 +8,7 @@ from torch import Tensor
 from hacrl.algorithms.clipping import clip_cross_agent, stepwise_lower_bound
 from hacrl.algorithms.importance import exponential_weight, sequence_ratio
 from hacrl.algorithms.losses.surrogate import clipped_surrogate
+from hacrl.algorithms.mismatch import sequence_weight
 from hacrl.algorithms.settings import HacpoSettings
 from hacrl.types import LossBatch, LossTerms
 
@@ -23,10 +24,13 @@ def hacpo_loss(batch: LossBatch, settings: HacpoSettings) -> LossTerms:
     cross_B, cross_clipped_B = cross_agent_surrogate(
         cross_ratio_B, batch.advantages_B, batch.updates_done, settings
     )
+    weight = sequence_weight(batch)  # 1 in cross rows
     return LossTerms(
-        loss_B=-torch.where(batch.is_own_B, own_B, cross_B),
+        loss_B=-weight.value * torch.where(batch.is_own_B, own_B, cross_B),
         ratio_B=ratio_B.detach(),
         clipped_B=torch.where(batch.is_own_B, own_clipped_B, cross_clipped_B).float(),
+        weight_B=weight.value,
+        capped_B=weight.is_capped.float(),
     )
 
 
