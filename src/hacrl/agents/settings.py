@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from hacrl.agents.engine_settings import EngineName, VllmSettings
+
 Precision = Literal["auto", "float32", "bfloat16"]
 
 
@@ -49,6 +51,8 @@ class AgentSettings:
     chat_template: bool = True  # use the tokenizer's chat template if it has one
     chat_template_args: dict[str, Any] = field(default_factory=dict)  # e.g. {enable_thinking: false}
     trust_remote_code: bool = False
+    engine: EngineName | None = None  # what generates its responses
+    vllm: VllmSettings = field(default_factory=VllmSettings)  # its engine, if that is vLLM
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):

@@ -163,6 +163,26 @@ def eval_(
 
 
 @app.command()
+def serve(
+    config: Annotated[Path, typer.Argument(help="A recipe: a YAML file, or one that comes with hacrl.")],
+    agent: Annotated[str, typer.Argument(help="Which of its agents.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides of the recipe.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0: all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
+) -> None:
+    """A vLLM server for one agent, which runs anywhere can use as agents.NAME.vllm.url."""
+    from hacrl.config.loading import load_config
+    from hacrl.execution.serve import plan_server
+    from hacrl.execution.serve import serve as become_server
+
+    plan = plan_server(load_config(config, overrides or []), agent, host, port)
+    typer.echo(f"serving {agent} at {plan.url}: set agents.{agent}.vllm.url to it in the run's recipe")
+    become_server(plan)
+
+
+@app.command()
 def agents() -> None:
     """List the tiny agents that come with the package."""
     from hacrl.cli.agents import list_agents

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from hacrl.agents.engine_settings import EngineName
 from hacrl.agents.settings import AgentSettings
 from hacrl.algorithms.settings import AnyMethodSettings, HacpoSettings
 from hacrl.evaluation.settings import EvaluationSettings
@@ -52,3 +53,7 @@ class RunConfig:
     def rollouts_per_prompt(self, agent: AgentSettings) -> int:
         """G of one agent."""
         return agent.rollouts_per_prompt or self.rollout.rollouts_per_prompt
+
+    def engine(self, agent: AgentSettings) -> EngineName:
+        """What generates one agent's responses."""
+        return agent.engine or self.rollout.engine

@@ -14,6 +14,7 @@ from hacrl.config.checks import updates_per_step
 from hacrl.config.schema import RunConfig
 from hacrl.evaluation.accuracy import Accuracy
 from hacrl.exchange.in_process import InProcessExchange
+from hacrl.execution.engines import check_engines, make_engine
 from hacrl.execution.hub import hub_if_needed
 from hacrl.execution.preflight import Checked, check_agents, preflight
 from hacrl.execution.results import RunResult
@@ -22,7 +23,6 @@ from hacrl.learning.learner import Learner
 from hacrl.learning.observer import Observer, Observers
 from hacrl.learning.samples import SampleBuilder
 from hacrl.learning.trainer import Participant, Trainer
-from hacrl.rollout.transformers_engine import TransformersEngine
 from hacrl.seeding import derive_seed
 from hacrl.tasks.base import Task
 from hacrl.tasks.registry import make_task
@@ -60,9 +60,11 @@ class LocalRun:
     ) -> None:
         self.config = config = with_threads(config)
         self._is_closed = False
+        self._participants: list[Participant] = []
         self._folder = RunFolder(config)
         self.result = RunResult(self._folder.path)
         check_agents(config, agents or ())
+        check_engines(config)
         check_output(config, overwrite)
         trackers = make_trackers(config, self._folder.path)
         self._observer = Observers([self._folder, self.result, *trackers, *observers])
@@ -71,6 +73,7 @@ class LocalRun:
             try:
                 checked = preflight(config, self._task, agents)
                 self.trainer = build_trainer(config, checked, self._observer, agents)
+                self._participants = self.trainer.participants
                 self._folder.claim(overwrite)
             except BaseException:
                 self.close()
@@ -94,6 +97,7 @@ class LocalRun:
             return self.trainer.evaluate(self.trainer.steps_done)
         finally:
             if self._is_closed:
+                self._close_engines()
                 self._task.close()
 
     def save(self) -> dict[str, Path]:
@@ -105,10 +109,15 @@ class LocalRun:
         return saved
 
     def close(self) -> None:
-        """Let go of the task's workers and tell everybody who watches."""
+        """Let go of engines and of the task's workers, and tell everybody who watches."""
         self._is_closed = True
+        self._close_engines()
         self._task.close()
         self._observer.on_end()
+
+    def _close_engines(self) -> None:
+        for participant in self._participants:
+            participant.engine.close()
 
 
 def with_threads(config: RunConfig) -> RunConfig:
@@ -135,16 +144,19 @@ def build_trainer(
     ]
     fingerprints = {agent.name: agent.tokenizer_fingerprint for agent in agents}
     sampling = config.rollout.sampling
-    participants = [
-        Participant(
-            agent=agent,
-            engine=TransformersEngine(agent, config.rollout.max_batch),
-            builder=SampleBuilder(agent, fingerprints, method, config.learning.learn_stop_token),
-            learner=Learner(agent, method, config.learning, sampling, settings.lr),
-            rollouts_per_prompt=config.rollouts_per_prompt(settings),
+    participants = []
+    for agent, settings in zip(agents, config.agents, strict=True):
+        engine = make_engine(config, settings, agent, checked)
+        exact = engine.shares_weights and agent.model.dtype == torch.float32
+        participants.append(
+            Participant(
+                agent=agent,
+                engine=engine,
+                builder=SampleBuilder(agent, fingerprints, method, config.learning.learn_stop_token),
+                learner=Learner(agent, method, config.learning, sampling, settings.lr, exact_sampler=exact),
+                rollouts_per_prompt=config.rollouts_per_prompt(settings),
+            )
         )
-        for agent, settings in zip(agents, config.agents, strict=True)
-    ]
     return Trainer(
         participants=participants,
         method=method,

@@ -8,6 +8,7 @@ rollouts.jsonl    a few rollouts per agent and step, to be read
 timings.jsonl     seconds per phase and agent; the only file that differs between equal runs
 agents/NAME/      each agent as a plain Hugging Face folder
 evaluations/      what ``hacrl eval`` wrote
+engines/NAME/     log of an agent's vLLM server, and what it starts from
 tensorboard/      if that tracker was asked for
 """
 
@@ -39,6 +40,7 @@ RUN_FILES = frozenset(
         "timings.jsonl",
         "agents",
         "evaluations",
+        "engines",
         "tensorboard",
     }
 )

@@ -9,7 +9,7 @@ from hacrl.evaluation.accuracy import Accuracy
 from hacrl.learning.reports import StepReport
 from hacrl.types import VerifiedRollout
 
-Phase = Literal["evaluate", "rollout", "verify", "learn", "save"]
+Phase = Literal["evaluate", "sync", "rollout", "verify", "learn", "save"]
 
 
 class Observer:

@@ -10,6 +10,7 @@ from typing import Any
 
 from hacrl.learning.learner import LearnStats
 from hacrl.learning.samples import LearnerSamples
+from hacrl.rollout.engine import EngineReport
 from hacrl.types import VerifiedRollout
 
 
@@ -55,7 +56,13 @@ class LearnReport:
     grad_norm: float  # mean over updates, before clipping
     skipped: int  # zero-advantage samples
     dropped: dict[str, dict[str, int]]  # source -> reason -> rollouts
-    sampler_gap: float | None  # mean |sampler's - learner's log-probability| per own token; None: no sample
+    # Sampler against learner, both at the weights before the first update, per own token; None: no sample.
+    sampler_gap: float | None  # mean |difference of log-probabilities|
+    sampler_gap_max: float | None
+    sampler_kl: float | None  # mean of sampler's - learner's: estimates KL(sampler || learner)
+    # How the difference was corrected; None: not at all.
+    sampler_weight: float | None  # mean weight of own responses
+    sampler_capped: float | None  # share of them whose weight was cut down to learning.mismatch_cap
     sources: dict[str, SourceReport]
     retokenised: dict[str, RetokeniseReport]  # by source; those with the learner's tokenizer are not in here
 
@@ -68,6 +75,7 @@ class AgentReport:
     policy_version: int
     rollout: RolloutReport
     learning: LearnReport
+    engine: EngineReport | None = None  # if it has weights of its own
 
 
 @dataclass(frozen=True)
@@ -116,7 +124,11 @@ def learn_report(stats: LearnStats, samples: LearnerSamples) -> LearnReport:
         grad_norm=mean(stats.grad_norms),
         skipped=stats.skipped,
         dropped=dropped,
-        sampler_gap=mean(stats.sampler_gaps) if stats.sampler_gaps else None,
+        sampler_gap=_mean_if_any(stats.sampler_gaps),
+        sampler_gap_max=max(stats.sampler_gaps, default=None),
+        sampler_kl=_mean_if_any(stats.sampler_differences),
+        sampler_weight=_mean_if_any(stats.weights),
+        sampler_capped=_mean_if_any(stats.capped),
         sources=sources,
         retokenised=_retokenised(samples),
     )
@@ -130,6 +142,10 @@ def _retokenised(samples: LearnerSamples) -> dict[str, RetokeniseReport]:
         tried = len(ratios) + lost.get(source, 0)
         reports[source] = RetokeniseReport(len(ratios), len(ratios) / tried, mean(ratios))
     return reports
+
+
+def _mean_if_any(values: Sequence[float]) -> float | None:
+    return mean(values) if values else None
 
 
 def mean(values: Iterable[float]) -> float:

@@ -18,8 +18,8 @@ from hacrl.learning.learner import Learner
 from hacrl.learning.observer import Observer, Phase
 from hacrl.learning.reports import AgentReport, LearnReport, StepReport, learn_report, rollout_report
 from hacrl.learning.samples import SampleBuilder
-from hacrl.rollout.engine import RolloutEngine
-from hacrl.rollout.verified import verify_rollouts
+from hacrl.rollout.engine import EngineReport, RolloutEngine
+from hacrl.rollout.verified import Judging
 from hacrl.seeding import derive_seed
 from hacrl.tasks.base import Task
 from hacrl.tasks.stream import ProblemStream
@@ -74,6 +74,7 @@ class Trainer:
         self._stop_asked = False
         self._capability = method.settings.capability if method.settings.shares_rollouts else None
         self._noted: set[str] = set()  # agents a user was told about
+        self._engines: dict[str, EngineReport | None] = {}
         self.steps_done = 0
 
     def train(self, steps: int) -> None:
@@ -117,23 +118,23 @@ class Trainer:
         sampling = self._evaluation.sampling(self._sampling.max_new_tokens)
         accuracies = {}
         for participant in self.participants:
-            with self._phase(step, "evaluate", participant.name):
-                seed = derive_seed(self._seed, "evaluate", participant.name)
-                samples = self._evaluation.samples_per_problem
+            seed = derive_seed(self._seed, "evaluate", participant.name)
+            samples = self._evaluation.samples_per_problem
+            with self._engine(participant, step) as engine, self._phase(step, "evaluate", participant.name):
                 accuracies[participant.name] = evaluate(
-                    participant.engine, self._task, self._test_problems, samples, sampling, seed
+                    engine, self._task, self._test_problems, samples, sampling, seed
                 )
         self._observer.on_evaluation(step, accuracies)
         return accuracies
 
     def _ask(self, participant: Participant, problems: Sequence[Problem], step: int) -> list[VerifiedRollout]:
-        with self._phase(step, "rollout", participant.name):
-            seed = derive_seed(self._seed, "rollout", participant.name, step)
-            rollouts = participant.engine.generate(
-                problems, participant.rollouts_per_prompt, self._sampling, seed
-            )
-        with self._phase(step, "verify", participant.name):
-            verified = verify_rollouts(self._task, rollouts)
+        seed = derive_seed(self._seed, "rollout", participant.name, step)
+        samples = participant.rollouts_per_prompt
+        with Judging(self._task) as judging:
+            with self._engine(participant, step) as engine, self._phase(step, "rollout", participant.name):
+                rollouts = engine.generate(problems, samples, self._sampling, seed, judging.take)
+            with self._phase(step, "verify", participant.name):
+                verified = judging.verdicts(rollouts)
         self._observer.on_rollouts(step, participant.name, verified)
         return verified
 
@@ -153,6 +154,7 @@ class Trainer:
                 policy_version=participant.agent.policy_version,
                 rollout=rollout_report([v for group in groups for v in group.responses[name]]),
                 learning=learnt[name],
+                engine=self._engines.get(name),
             )
         return StepReport(step, reports)
 
@@ -170,6 +172,16 @@ class Trainer:
                     f"{self._capability.reward_min:g}: its capability counts as nothing. If rewards can be "
                     "negative, set reward_min to the lowest one",
                 )
+
+    @contextmanager
+    def _engine(self, participant: Participant, step: int) -> Iterator[RolloutEngine]:
+        """The agent's engine at the agent's policy; afterwards it gives back what learning could use."""
+        engine = participant.engine
+        if not engine.shares_weights:
+            with self._phase(step, "sync", participant.name):
+                self._engines[participant.name] = engine.prepare()
+        yield engine
+        engine.rest()
 
     @contextmanager
     def _phase(self, step: int, phase: Phase, agent: str) -> Iterator[None]:

@@ -2,17 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from hacrl.types import Problem, Rollout, Sampling
+
+Finished = Callable[[int, Rollout], None]  # position in the answer of ``generate``, and the rollout
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """How an engine with weights of its own was brought to the agent's policy."""
+
+    policy_version: int
+    weight_sync: str  # which way the weights went
+    logprob_gap: float  # mean |engine's - learner's log-probability| per token of a few responses, afterwards
+    restarts: int  # times the engine died and was started again, since the run began
 
 
 class RolloutEngine(Protocol):
     """Samples responses of one agent, with the log-probabilities they were sampled with."""
 
+    @property
+    def shares_weights(self) -> bool:
+        """Whether it computes with the learner's own tensors, so that it is always at the agent's policy."""
+        ...
+
+    def prepare(self) -> EngineReport | None:
+        """Be ready to generate with the agent's policy as it is now."""
+        ...
+
     def generate(
-        self, problems: Sequence[Problem], samples_per_prompt: int, sampling: Sampling, seed: int
+        self,
+        problems: Sequence[Problem],
+        samples_per_prompt: int,
+        sampling: Sampling,
+        seed: int,
+        on_finished: Finished | None = None,
     ) -> list[Rollout]:
-        """``samples_per_prompt`` responses to each problem, problem by problem; a seed fixes them."""
+        """``samples_per_prompt`` responses to each problem, problem by problem; a seed fixes them.
+
+        ``on_finished`` is told of each response as soon as it has ended, in any order.
+        """
+        ...
+
+    def rest(self) -> None:
+        """Generation is over for now: give back memory that learning could use."""
+        ...
+
+    def close(self) -> None:
+        """Let go of processes and memory. May be called more than once."""
         ...

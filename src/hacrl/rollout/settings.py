@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hacrl.agents.engine_settings import EngineName
 from hacrl.types import Sampling
 
 
@@ -20,7 +21,8 @@ class RolloutSettings:
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
-    max_batch: int = 512  # most responses of an agent decoded side by side
+    engine: EngineName = "transformers"  # what generates responses; an agent may have its own
+    max_batch: int = 512  # most responses of an agent that transformers decodes side by side
 
     def __post_init__(self) -> None:
         for key in ("prompts_per_step", "rollouts_per_prompt", "max_new_tokens", "max_batch"):

@@ -12,6 +12,7 @@ from transformers import DynamicCache
 from hacrl.agents.agent import Agent
 from hacrl.agents.sampling import sampling_logits
 from hacrl.errors import ModelError, TrainingError
+from hacrl.rollout.engine import Finished
 from hacrl.types import Problem, Rollout, Sampling
 
 
@@ -22,9 +23,22 @@ class TransformersEngine:
         self.agent = agent
         self.max_batch = max_batch  # most responses decoded side by side
 
+    @property
+    def shares_weights(self) -> bool:
+        """Yes: it is the learner's model."""
+        return True
+
+    def prepare(self) -> None:
+        """Always ready."""
+
     @torch.inference_mode()
     def generate(
-        self, problems: Sequence[Problem], samples_per_prompt: int, sampling: Sampling, seed: int
+        self,
+        problems: Sequence[Problem],
+        samples_per_prompt: int,
+        sampling: Sampling,
+        seed: int,
+        on_finished: Finished | None = None,
     ) -> list[Rollout]:
         """See :class:`hacrl.rollout.engine.RolloutEngine`."""
         self._check_context(problems, sampling)
@@ -33,8 +47,17 @@ class TransformersEngine:
         rollouts: list[Rollout] = []
         for start in range(0, len(problems), prompts_at_once):
             chunk = problems[start : start + prompts_at_once]
-            rollouts += self._generate_chunk(chunk, samples_per_prompt, sampling, generator)
+            for rollout in self._generate_chunk(chunk, samples_per_prompt, sampling, generator):
+                if on_finished is not None:
+                    on_finished(len(rollouts), rollout)
+                rollouts.append(rollout)
         return rollouts
+
+    def rest(self) -> None:
+        """Holds nothing between generations."""
+
+    def close(self) -> None:
+        """Holds nothing."""
 
     def _check_context(self, problems: Sequence[Problem], sampling: Sampling) -> None:
         limit = self.agent.context_length

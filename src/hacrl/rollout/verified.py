@@ -1,14 +1,83 @@
-"""Ask, then judge: the step from an engine to verified rollouts."""
+"""Ask and judge: the step from an engine to verified rollouts."""
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Sequence
+from types import TracebackType
 
 from hacrl.tasks.base import Task
-from hacrl.types import Rollout, VerifiedRollout
+from hacrl.types import Rollout, Verdict, VerifiedRollout
 
 
 def verify_rollouts(task: Task, rollouts: Sequence[Rollout]) -> list[VerifiedRollout]:
     """Every rollout with the task's verdict."""
     verdicts = task.verify(rollouts)
     return [VerifiedRollout(rollout, verdict) for rollout, verdict in zip(rollouts, verdicts, strict=True)]
+
+
+class Judging:
+    """Judges responses while others are still being generated, if the task judges each by itself.
+
+    Hand :meth:`take` to an engine, then ask for the verdicts. A reward function sees all responses at once,
+    as its author expects, so nothing is judged before the last one is there.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._ahead = bool(getattr(task, "judges_singly", False))
+        self._waiting: queue.SimpleQueue[tuple[int, Rollout] | None] = queue.SimpleQueue()
+        self._verdicts: dict[int, Verdict] = {}
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def take(self, place: int, rollout: Rollout) -> None:
+        """A response has ended."""
+        if not self._ahead:
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._judge, name="hacrl-judging", daemon=True)
+            self._thread.start()
+        self._waiting.put((place, rollout))
+
+    def verdicts(self, rollouts: Sequence[Rollout]) -> list[VerifiedRollout]:
+        """All rollouts in order; those not judged yet are judged now."""
+        self._finish()
+        if self._error is not None:
+            raise self._error
+        if not self._verdicts:
+            return verify_rollouts(self._task, rollouts)
+        return [VerifiedRollout(rollout, self._verdicts[place]) for place, rollout in enumerate(rollouts)]
+
+    def _judge(self) -> None:
+        try:
+            while (first := self._waiting.get()) is not None:
+                batch = [first]
+                ended = False
+                while not self._waiting.empty():  # whatever else has come meanwhile, in one go
+                    item = self._waiting.get()
+                    if item is None:
+                        ended = True
+                        break
+                    batch.append(item)
+                found = self._task.verify([rollout for _, rollout in batch])
+                self._verdicts.update(zip((place for place, _ in batch), found, strict=True))
+                if ended:
+                    return
+        except BaseException as error:  # raised again where the verdicts are asked for
+            self._error = error
+
+    def _finish(self) -> None:
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._waiting.put(None)
+            thread.join()
+
+    def __enter__(self) -> Judging:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._finish()

@@ -9,7 +9,11 @@ from hacrl.types import Problem, Rollout, Verdict
 
 
 class Task(Protocol):
-    """A verifiable task. ``train`` and ``test`` never share a problem id."""
+    """A verifiable task. ``train`` and ``test`` never share a problem id.
+
+    A task with an attribute ``judges_singly`` that is true gives each response a verdict that depends on no
+    other one; its :meth:`verify` may then be called, from another thread, while others are being generated.
+    """
 
     name: str
     max_reward: float | None  # the largest reward there is; None: not known

@@ -60,6 +60,7 @@ class BoxedTask:
     ) -> None:
         self.name = name
         self.max_reward: float | None = 1.0
+        self.judges_singly = True
         if answer_from not in get_args(AnswerFrom):
             raise TaskError(f"answer_from={answer_from!r}: must be one of {', '.join(get_args(AnswerFrom))}")
         share = check_share(test_share, test, DEFAULT_TEST_SHARE)

@@ -1,0 +1,54 @@
+"""Which engine generates an agent's responses, checked early and made late."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hacrl.agents.agent import Agent
+from hacrl.agents.settings import AgentSettings
+from hacrl.config.schema import RunConfig
+from hacrl.errors import ConfigError
+from hacrl.execution.preflight import Checked
+from hacrl.rollout.engine import RolloutEngine
+from hacrl.rollout.transformers_engine import TransformersEngine
+
+ENGINE_FOLDER = "engines"  # in a run's folder: logs, and what servers start from
+PROBES = 4
+
+
+def check_engines(config: RunConfig) -> None:
+    """Before models load: what the agents' engines need is there."""
+    for agent in config.agents:
+        if config.engine(agent) == "vllm":
+            from hacrl.rollout.vllm.checks import check_vllm
+
+            check_vllm(agent.name, agent.vllm)
+    urls = [agent.vllm.url for agent in config.agents if config.engine(agent) == "vllm" and agent.vllm.url]
+    for url in urls:
+        if urls.count(url) > 1:
+            raise ConfigError(
+                f"agents: two agents have vllm.url {url}; every agent needs a server of its own"
+            )
+
+
+def make_engine(config: RunConfig, settings: AgentSettings, agent: Agent, checked: Checked) -> RolloutEngine:
+    """The agent's engine; one that runs elsewhere is started when it is first needed."""
+    if config.engine(settings) == "transformers":
+        return TransformersEngine(agent, config.rollout.max_batch)
+    from hacrl.rollout.vllm.launch import make_vllm_engine
+
+    folder = Path(config.output) / ENGINE_FOLDER / agent.name
+    probes = (checked.train or checked.test)[:PROBES]
+    return make_vllm_engine(agent, settings.vllm, probes, longest_exchange(config, agent, checked), folder)
+
+
+def longest_exchange(config: RunConfig, agent: Agent, checked: Checked) -> int:
+    """Tokens of the longest prompt with a response of full length, over training and evaluation."""
+    training, evaluation = config.rollout.sampling, config.evaluation.sampling(config.rollout.max_new_tokens)
+    parts = [(checked.train, training.max_new_tokens), (checked.test, evaluation.max_new_tokens)]
+    lengths = [
+        len(agent.encode_prompt(problem)) + new_tokens
+        for problems, new_tokens in parts
+        for problem in problems
+    ]
+    return max(lengths)

@@ -1,0 +1,63 @@
+"""``hacrl serve``: a vLLM server for one agent of a recipe, for runs on this host or another one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from hacrl.agents.loading import load_model_config, torch_precision
+from hacrl.agents.references import materialise_model
+from hacrl.config.schema import RunConfig
+from hacrl.errors import ConfigError
+from hacrl.execution.preflight import device_of
+from hacrl.rollout.vllm.checks import api_key_of, check_vllm
+from hacrl.rollout.vllm.launch import (
+    engine_arguments,
+    engine_environment,
+    runs_on_cpu,
+    server_command,
+)
+
+
+@dataclass(frozen=True)
+class ServerPlan:
+    """A server that could be started."""
+
+    command: list[str]
+    environment: Mapping[str, str]
+    url: str
+
+
+def plan_server(config: RunConfig, name: str, host: str, port: int) -> ServerPlan:
+    """The command for an agent's server: the same that hacrl starts itself, with the model's own weights."""
+    found = [agent for agent in config.agents if agent.name == name]
+    if not found:
+        names = ", ".join(agent.name for agent in config.agents)
+        raise ConfigError(f"there is no agent {name!r} in this recipe; it has {names}")
+    agent = found[0]
+    settings = replace(agent.vllm, url=None, mode="server")
+    check_vllm(name, settings)
+    device = torch.device(device_of(config, agent))
+    dtype = str(torch_precision(agent, load_model_config(agent), device.type)).removeprefix("torch.")
+    arguments = engine_arguments(
+        materialise_model(agent.model),
+        dtype,
+        settings,
+        max_length=None,
+        on_cpu=runs_on_cpu(device, settings),
+        can_sleep=bool(settings.sleep),
+    )
+    environment = engine_environment(device, settings)
+    if key := api_key_of(settings):
+        environment["VLLM_API_KEY"] = key
+    command = server_command(settings.python or sys.executable, arguments, host, port)
+    return ServerPlan(command, environment, f"http://{host}:{port}")
+
+
+def serve(plan: ServerPlan) -> None:
+    """Become the server: this process ends with it."""
+    os.execvpe(plan.command[0], plan.command, {**os.environ, **plan.environment})

@@ -1,0 +1,192 @@
+"""Rollouts of one agent from its own vLLM engine, which follows the agent's policy."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hacrl.agents.agent import Agent
+from hacrl.agents.engine_settings import VllmSettings
+from hacrl.errors import TrainingError
+from hacrl.rollout.engine import EngineReport, Finished
+from hacrl.rollout.vllm.agreement import require_agreement
+from hacrl.rollout.vllm.backend import Ask, Backend, EngineError, EngineLostError, Said
+from hacrl.rollout.vllm.transports import Transport, make_transport
+from hacrl.rollout.vllm.weights import exported_weights
+from hacrl.seeding import derive_seed
+from hacrl.types import Problem, Rollout, Sampling
+
+logger = logging.getLogger(__name__)
+
+
+class VllmEngine:
+    """Keeps an engine at the agent's policy, asks it, and brings it back if it dies."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        backend: Backend,
+        settings: VllmSettings,
+        probes: Sequence[Problem],  # what an engine is asked to prove that it is at the agent's policy
+        same_host: bool = True,
+        learner_host: str = "127.0.0.1",  # where the engine's machine reaches this one
+        before_start: Callable[[], None] | None = None,
+    ) -> None:
+        self.agent = agent
+        self.backend = backend
+        self.restarts = 0
+        self._settings = settings
+        self._probes = list(probes)
+        self._same_host = same_host
+        self._learner_host = learner_host
+        self._before_start = before_start
+        self._transport: Transport | None = None
+        self._is_started = False
+        self._is_asleep = False
+        self._report: EngineReport | None = None  # of the last synchronisation, while it holds
+
+    @property
+    def shares_weights(self) -> bool:
+        """No: weights are brought to it."""
+        return False
+
+    def prepare(self) -> EngineReport:
+        """Start the engine if it is not there, and bring it to the agent's policy if it is not at it."""
+        if self._report is not None and self._report.policy_version == self.agent.policy_version:
+            return self._report
+        for attempt in range(self._settings.restarts + 1):
+            try:
+                self._start()
+                self._report = self._synchronise()
+                return self._report
+            except EngineLostError as error:
+                self._lost(error, last=attempt == self._settings.restarts)
+        raise AssertionError("unreachable")
+
+    def generate(
+        self,
+        problems: Sequence[Problem],
+        samples_per_prompt: int,
+        sampling: Sampling,
+        seed: int,
+        on_finished: Finished | None = None,
+    ) -> list[Rollout]:
+        """See :class:`hacrl.rollout.engine.RolloutEngine`. What was finished before a crash is kept."""
+        self.prepare()
+        asked = [problem for problem in problems for _ in range(samples_per_prompt)]
+        asks = [self._ask(problem, sampling, seed, place) for place, problem in enumerate(asked)]
+        rollouts: dict[int, Rollout] = {}
+        for attempt in range(self._settings.restarts + 1):
+            open_places = [place for place in range(len(asks)) if place not in rollouts]
+            try:
+                for position, said in self.backend.generate([asks[place] for place in open_places]):
+                    place = open_places[position]
+                    rollouts[place] = self._rollout(asked[place], said, sampling)
+                    if on_finished is not None:
+                        on_finished(place, rollouts[place])
+                break
+            except EngineLostError as error:
+                self._lost(error, last=attempt == self._settings.restarts)
+                self.prepare()
+        return [rollouts[place] for place in range(len(asks))]
+
+    def rest(self) -> None:
+        """Give the GPU's memory back; the next :meth:`prepare` takes it again and brings the weights."""
+        if self._is_started and self.backend.can_sleep and not self._is_asleep:
+            self.backend.sleep()
+            self._is_asleep = True
+            self._report = None
+
+    def close(self) -> None:
+        """End the engine."""
+        if self._transport is not None:
+            self._transport.close()
+        self.backend.close()
+        self._is_started, self._report, self._transport = False, None, None
+
+    def describe(self) -> list[dict[str, Any]]:
+        """What the engine's workers say of themselves."""
+        described: list[dict[str, Any]] = self.backend.call("hacrl_describe")
+        return described
+
+    def _start(self) -> None:
+        if self._is_started:
+            return
+        if self._before_start is not None:
+            self._before_start()
+        self.backend.start()
+        self._is_started, self._is_asleep = True, False
+
+    def _synchronise(self) -> EngineReport:
+        if self._is_asleep:
+            self.backend.wake("weights")
+        if self._transport is None:
+            workers = self.describe()
+            check_model(self.agent, self.backend.name, workers)
+            wanted = self._settings.weight_sync
+            device = self.agent.device
+            self._transport = make_transport(wanted, device, workers, self._same_host, self._learner_host)
+        self._transport.send(exported_weights(self.agent.model), self.backend)
+        if self._is_asleep:
+            self.backend.wake("kv_cache")
+            self._is_asleep = False
+        self.backend.forget_prefixes()
+        agreement = require_agreement(self.agent, self.backend, self._probes, self._settings.max_logprob_gap)
+        return EngineReport(
+            self.agent.policy_version, self._transport.name, agreement.mean, restarts=self.restarts
+        )
+
+    def _lost(self, error: EngineLostError, last: bool) -> None:
+        """An engine is gone, and with it what it knew."""
+        if self._transport is not None:
+            self._transport.close()
+        self._transport, self._report = None, None
+        self._is_started = False
+        self.restarts += 1
+        if last:
+            raise EngineError(
+                f"{error} It died {self.restarts} times in this run, {self._settings.restarts} restarts in a "
+                f"row are allowed (agents.{self.agent.name}.vllm.restarts)"
+            ) from error
+        logger.warning("%s Starting it again; finished responses are kept.", error)
+
+    def _ask(self, problem: Problem, sampling: Sampling, seed: int, place: int) -> Ask:
+        own_seed = derive_seed(seed, place) if self._settings.seeded else None
+        return Ask(self.agent.encode_prompt(problem), sampling, tuple(sorted(self.agent.stop_ids)), own_seed)
+
+    def _rollout(self, problem: Problem, said: Said, sampling: Sampling) -> Rollout:
+        if not said.token_ids:
+            raise TrainingError(f"{self.backend.name} gave a response without a token")
+        ids = said.token_ids
+        stopped = ids[-1] in self.agent.stop_ids
+        greedy = sampling.temperature == 0  # its tokens have probability 1 under the distribution used
+        assert self._report is not None
+        return Rollout(
+            problem=problem,
+            agent=self.agent.name,
+            text=self.agent.decode_response(ids[:-1] if stopped else ids, self.agent.encode_prompt(problem)),
+            token_ids=ids,
+            token_logprobs=(0.0,) * len(ids) if greedy else said.logprobs,
+            finish_reason="stop" if stopped else "length",
+            policy_version=self._report.policy_version,
+        )
+
+
+def check_model(agent: Agent, engine: str, workers: Sequence[dict[str, Any]]) -> None:
+    """Refuse an engine that serves a model of another shape than the agent's."""
+    config = agent.model.config.get_text_config()
+    for worker in workers:
+        differing = {
+            key: (value, getattr(config, key, None))
+            for key, value in worker["model"].items()
+            if value is not None and getattr(config, key, value) != value
+        }
+        if differing:
+            shown = "; ".join(
+                f"{key} {theirs} instead of {ours}" for key, (theirs, ours) in differing.items()
+            )
+            raise EngineError(
+                f"{engine} serves another model than agent {agent.name!r}: {shown}. Start it with the "
+                "agent's model (docs/vllm.md)"
+            )

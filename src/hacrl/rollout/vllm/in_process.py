@@ -1,0 +1,116 @@
+"""vLLM beside the learner in one Python process. Its computing part runs in a child process of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from hacrl.rollout.vllm.backend import Ask, EngineError, EngineLostError, Said, sampling_fields
+
+WORKER = "hacrl.rollout.vllm.in_vllm.hacrl_vllm_worker.WeightReceiver"
+
+
+class InProcessBackend:
+    """``vllm.LLM``. The child process gives each engine a memory pool it can put to sleep alone."""
+
+    def __init__(
+        self, name: str, engine_args: Mapping[str, Any], environment: Mapping[str, str], can_sleep: bool
+    ) -> None:
+        self.name = f"vLLM engine of agent {name!r}"
+        self.can_sleep = can_sleep
+        self._engine_args = dict(engine_args)
+        self._environment = dict(environment)
+        self._llm: Any = None
+        self._asked = 0
+
+    def start(self) -> None:
+        """See :class:`hacrl.rollout.vllm.backend.Backend`."""
+        self.close()
+        with _environment(self._environment):
+            from vllm import LLM  # its logger reads the environment when it is imported
+
+            try:
+                self._llm = LLM(
+                    **self._engine_args,
+                    worker_extension_cls=WORKER,
+                    skip_tokenizer_init=True,  # token ids in, token ids out
+                    disable_log_stats=True,
+                )
+            except (RuntimeError, ValueError, OSError, AssertionError) as error:
+                raise EngineError(f"{self.name} does not start: {error}") from error
+
+    def generate(self, asks: Sequence[Ask]) -> Iterator[tuple[int, Said]]:
+        """See :class:`hacrl.rollout.vllm.backend.Backend`."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+        engine = self._llm.llm_engine
+        positions = {}
+        try:
+            for position, ask in enumerate(asks):
+                self._asked += 1
+                positions[str(self._asked)] = position
+                params = SamplingParams(
+                    **sampling_fields(ask), detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+                )
+                engine.add_request(str(self._asked), {"prompt_token_ids": list(ask.prompt_ids)}, params)
+            while engine.has_unfinished_requests():
+                for output in engine.step():
+                    if output.finished:
+                        yield positions[output.request_id], _said(output.outputs[0])
+        except (EngineDeadError, EngineGenerateError) as error:
+            raise EngineLostError(f"{self.name} died: {error}") from error
+
+    def call(self, method: str, *arguments: str) -> list[Any]:
+        """See :class:`hacrl.rollout.vllm.backend.Backend`."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        try:
+            results: list[Any] = self._llm.collective_rpc(method, args=arguments)
+        except EngineDeadError as error:
+            raise EngineLostError(f"{self.name} died: {error}") from error
+        except Exception as error:  # whatever the worker raised, as vLLM passes it on
+            raise EngineError(f"{self.name}: {method} failed: {error}") from error
+        return results
+
+    def forget_prefixes(self) -> None:
+        """See :class:`hacrl.rollout.vllm.backend.Backend`."""
+        self._llm.reset_prefix_cache()
+
+    def sleep(self) -> None:
+        """See :class:`hacrl.rollout.vllm.backend.Backend`."""
+        self._llm.sleep(level=2)  # 2: weights are not kept either, the learner has them
+
+    def wake(self, part: str) -> None:
+        """See :class:`hacrl.rollout.vllm.backend.Backend`."""
+        self._llm.wake_up(tags=[part])
+
+    def close(self) -> None:
+        """See :class:`hacrl.rollout.vllm.backend.Backend`."""
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            llm.llm_engine.engine_core.shutdown()
+
+
+def _said(completion: Any) -> Said:
+    token_ids = tuple(completion.token_ids)
+    logprobs = (at[token].logprob for token, at in zip(token_ids, completion.logprobs, strict=True))
+    return Said(token_ids, tuple(logprobs))
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Environment variables that the engine's child process starts with; ours are as before afterwards."""
+    before = {key: os.environ.get(key) for key in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            if value is None:
+                os.environ.pop(key, None)
+            else:
+                os.environ[key] = value

@@ -1,0 +1,196 @@
+"""From an agent and its settings to an engine that can be started: arguments, command, environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hacrl.agents.agent import Agent
+from hacrl.agents.engine_settings import VllmSettings
+from hacrl.rollout.vllm.backend import Backend
+from hacrl.rollout.vllm.checks import api_key_of
+from hacrl.rollout.vllm.client import ServerClient
+from hacrl.rollout.vllm.engine import VllmEngine
+from hacrl.rollout.vllm.in_process import InProcessBackend
+from hacrl.rollout.vllm.process import ServerProcess
+from hacrl.rollout.vllm.server import ServerBackend
+from hacrl.rollout.vllm.transports import free_port
+from hacrl.types import Problem
+
+LOCALHOST = "127.0.0.1"
+WORKER_FOLDER = (
+    Path(__file__).parent / "in_vllm"
+)  # on the path of vLLM's interpreter, and nothing else of ours
+WORKER = "hacrl_vllm_worker.WeightReceiver"
+GIB = 2**30
+ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}  # nobody is told
+
+
+def make_vllm_engine(
+    agent: Agent, settings: VllmSettings, probes: Sequence[Problem], max_length: int, folder: Path
+) -> VllmEngine:
+    """An engine for an agent, not started yet. ``folder`` takes its log and the files it starts from."""
+    if settings.url is not None:
+        backend: Backend = ServerBackend(
+            ServerClient(f"vLLM server {settings.url}", settings.url, api_key_of(settings)),
+            process=None,
+            can_sleep=bool(settings.sleep),
+        )
+        local = host_of(settings.url) in (LOCALHOST, "localhost", "::1")
+        reached_at = LOCALHOST if local else address_towards(host_of(settings.url))
+        return VllmEngine(agent, backend, settings, probes, same_host=local, learner_host=reached_at)
+    can_sleep = sleeps(agent.device, settings)
+    model = folder / "model"
+    dtype = str(agent.model.dtype).removeprefix("torch.")
+    arguments = engine_arguments(
+        str(model), dtype, settings, max_length, runs_on_cpu(agent.device, settings), can_sleep
+    )
+    arguments["load_format"] = "dummy"  # noise, until the first synchronisation brings the agent's weights
+    environment = engine_environment(agent.device, settings)
+    if settings.starts_server:
+        backend = _own_server(agent.name, settings, arguments, environment, folder, can_sleep)
+    else:
+        backend = InProcessBackend(agent.name, arguments, environment, can_sleep)
+    return VllmEngine(agent, backend, settings, probes, before_start=lambda: write_model(agent, model))
+
+
+def _own_server(
+    name: str,
+    settings: VllmSettings,
+    arguments: dict[str, Any],
+    environment: dict[str, str],
+    folder: Path,
+    can_sleep: bool,
+) -> ServerBackend:
+    key, port = secrets.token_urlsafe(24), settings.port or free_port()
+    where = f"vLLM server of agent {name!r}"
+    process = ServerProcess(
+        where,
+        server_command(settings.python or sys.executable, arguments, LOCALHOST, port),
+        {**environment, "VLLM_API_KEY": key},
+        folder / "server.log",
+        settings.start_timeout,
+    )
+    client = ServerClient(where, f"http://{LOCALHOST}:{port}", key, model=arguments["model"])
+    return ServerBackend(client, process, can_sleep)
+
+
+def server_command(python: str, arguments: dict[str, Any], host: str, port: int) -> list[str]:
+    """The command line of vLLM's own server with hacrl's part in its workers."""
+    options = {**arguments, "worker_extension_cls": WORKER, "host": host, "port": port}
+    options["generation_config"] = "vllm"  # sampling settings come with each request, never from the model
+    command = [python, "-m", "vllm.entrypoints.openai.api_server", "--disable-uvicorn-access-log"]
+    for key, value in options.items():
+        flag = f"--{key.replace('_', '-')}"
+        if value is True:
+            command.append(flag)
+        elif value is False:
+            command.append(f"--no-{flag[2:]}")
+        else:
+            command += [flag, json.dumps(value) if isinstance(value, dict | list) else str(value)]
+    return command
+
+
+def engine_arguments(
+    model: str, dtype: str, settings: VllmSettings, max_length: int | None, on_cpu: bool, can_sleep: bool
+) -> dict[str, Any]:
+    """vLLM's arguments for a model's folder or hub id; ``max_length`` None: the model's own context."""
+    cache = settings.kv_cache_gib or (1.0 if on_cpu else None)
+    arguments: dict[str, Any] = {
+        "model": model,
+        "dtype": dtype,
+        "max_num_seqs": settings.max_sequences,
+        "enable_prefix_caching": True,  # the samples of a prompt share its keys and values
+        "logprobs_mode": "processed_logprobs",  # after temperature, top-k and top-p
+        "enable_sleep_mode": can_sleep,
+        "seed": 0,
+    }
+    length = settings.max_length or max_length
+    if length is not None:
+        arguments["max_model_len"] = length
+    if cache is not None:
+        arguments["kv_cache_memory_bytes"] = int(cache * GIB)
+    if on_cpu:
+        arguments["enforce_eager"] = True
+    else:
+        arguments["gpu_memory_utilization"] = settings.memory
+        if settings.devices and len(settings.devices) > 1:
+            arguments["tensor_parallel_size"] = len(settings.devices)
+    return {**arguments, **settings.engine_args}
+
+
+def engine_environment(device: torch.device, settings: VllmSettings) -> dict[str, str]:
+    """Environment variables of the engine's processes."""
+    environment = dict(ENVIRONMENT)
+    if not settings.starts_server:
+        environment["VLLM_LOGGING_LEVEL"] = os.environ.get("VLLM_LOGGING_LEVEL", "ERROR")
+    else:
+        inherited = (
+            [os.environ["PYTHONPATH"]] if settings.python is None and "PYTHONPATH" in os.environ else []
+        )
+        environment["PYTHONPATH"] = os.pathsep.join([str(WORKER_FOLDER), *inherited])
+        environment["VLLM_SERVER_DEV_MODE"] = "1"  # weight updates, sleep and wake over HTTP
+    if runs_on_cpu(device, settings):
+        environment["TORCH_COMPILE_DISABLE"] = "1"
+    elif settings.devices or device.index is not None:
+        chosen = settings.devices or (device.index,)
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(
+            _visible(index) for index in chosen if index is not None
+        )
+    return environment
+
+
+def _visible(index: int) -> str:
+    """Device ``index`` of this process, in the numbering its environment was given."""
+    visible = [part for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part]
+    return visible[index] if index < len(visible) else str(index)
+
+
+def runs_on_cpu(device: torch.device, settings: VllmSettings) -> bool:
+    """An engine is where its agent is, unless it has devices of its own."""
+    return device.type == "cpu" and not settings.devices
+
+
+def sleeps(device: torch.device, settings: VllmSettings) -> bool:
+    """Engines give memory back where a learner needs it: on the GPU they share."""
+    on_gpu = device.type == "cuda" or bool(settings.devices)
+    if settings.sleep is not None:
+        return settings.sleep and on_gpu
+    shared = settings.devices is None or (device.index or 0) in settings.devices
+    return device.type == "cuda" and shared
+
+
+def write_model(agent: Agent, folder: Path) -> None:
+    """What an engine needs to know of an agent without its weights: config and tokenizer."""
+    config = (
+        agent.model.get_base_model().config if hasattr(agent.model, "peft_config") else agent.model.config
+    )
+    config.save_pretrained(folder)
+    agent.tokenizer.save_pretrained(folder)
+
+
+def host_of(url: str) -> str:
+    """The host in a URL."""
+    from urllib.parse import urlsplit
+
+    return urlsplit(url).hostname or ""
+
+
+def address_towards(host: str) -> str:
+    """This machine's address as the other host would reach it."""
+    import socket
+    from contextlib import closing
+
+    with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
+        try:
+            probe.connect((host, 9))  # sends nothing
+        except OSError:
+            return socket.gethostname()
+        return str(probe.getsockname()[0])
