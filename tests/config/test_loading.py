@@ -41,6 +41,10 @@ def test_a_method_may_be_named_shortly_and_is_hacpo_unless_named():
     assert "method.alfa: unknown key; did you mean 'alpha'?" in message
 
 
+def test_a_task_may_be_named_shortly():
+    assert build_config(recipe(task="gsm8k")) == build_config(recipe(task={"name": "gsm8k"}))
+
+
 def test_one_agent_alone_may_make_any_number_of_updates():
     config = build_config(recipe(agents=AGENTS[:1], learning={"updates_per_step": 10}))
     assert updates_per_step(config) == 10
@@ -74,23 +78,31 @@ def test_a_method_brings_its_own_defaults():
         ({"method": {"name": "hacpo", "alfa": 1.0}}, ["method.alfa", "'alpha'"]),
         ({"method": {"name": "gspo", "alpha": 1.0}}, ["method.alpha", "unknown key"]),
         ({"method": {"name": "hacpo", "capability": {"windw": 3}}}, ["method.capability.windw", "'window'"]),
-        ({"method": {"name": "ppo"}}, ["method.name", "grpo, gspo, naive, hacpo"]),
-        ({"method": 3}, ["method", "3"]),
+        ({"method": {"name": "ppo"}}, ["method.name", "grpo, gspo, naive, hacpo, not 'ppo'"]),
+        ({"method": "hacp"}, ["method.name", "not 'hacp'; did you mean 'hacpo'?"]),
+        ({"method": 3}, ["method: must be a mapping of keys to values, not 3"]),
+        ({"task": 3}, ["task: must be a mapping of keys to values, not 3"]),
+        ({"task": {"name": 3}}, ["task.name: must be text, not 3"]),
+        ({"trackers": "wandb"}, ["trackers: must be a list, not 'wandb'"]),
         ({"agents": [{"name": "a", "model": "m", "lrr": 1.0}]}, ["agents.0.lrr", "'lr'"]),
         ({"agents": [{"name": "a"}]}, ["agents.0.model", "missing"]),
         ({"agents": []}, ["at least one agent"]),
-        ({"steps": "many"}, ["steps", "'many'"]),
-        ({"steps": 2.5}, ["steps", "2.5"]),
+        ({"steps": "many"}, ["steps: must be a whole number, not 'many'"]),
+        ({"steps": 2.5}, ["steps: must be a whole number, not 2.5"]),
         ({"steps": True}, ["steps", "True"]),
         ({"steps": -1}, ["steps", "-1"]),
-        ({"learning": {"lr": "1"}}, ["learning.lr", "'1'"]),
+        ({"learning": {"lr": "1"}}, ["learning.lr: must be a number, not '1'"]),
         ({"learning": {"lr": 0.0}}, ["lr", "positive"]),
-        ({"learning": {"lr": float("nan")}}, ["plain values"]),
+        ({"learning": {"lr": float("nan")}}, ["recipe.yaml: learning.lr: only plain, finite values"]),
+        ({"agents": [{"name": "a", "model": Path("m")}]}, ["agents.0.model: only plain, finite values"]),
         ({"rollout": {"temperature": 0.0}}, ["temperature", "learning needs sampling"]),
         ({"rollout": {"top_p": 1.5}}, ["top_p", "1.5"]),
         ({"method": {"name": "hacpo", "delta": 0.8, "delta_step": -1.0}}, ["delta_step"]),
         ({"method": {"name": "hacpo", "delta": 1.0}}, ["delta", "table 5"]),
-        ({"method": {"name": "hacpo", "cross_baseline": "mine"}}, ["cross_baseline", "'source'", "'mine'"]),
+        (
+            {"method": {"name": "hacpo", "cross_baseline": "mine"}},
+            ["cross_baseline: must be 'source'", "'mine'"],
+        ),
         ({"agents": [{"name": "a/b", "model": "m"}]}, ["'a/b'", "folder name"]),
         ({"agents": 3}, ["agents", "3"]),
         ({"learning": None}, ["learning", "None"]),

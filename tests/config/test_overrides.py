@@ -37,6 +37,12 @@ def test_a_method_by_name_replaces_the_section():
     assert (config.method.name, config.method.clip_low) == ("naive", 0.0003)
 
 
+def test_what_was_named_shortly_can_be_changed_further():
+    config = load_config(DEMO, ["method=gspo", "method.clip_low=0.1", "task=gsm8k", "task.options.limit=7"])
+    assert (config.method.name, config.method.clip_low) == ("gspo", 0.1)
+    assert (config.task.name, config.task.options) == ("gsm8k", {"limit": 7})
+
+
 @pytest.mark.parametrize(
     ("override", "words"),
     [

@@ -15,6 +15,16 @@ from hacrl.algorithms.settings import AnyMethodSettings
 from hacrl.config.schema import RunConfig
 
 _UNKNOWN_KEY = {"unexpected_keyword_argument", "extra_forbidden"}
+_MUST_BE = {  # pydantic speaks of JSON; a recipe is YAML, or Python
+    "string_type": "text",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "dict_type": "a mapping of keys to values",
+    "dataclass_type": "a mapping of keys to values",
+}
 
 
 def explain(error: ValidationError, data: dict[str, Any]) -> Iterator[str]:
@@ -27,14 +37,18 @@ def explain(error: ValidationError, data: dict[str, Any]) -> Iterator[str]:
         elif problem["type"] in ("missing", "missing_argument"):
             yield f"  {key}: missing"
         elif problem["type"] in ("union_tag_not_found", "union_tag_invalid"):
-            names = ", ".join(settings.name for settings in typing.get_args(AnyMethodSettings))
-            yield f"  {key}.name: must be one of {names}"
+            names = [settings.name for settings in typing.get_args(AnyMethodSettings)]
+            given = problem["input"].get("name")
+            near = get_close_matches(str(given), names, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            yield f"  {key}.name: must be one of {', '.join(names)}, not {given!r}{hint}"
         elif problem["type"] == "value_error":  # one of our own checks: it names the key itself
             prefix = f"{key}: " if key else ""
             yield f"  {prefix}{problem['ctx']['error']}"
         else:
-            value = problem["input"]
-            yield f"  {key}: {problem['msg'][0].lower()}{problem['msg'][1:]}, not {value!r}"
+            kind = _MUST_BE.get(problem["type"])
+            wanted = f"must be {kind}" if kind else problem["msg"].replace("Input should be", "must be")
+            yield f"  {key}: {wanted[0].lower()}{wanted[1:]}, not {problem['input']!r}"
 
 
 def _without_union_tags(location: Sequence[str | int]) -> list[str | int]:

@@ -63,12 +63,13 @@ def shipped_recipes() -> dict[str, Path]:
 
 def build_config(data: dict[str, Any], source: str = "config") -> RunConfig:
     """Validate a mapping, strictly: unknown keys, wrong types and impossible combinations are refused."""
-    data = with_agent_defaults(with_method_name(data))
+    data = with_agent_defaults(with_names(data))
     try:
         # As JSON: strict validation then takes lists and mappings, but no guessed types.
         text = json.dumps(data, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{source}: only plain values are allowed: {error}") from error
+        key = ".".join(_not_plain(data))
+        raise ConfigError(f"{source}: {key}: only plain, finite values are allowed: {error}") from error
     try:
         config = _ADAPTER.validate_json(text, strict=True)
     except ValidationError as error:
@@ -77,8 +78,21 @@ def build_config(data: dict[str, Any], source: str = "config") -> RunConfig:
     return config
 
 
-def with_method_name(data: dict[str, Any]) -> dict[str, Any]:
-    """``method: gspo`` for ``method: {name: gspo}``; a method section without a name is HACPO's."""
+def _not_plain(value: Any) -> list[str]:
+    """Keys that lead to the first value JSON cannot hold."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in inside:
+        try:
+            json.dumps(part, allow_nan=False)
+        except (TypeError, ValueError):
+            return [str(key), *_not_plain(part)]
+    return []
+
+
+def with_names(data: dict[str, Any]) -> dict[str, Any]:
+    """``task: gsm8k`` for ``task: {name: gsm8k}``, and so for method; one without a name is HACPO's."""
+    if isinstance(data.get("task"), str):
+        data = {**data, "task": {"name": data["task"]}}
     method = data.get("method", {})
     if isinstance(method, str):
         return {**data, "method": {"name": method}}

@@ -22,6 +22,7 @@ _SECTIONS: dict[str, type] = {
     "learning": LearningSettings,
     "evaluation": EvaluationSettings,
 }
+_NAMED_SHORTLY = ("task", "method")  # task: gsm8k is task: {name: gsm8k}
 
 
 def apply_override(data: dict[str, Any], override: str) -> None:
@@ -31,6 +32,8 @@ def apply_override(data: dict[str, Any], override: str) -> None:
         raise ConfigError(f"override {override!r} must have the form key=value, e.g. learning.lr=1e-6")
     value = parse_yaml(text, f"value of {key}")
     *parents, last = _full_key(key).split(".")
+    if parents and parents[0] in _NAMED_SHORTLY and isinstance(data.get(parents[0]), str):
+        data[parents[0]] = {"name": data[parents[0]]}
     node: Any = data
     for parent in parents:
         node = _descend(node, parent, key)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hacrl.agents.settings import AgentSettings
-from hacrl.config.loading import with_method_name
+from hacrl.config.loading import with_names
 from hacrl.config.overrides import apply_override
 from hacrl.errors import ConfigError
 from hacrl.learning.settings import LearningSettings
@@ -85,7 +85,7 @@ def variant_recipe(recipe: Recipe, variant: str) -> Recipe:
     name, *overrides = variant.split("@")
     if name not in VARIANTS:
         raise ConfigError(f"there is no variant {name!r}; there are {', '.join(VARIANTS)}")
-    varied = with_method_name(copy.deepcopy(recipe))
+    varied = with_names(copy.deepcopy(recipe))
     VARIANTS[name](varied)
     for override in overrides:
         apply_override(varied, override)
