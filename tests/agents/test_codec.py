@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import AddedToken
+from tokenizers.processors import TemplateProcessing
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from hacrl.agents.agent import Agent
@@ -93,6 +94,17 @@ def test_the_token_that_ends_a_turn_ends_a_response(named: bool) -> None:
     assert (base.stop_id, base.stop_ids) == (END, {1, END})
     plain = codec(named=named, use_chat_template=False)
     assert (plain.stop_id, plain.stop_ids) == (1, {1})
+
+
+def test_a_tokenizer_that_ends_every_text_does_not_end_the_prompt() -> None:
+    """As tokenizers are that were saved with ``add_eos_token``."""
+    tokenizer = character_tokenizer()
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="$A <eos>", special_tokens=[("<eos>", 1)]
+    )
+    assert tokenizer("3:").input_ids[-1] == tokenizer.eos_token_id == 1
+    asked = Codec("ends", tokenizer, GenerationConfig(), None).encode_prompt(problem("3:"))
+    assert asked == tuple(character_tokenizer()("3:").input_ids)
 
 
 def test_a_turn_that_ends_in_plain_text_says_nothing() -> None:

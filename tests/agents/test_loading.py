@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,15 @@ def test_missing_folder(reference: str) -> None:
 def test_folder_without_a_model(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"has no config\.json"):
         resolve_model(str(tmp_path))
+
+
+def test_neither_a_file_nor_nothing_is_a_model(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("steps: 1")
+    with pytest.raises(ModelError, match=r"recipe\.yaml is a file; give the folder"):
+        resolve_model(str(tmp_path / "recipe.yaml"))
+    for reference in ("", " "):
+        with pytest.raises(ModelError, match="names nothing; give a folder"):
+            resolve_model(reference)
 
 
 def test_unknown_bundled_name_lists_the_known_ones() -> None:
@@ -82,7 +92,8 @@ def test_chat_template_can_be_switched_off(tmp_path: Path) -> None:
 
 
 def test_model_that_cannot_be_found_names_the_agent() -> None:
-    with pytest.raises(ModelError, match="agent 'ada': cannot load tokenizer 'nobody-has-this'"):
+    words = "agents.ada.model: 'nobody-has-this' is not in the local cache, and the Hugging Face hub cannot"
+    with pytest.raises(ModelError, match=re.escape(words)):
         load("nobody-has-this")
 
 

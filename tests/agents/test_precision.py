@@ -141,7 +141,9 @@ def test_the_revision_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         loaded = Agent.load(settings, "cpu").model.state_dict()
         expected = char_agent(seed=seed).model.state_dict()
         assert all(torch.equal(value, expected[name]) for name, value in loaded.items())
-    with pytest.raises(ModelError, match="agent 'ada': cannot load tokenizer 'ada/tiny'"):
+    with pytest.raises(
+        ModelError, match=r"agents\.ada\.model: 'ada/tiny' \(revision 'v3'\) is not in the local"
+    ):
         Agent.load(AgentSettings(name="ada", model="ada/tiny", revision="v3"), "cpu")
 
 

@@ -120,6 +120,21 @@ def lacking_task():
     return Lacking()
 
 
+def adapted_in_place(models):
+    """By transformers' own ``add_adapter``, which leaves no way to merge or switch off."""
+    peft = pytest.importorskip("peft")
+    model = AutoModelForCausalLM.from_pretrained(models["char"])
+    model.add_adapter(peft.LoraConfig(r=2, target_modules=["q_proj"]))
+    return model, AutoTokenizer.from_pretrained(models["char"])
+
+
+def quantised(models):
+    """Marked as transformers marks what it has loaded in 4 or 8 bits."""
+    model = AutoModelForCausalLM.from_pretrained(models["char"])
+    model.is_quantized = True
+    return model, AutoTokenizer.from_pretrained(models["char"])
+
+
 def frozen(models):
     model = AutoModelForCausalLM.from_pretrained(models["char"]).requires_grad_(False)
     return model, AutoTokenizer.from_pretrained(models["char"])
@@ -145,6 +160,8 @@ REWARD = {"reward_funcs": has_digit, "train_dataset": ROWS}
         ({"agents": lambda m: [pair_of(m)] * 2}, {}, ["share one model object"]),
         ({"agents": lambda m: [pair_of(m, "pair")]}, {}, ["agent 'char'", "token 121", "22 embeddings"]),
         ({"agents": lambda m: [frozen(m)]}, {}, ["agent 'char'", "frozen"]),
+        ({"agents": lambda m: [adapted_in_place(m)]}, {}, ["agent 'char'", "could not be merged"]),
+        ({"agents": lambda m: [quantised(m)]}, {}, ["agent 'char'", "quantised"]),
         ({"agents": {"x": AgentSettings(name="y", model="m")}}, {}, ["'x' calls itself 'y'"]),
         ({"agents": {"a b": "bundled:qwen-large"}}, {}, ["name 'a b' becomes a folder name"]),
         ({"agents": [{"model": "bundled:qwen-large", "lrr": 1}]}, {}, ["agents.0.lrr", "'lr'"]),

@@ -125,6 +125,16 @@ def test_a_broken_off_study_goes_on_where_it_stopped(tmp_path):
 
 def test_a_study_says_what_it_cannot_do(tmp_path):
     demo = read_recipe(Path("demo"))
+    (tmp_path / "prompts.jsonl").write_text("".join(f'{{"prompt": "{n}"}}\n' for n in range(64)))
+    task = {
+        "name": "reward",
+        "options": {
+            "train": str(tmp_path / "prompts.jsonl"),
+            "functions": ["tests.tasks.reward_examples:length"],
+        },
+    }
+    with pytest.raises(ConfigError, match="task 'reward' holds out no problems: give"):
+        plan_runs({**demo, "task": task, "evaluation": {}}, ["gspo"], 1, tmp_path)
     with pytest.raises(ConfigError, match="--output FOLDER"):
         plan_runs({**demo, "output": "x"}, ["gspo"], 1, tmp_path)
     with pytest.raises(ConfigError, match="must not be 0"):

@@ -74,13 +74,22 @@ def refusal(config: RunConfig, task: Task, error: type[HacrlError]) -> str:
 
 
 def test_weights_come_last(models: dict[str, str], tmp_path: Path) -> None:
-    """These models have none: preflight passes, and what fails then is the loading."""
+    """These models have none: preflight passes, and what fails then is the look for them."""
     config = config_of(models, tmp_path)
     checked = preflight(config, LongTask())
     assert checked.notes == ()
     assert checked.devices == {"char": "cpu", "pair": "cpu"}
     assert (len(checked.train), len(checked.test)) == (8, 2)
-    assert "agent 'char': cannot load model" in refusal(config, LongTask(), ModelError)
+    assert "agents.char.model: folder " in (message := refusal(config, LongTask(), ModelError))
+    assert "has no weights" in message
+
+
+def test_missing_weights_are_found_before_the_others_load(tmp_path: Path) -> None:
+    models = save_agents(tmp_path / "models")
+    (Path(models["char"]) / "model.safetensors").write_bytes(b"not weights")  # to load it would fail
+    (Path(models["pair"]) / "model.safetensors").unlink()
+    message = refusal(config_of(models, tmp_path), LongTask(), ModelError)
+    assert message.startswith(f"agents.pair.model: folder {models['pair']} has no weights")
 
 
 @pytest.mark.parametrize(
@@ -126,6 +135,38 @@ def test_held_out_problems_have_their_own_new_tokens(models: dict[str, str], tmp
     message = refusal(config_of(models, tmp_path, evaluation=evaluation), LongTask(), TaskError)
     assert "held-out problem '++++++++++:' is 11 tokens long" in message
     assert "max_new_tokens=60 it needs 71" in message
+    assert message.endswith("or lower evaluation.max_new_tokens")
+
+
+@pytest.mark.parametrize(("held_out", "asked", "evaluated"), [(3, None, 3), (250, None, 200), (250, 7, 7)])
+def test_a_run_is_evaluated_on_what_there_is(
+    models: dict[str, str], tmp_path: Path, held_out: int, asked: int | None, evaluated: int
+) -> None:
+    task = SevensTask()
+    task.test = [problem(f"{number}+0:") for number in range(1000, 1000 + held_out)]
+    config = config_of(models, tmp_path, evaluation={} if asked is None else {"problems": asked})
+    checked = preflight(config, task)
+    assert (len(checked.test), checked.notes) == (evaluated, ())
+
+
+def test_a_task_that_holds_out_nothing_is_trained_on_all_the_same(
+    models: dict[str, str], tmp_path: Path
+) -> None:
+    task = SevensTask()
+    task.test = []
+    checked = preflight(config_of(models, tmp_path, evaluation={}), task)
+    assert checked.notes == ("task 'sevens' holds out no problems, so the agents are not evaluated",)
+    assert preflight(config_of(models, tmp_path, evaluation={"problems": 0}), task).notes == ()
+    message = refusal(config_of(models, tmp_path), task, ConfigError)
+    assert "evaluation.problems=2, but task 'sevens' holds out only 0 problems; ask for fewer" in message
+
+
+def test_an_agent_s_own_device_is_named_as_such(models: dict[str, str], tmp_path: Path) -> None:
+    agents = [{"name": name, "model": folder} for name, folder in models.items()]
+    config = config_of(models, tmp_path, agents=[agents[0], {**agents[1], "device": "gpu"}])
+    assert refusal(config, LongTask(), ConfigError).startswith("agents.pair.device: 'gpu' is not a device")
+    config = config_of(models, tmp_path, device="cuda:63")
+    assert refusal(config, LongTask(), ConfigError).startswith("device: 'cuda:63' is not there")
 
 
 def test_the_agent_with_the_smaller_context_is_the_one_named(models: dict[str, str], tmp_path: Path) -> None:
@@ -138,7 +179,7 @@ def test_the_agent_with_the_smaller_context_is_the_one_named(models: dict[str, s
 def test_no_room_at_all(models: dict[str, str], tmp_path: Path) -> None:
     config = with_rollout(config_of(models, tmp_path), max_new_tokens=64)
     message = refusal(config, LongTask(), TaskError)
-    assert message.endswith("the model's context has 64: ask for fewer new tokens")
+    assert message.endswith("the model's context has 64: lower rollout.max_new_tokens")
 
 
 def test_long_prompts_can_be_left_out_for_everybody(models: dict[str, str], tmp_path: Path) -> None:
@@ -169,8 +210,8 @@ def test_too_few_prompts_left(models: dict[str, str], tmp_path: Path) -> None:
     config = with_rollout(config_of(models, tmp_path), max_prompt_tokens=3)
     message = refusal(config, LongTask(), TaskError)
     assert message == (
-        "rollout.prompts_per_step=2, but only 1 training problems are not longer than "
-        "rollout.max_prompt_tokens=3"
+        "rollout.prompts_per_step=2, but only 1 of 8 training problems are not longer than "
+        "rollout.max_prompt_tokens=3; raise that, or ask for fewer"
     )
 
 

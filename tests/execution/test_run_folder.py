@@ -15,6 +15,7 @@ from hacrl.config.loading import build_config, load_config
 from hacrl.errors import ConfigError, ModelError, TrainingError
 from hacrl.execution.local import run_locally
 from hacrl.execution.results import read_result
+from hacrl.execution.run_folder import check_output
 from hacrl.types import Problem
 from tests.support.sevens import SevensTask
 from tests.support.tiny import save_agents
@@ -173,8 +174,9 @@ def test_an_unwritable_output_is_named(models, tmp_path):
     with pytest.raises(ConfigError, match="output must name a folder"):
         run_locally(small_config(models, tmp_path / "a\0b"))
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="output: cannot write"):
-        run_locally(small_config(models, tmp_path / "file" / "run"))
+    for place in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(ConfigError, match=r"output: cannot write to .*file is a file; use another"):
+            check_output(small_config(models, place), overwrite=True)
 
 
 def test_a_failed_load_leaves_an_earlier_run_as_it_was(models, tmp_path):

@@ -63,5 +63,5 @@ def test_a_step_depends_on_the_seed_and_its_number_alone() -> None:
 
 def test_more_problems_a_step_than_there_are() -> None:
     ProblemStream(PROBLEMS, 10, seed=0)
-    with pytest.raises(TaskError, match="prompts_per_step=11, but the task has only 10 training problems"):
+    with pytest.raises(TaskError, match=r"rollout\.prompts_per_step=11, but the task has only 10 "):
         ProblemStream(PROBLEMS, 11, seed=0)

@@ -95,7 +95,9 @@ class Codec:
 
     def _encode_turns(self, turns: tuple[Turn, ...]) -> tuple[int, ...]:
         if not self.use_chat_template:
-            return tuple(self.tokenizer(plain_conversation(turns)).input_ids)
+            ids = tuple(self.tokenizer(plain_conversation(turns)).input_ids)
+            # some tokenizers are set to end every text, but here the response is still to come
+            return ids[:-1] if ids and ids[-1] == self.tokenizer.eos_token_id else ids
         messages = [turn._asdict() for turn in turns]
         text = self._render(messages, add_generation_prompt=True)
         return tuple(self.tokenizer(text, add_special_tokens=False).input_ids)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 
+from hacrl.agents import smollm2
 from hacrl.agents.codec import Codec, context_length
 from hacrl.agents.lora import add_adapters
-from hacrl.agents.references import materialise_model
+from hacrl.agents.references import materialise_model, resolve_model
 from hacrl.agents.settings import AgentSettings
 from hacrl.errors import ModelError
 
@@ -118,11 +120,29 @@ def _explained(settings: AgentSettings, part: str) -> Iterator[None]:
         raise ModelError(f"agents.{settings.name}.{error}") from error
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
         hint = ""
+        if "couldn't connect to" in str(error):  # transformers' words for it, which say nothing of the key
+            version = f" (revision {settings.revision!r})" if settings.revision else ""
+            raise ModelError(
+                f"agents.{settings.name}.model: {settings.model!r}{version} is not in the local cache, and "
+                "the Hugging Face hub cannot be reached; check the connection, or give the folder of a model"
+            ) from error
         if "trust_remote_code" in str(error):
             hint = f". To run the model's own code, set agents.{settings.name}.trust_remote_code=true"
         raise ModelError(
             f"agent {settings.name!r}: cannot load {part} {settings.model!r}: {error}{hint}"
         ) from error
+
+
+def check_weights_are_there(settings: AgentSettings) -> None:
+    """A folder without weights is found before other agents' weights are loaded."""
+    if settings.model == smollm2.REFERENCE:
+        return  # made when it is first used
+    folder = Path(resolve_model(settings.model))
+    if folder.is_dir() and not any(file.suffix in (".safetensors", ".bin") for file in folder.iterdir()):
+        raise ModelError(
+            f"agents.{settings.name}.model: folder {settings.model} has no weights, e.g. model.safetensors; "
+            "was it copied in full?"
+        )
 
 
 def _check_weights(settings: AgentSettings, report: dict[str, Any]) -> None:

@@ -80,6 +80,20 @@ def is_adapted(model: Any) -> bool:
     return hasattr(model, "peft_config")
 
 
+def check_trainable(model: Any, agent: str) -> None:
+    """Refuse before training what could not be trained or, hours later, not be saved."""
+    if getattr(model, "is_quantized", False):
+        raise ModelError(
+            f"agent {agent!r}: its weights are quantised; neither they nor adapters on them can be trained "
+            "here; give a model in bfloat16 or float32, e.g. with lora"
+        )
+    if is_adapted(model) and not (hasattr(model, "merge_and_unload") and hasattr(model, "disable_adapter")):
+        raise ModelError(
+            f"agent {agent!r}: its adapters could not be merged when it is saved; make them with "
+            "peft.get_peft_model and a LoraConfig, or let hacrl make them: lora"
+        )
+
+
 @contextmanager
 def adapters_off(model: Any) -> Iterator[None]:
     """The model as it was before training."""

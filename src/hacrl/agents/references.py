@@ -31,6 +31,14 @@ def resolve_model(reference: str) -> str:
             raise ModelError(f"model: there is no bundled agent {name!r}; there are {', '.join(bundled)}")
         return str(bundled[name])
     path = Path(reference).expanduser()
+    if not reference.strip():
+        raise ModelError(
+            f"model: {reference!r} names nothing; give a folder, a Hugging Face id or bundled:NAME"
+        )
+    if path.is_file():
+        raise ModelError(
+            f"model: {reference} is a file; give the folder that has config.json and the weights"
+        )
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ModelError(f"model: folder {reference} has no config.json: is it a Hugging Face folder?")

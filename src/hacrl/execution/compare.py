@@ -70,7 +70,11 @@ class _Tasks:
             return
         task = make_task(config.task)
         try:
-            preflight(config, task)
+            if not preflight(config, task).test:
+                raise ConfigError(
+                    f"a study compares accuracies, and task {task.name!r} holds out no problems: "
+                    "give task.options.test or test_share"
+                )
         finally:
             task.close()
         self._seen.add(key)

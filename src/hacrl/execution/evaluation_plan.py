@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hacrl.agents.codec import Codec
-from hacrl.agents.loading import load_codec
+from hacrl.agents.loading import check_weights_are_there, load_codec
 from hacrl.errors import ConfigError, ModelError
 from hacrl.evaluation.chunks import Chunk, ChunkPlan, plan_chunks
 from hacrl.evaluation.results import PairResult
@@ -78,6 +78,7 @@ def plan_pairs(
             if count > 1:
                 raise ConfigError(f"--on: two benchmarks are called {name!r}; rename one of the files")
         codec = _load_codec(candidate)
+        check_weights_are_there(candidate.settings)
         weights = weights_digest(candidate.settings)
         for exam in exams:
             plan = _fit(exam, candidate, codec, request.settings)
@@ -95,7 +96,8 @@ def _load_codec(candidate: Candidate) -> Codec:
         model = candidate.settings.model
         if candidate.run is not None or not looks_like_a_hub_id(model):
             raise
-        raise ModelError(f"{model} is no folder here, and as a model of the hub: {error}") from error
+        reason = str(error).removeprefix(f"agents.{candidate.settings.name}.model: ")
+        raise ModelError(f"{model} is no folder here, and as a model of the hub: {reason}") from error
 
 
 def _fit(exam: Exam, candidate: Candidate, codec: Codec, settings: ExamSettings) -> ChunkPlan:

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from hacrl.agents.agent import Agent
+from hacrl.agents.loading import check_weights_are_there
 from hacrl.algorithms.methods import make_method
 from hacrl.config.checks import updates_per_step
 from hacrl.config.schema import RunConfig
@@ -137,6 +138,9 @@ def build_trainer(
         torch.set_num_threads(config.threads)
     task = checked.task
     method = make_method(config.method, task.max_reward)
+    for settings in config.agents:
+        if settings.name not in (loaded or {}):
+            check_weights_are_there(settings)
     agents = [
         (loaded or {}).get(settings.name)
         or Agent.load(settings, checked.devices[settings.name], derive_seed(config.seed, settings.name))

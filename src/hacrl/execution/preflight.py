@@ -41,13 +41,17 @@ def preflight(config: RunConfig, task: Task, loaded: Mapping[str, Codec] | None 
     train, left_out = fitting_problems(config, task.train, codecs, "training", config.rollout.max_new_tokens)
     if len(train) < config.rollout.prompts_per_step:
         raise TaskError(
-            f"rollout.prompts_per_step={config.rollout.prompts_per_step}, but only {len(train)} training "
-            f"problems are not longer than rollout.max_prompt_tokens={config.rollout.max_prompt_tokens}"
+            f"rollout.prompts_per_step={config.rollout.prompts_per_step}, but only {len(train)} of "
+            f"{len(task.train)} training problems are not longer than rollout.max_prompt_tokens="
+            f"{config.rollout.max_prompt_tokens}; raise that, or ask for fewer"
         )
     new_tokens = config.evaluation.sampling(config.rollout.max_new_tokens).max_new_tokens
     held_out = task.test[: config.evaluation.most_problems]
     test, test_left_out = fitting_problems(config, held_out, codecs, "held-out", new_tokens)
-    return Checked(task, train, test, devices, (*getattr(task, "notes", ()), *left_out, *test_left_out))
+    notes = [*getattr(task, "notes", ()), *left_out, *test_left_out]
+    if config.evaluation.problems is None and not task.test:
+        notes.append(f"task {task.name!r} holds out no problems, so the agents are not evaluated")
+    return Checked(task, train, test, devices, tuple(notes))
 
 
 def check_agents(config: RunConfig, loaded: Collection[str]) -> dict[str, str]:
@@ -60,7 +64,7 @@ def check_agents(config: RunConfig, loaded: Collection[str]) -> dict[str, str]:
             except ModelError as error:
                 raise ConfigError(f"agents.{agent.name}.{error}") from error
         devices[agent.name] = device_of(config, agent)
-        check_device(devices[agent.name])
+        check_device(devices[agent.name], "device" if agent.device is None else f"agents.{agent.name}.device")
     return devices
 
 
@@ -114,10 +118,11 @@ def fitting_problems(
 def _does_not_fit(problem: Problem, kind: str, codec: Codec, length: int, new_tokens: int) -> str:
     assert codec.context_length is not None
     room = codec.context_length - new_tokens
+    shorter = "lower rollout.max_new_tokens" if kind == "training" else "lower evaluation.max_new_tokens"
     fix = (
-        f"set rollout.max_prompt_tokens={room} to leave such problems out, or ask for fewer new tokens"
+        f"set rollout.max_prompt_tokens={room} to leave such problems out, or {shorter}"
         if room > 0
-        else "ask for fewer new tokens"
+        else shorter
     )
     return (
         f"{kind} problem {problem.id[:80]!r} is {length} tokens long for agent {codec.name!r}; with "
@@ -134,15 +139,15 @@ def device_of(config: RunConfig, agent: AgentSettings) -> str:
     return device
 
 
-def check_device(device: str) -> None:
-    """Refuse a device this machine does not have."""
+def check_device(device: str, key: str = "device") -> None:
+    """Refuse a device this machine does not have; ``key`` is what the user wrote it under."""
     if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
-        raise ConfigError(f"device: {device!r} is not a device hacrl can use: auto, cpu, cuda or cuda:N")
+        raise ConfigError(f"{key}: {device!r} is not a device hacrl can use: auto, cpu, cuda or cuda:N")
     kind = torch.device(device)
     if kind.type == "cuda" and (
         not torch.cuda.is_available() or (kind.index or 0) >= torch.cuda.device_count()
     ):
         raise ConfigError(
-            f"device: {device!r} is not there (this machine has {torch.cuda.device_count()} CUDA devices); "
-            "use device=cpu or device=auto"
+            f"{key}: {device!r} is not there (this machine has {torch.cuda.device_count()} CUDA devices); "
+            "use cpu, or leave it out"
         )

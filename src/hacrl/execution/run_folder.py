@@ -15,6 +15,7 @@ tensorboard/      if that tracker was asked for
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -50,6 +51,7 @@ def check_output(config: RunConfig, overwrite: bool) -> None:
     """Refuse a folder that is in use. Only ever delete what a run wrote, and only when told to."""
     path = Path(config.output)
     try:
+        _check_writable(path)
         present = {entry.name for entry in path.iterdir()} if path.exists() else set()
     except OSError as error:
         raise ConfigError(f"output: cannot use {config.output!r}: {error}") from error
@@ -64,6 +66,15 @@ def check_output(config: RunConfig, overwrite: bool) -> None:
             f"output: {path} is not overwritten, it holds more than a run ({', '.join(foreign[:3])}); "
             "use another output=FOLDER"
         )
+
+
+def _check_writable(path: Path) -> None:
+    """Found out now rather than after the models have loaded."""
+    place = next(one for one in (path.absolute(), *path.absolute().parents) if one.exists())
+    if not place.is_dir():
+        raise ConfigError(f"output: cannot write to {path}: {place} is a file; use another output=FOLDER")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise ConfigError(f"output: cannot write to {path}: {place} is not yours to write in")
 
 
 class RunFolder(Observer):

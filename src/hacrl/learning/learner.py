@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hacrl.agents.agent import Agent
 from hacrl.agents.logprobs import response_logprobs
+from hacrl.agents.lora import check_trainable
 from hacrl.agents.reference import make_reference
 from hacrl.algorithms.importance import sequence_ratio
 from hacrl.algorithms.methods import Method
@@ -76,6 +77,7 @@ class Learner:
         *,
         exact_sampler: bool = True,
     ) -> None:
+        check_trainable(agent.model, agent.name)
         self.agent = agent
         self.method = method
         self._settings = settings

@@ -17,7 +17,8 @@ class ProblemStream:
     def __init__(self, problems: Sequence[Problem], batch_size: int, seed: int) -> None:
         if batch_size > len(problems):
             raise TaskError(
-                f"prompts_per_step={batch_size}, but the task has only {len(problems)} training problems"
+                f"rollout.prompts_per_step={batch_size}, but the task has only {len(problems)} training "
+                "problems; lower it, or give more data"
             )
         self._problems = problems
         self._batch_size = batch_size
