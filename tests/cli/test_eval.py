@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from hacrl.cli.evaluate import EvaluationProgress, _rich_table
+from hacrl.cli.evaluate import EvaluationProgress, _fitting, _rich_table
 from hacrl.cli.main import main
 from hacrl.evaluation.tables import TextTable
 
@@ -54,7 +54,9 @@ def test_a_table_files_and_json_that_agree(tmp_path):
         (["bundled:qwen-worked", *ARITHMETIC, "--pass-at", "2;3"], "--pass-at 2;3: must be whole numbers"),
         (["bundled:qwen-worked", *ARITHMETIC, "--samples", "2", "--pass-at", "3"], "--pass-at 3 draws more"),
         (["bundled:qwen-worked", *ARITHMETIC, "--top-p", "0"], "--top-p must be in (0, 1], not 0.0"),
-        (["bundled:qwen-worked", *ARITHMETIC, "--device", "tpu"], "device: 'tpu'"),
+        (["bundled:qwen-worked", *ARITHMETIC, "--device", "tpu"], "--device: 'tpu'"),
+        (["bundled:qwen-worked", *ARITHMETIC, "--prompt", "Go"], "--prompt 'Go' must contain {problem}"),
+        (["gone", *ARITHMETIC], "gone is no folder here, and as a model of the hub: 'gone' is not in"),
     ],
 )
 def test_mistakes_are_one_message_before_anything_is_written(arguments, words, tmp_path, monkeypatch, capsys):
@@ -96,4 +98,31 @@ def test_a_narrow_terminal_loses_the_least_important_columns_first():
     table = TextTable("t", ("agent", "avg@1", "stopped", "tokens", "correct", "wrong"), (("a",) * 6,))
     # widths 5+5+7+6+7+5 and two between: 47; without wrong 40; without correct 31
     for width, left in ((48, 6), (47, 5), (41, 5), (40, 4)):
-        assert len(_rich_table(table, width).columns) == left
+        assert len(_fitting(table, width).headings) == left
+
+
+def test_a_narrow_terminal_breaks_the_summary_s_headings_and_cuts_none():
+    table = TextTable("t", ("agent", "math500 avg@2", "gsm8k pass@2"), (("a", "0.100", "0.200"),))
+    # widths 5+13+12 and two between: 36
+    whole = [["agent", "math500", "avg@2", "gsm8k", "pass@2"]]
+    for width, headings in ((37, whole), (36, [["math500", "gsm8k"], ["agent", "avg@2", "pass@2"]])):
+        console = Console(width=width)
+        with console.capture() as captured:
+            console.print(_rich_table(table, width))
+        shown = captured.get()
+        assert "…" not in shown
+        assert [line.split() for line in shown.splitlines()[1 : len(headings) + 1]] == headings
+
+
+def test_an_unreachable_hub_is_asked_once(tmp_path):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_ENDPOINT": "http://127.0.0.1:9"}
+    environment |= {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "0"}
+    for arguments in (["nobody/nothing", *ARITHMETIC], ["bundled:qwen-worked", "--on", "math500"]):
+        command = [sys.executable, "-m", "hacrl.cli.main", "eval", *arguments]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=300
+        )
+        assert done.returncode == 2
+        assert "Retrying" not in done.stderr  # the libraries' own way: half a minute a file
+        assert len(done.stderr.splitlines()) == 1
+        assert "cannot be reached" in done.stderr

@@ -87,13 +87,21 @@ def test_a_prefix_is_the_same_choice_in_every_order_of_the_rows(tmp_path):
         ({"problem": "x", "answer": ""}, "rows.jsonl:1: column 'answer' holds no answer"),
         ({"problem": "x", "answer": "\\boxed{}"}, "rows.jsonl:1: column 'answer' holds no answer"),
         ({"problem": " ", "answer": "1"}, "rows.jsonl:1: column 'problem' is empty"),
-        ({"task": "x", "answer": "1"}, "it has task, answer"),
+        ({"task": "x", "answer": "1"}, "it has task, answer; rename the column that holds the problem"),
     ],
 )
 def test_rows_that_cannot_be_asked_are_named(row, words, tmp_path):
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
-    with pytest.raises(TaskError, match=words.replace("\\", "\\\\")):
+    with pytest.raises(TaskError, match="^--on: .*" + words.replace("\\", "\\\\")):
         load_file(tmp_path / "rows.jsonl")
+
+
+def test_a_file_that_is_none_names_the_option_it_came_from(tmp_path):
+    (tmp_path / "math500.jsonl").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(TaskError, match=r"^--on: .*math500\.jsonl is not UTF-8"):
+        load_file(tmp_path / "math500.jsonl")
+    with pytest.raises(TaskError, match=r"^--data: .*math500\.jsonl is not UTF-8"):
+        load_benchmark("math500", tmp_path)
 
 
 def test_missing_things_say_what_to_do(tmp_path):

@@ -6,6 +6,8 @@ import gc
 import json
 import shutil
 import weakref
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from hacrl.execution.evaluation_plan import EvaluationRequest, chunk_seed, plan_
 from hacrl.execution.evaluation_targets import resolve_targets
 from hacrl.execution.exams import ExamMaker
 from hacrl.execution.local import run_locally
+from hacrl.tasks.settings import TaskSettings
 from tests.support.tiny import byte_tokenizer, save_agents, tiny_qwen
 
 BUNDLED = ("bundled:qwen-small-a", "bundled:llama-pairs")
@@ -104,6 +107,19 @@ def test_draws_do_not_depend_on_what_else_is_evaluated(tmp_path):
     assert among == responses(tmp_path / "alone")
     ask(BUNDLED[0], on=("arithmetic",), output=tmp_path / "other", seed=1, **options)
     assert responses(tmp_path / "other") != responses(tmp_path / "alone")
+
+
+def test_a_gym_of_the_run_s_own_kind_is_said_to_overlap(run):
+    """Questions are drawn by number: another size or seed makes other splits."""
+    pytest.importorskip("reasoning_gym")
+    (candidate, _) = resolve_targets([str(run)])
+    trained = replace(candidate.run, task=TaskSettings(name="gym:gcd"))
+    with closing(ExamMaker(ExamSettings())) as maker:
+        maker.make("gym:gcd", replace(candidate, run=trained))
+        assert "small may have been trained on some of them; --on task" in maker.notes[-1]
+        before = len(maker.notes)
+        maker.make("gym:gcd", candidate)
+        assert len(maker.notes) == before
 
 
 def test_every_chunk_has_draws_of_its_own():

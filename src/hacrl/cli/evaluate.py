@@ -30,6 +30,10 @@ from hacrl.execution.evaluation_plan import EvaluationRequest
 
 SECONDS_BETWEEN_LINES = 30  # off a terminal
 _LESS_IMPORTANT = ("wrong", "correct", "tokens", "stopped")  # columns that go first where there is no room
+_LEGEND = {
+    "stopped": "stopped: share of responses that ended by themselves.",
+    "tokens": "tokens: mean length of a response.",
+}
 
 
 def run_evaluation(request: EvaluationRequest, as_json: bool) -> None:
@@ -139,25 +143,30 @@ class EvaluationProgress(EvaluationObserver):
 
 
 def _show(results: Results, folder: Path, console: Console) -> None:
+    shown: set[str] = set()
     for text_table in result_tables(results):
         console.print(f"\n{text_table.title}", markup=False, highlight=False, soft_wrap=True)
-        console.print(_rich_table(text_table, console.width))
-    console.print(
-        "±: 95% interval over problems. stopped: share of responses that ended by themselves. tokens: mean "
-        "length of a response.",
-        highlight=False,
-    )
+        fitting = _fitting(text_table, console.width)
+        shown |= set(fitting.headings)
+        console.print(_rich_table(fitting, console.width))
+    legend = [words for heading, words in _LEGEND.items() if heading in shown]
+    console.print(" ".join(["±: 95% interval over problems.", *legend]), highlight=False)
     console.print(f"Every response and all numbers: {folder}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _rich_table(text_table: TextTable, width: int) -> Table:
+def _fitting(text_table: TextTable, width: int) -> TextTable:
     """As many columns as the terminal has room for; all are in results.md."""
     for heading in _LESS_IMPORTANT:
         if text_table.width >= width:
             text_table = text_table.without(heading)
+    return text_table
+
+
+def _rich_table(text_table: TextTable, width: int) -> Table:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    between = "\n" if text_table.width >= width else " "  # of "math500 avg@8": never cut to "math5…"
     for i, heading in enumerate(text_table.headings):
-        table.add_column(heading, justify="left" if i == 0 else "right", no_wrap=True)
+        table.add_column(heading.replace(" ", between), justify="left" if i == 0 else "right", no_wrap=True)
     for row in text_table.rows:
         table.add_row(*row)
     return table

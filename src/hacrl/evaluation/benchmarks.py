@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -105,9 +105,9 @@ def find_benchmark(name: str) -> Benchmark:
     if name in BENCHMARKS:
         return BENCHMARKS[name]
     near = get_close_matches(name.lower(), BENCHMARKS, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    hint = f"; did you mean {near[0]!r}?" if near else "."
     raise TaskError(
-        f"--on: there is no benchmark {name!r}; {hint}There are {', '.join(BENCHMARKS)}; 'task' is the "
+        f"--on: there is no benchmark {name!r}{hint} There are {', '.join(BENCHMARKS)}; 'task' is the "
         "held-out split of a run's own task, and a file of problems is given by its path"
     )
 
@@ -146,9 +146,13 @@ def load_file(
     """Problems of a file: JSONL, JSON, CSV or Parquet with a problem and an answer in each row."""
     if not path.is_file():
         raise TaskError(f"--on: there is no file {path}")
-    return QuestionTask(
-        name or path.stem, load_table("test", path), columns or {}, wherever_it_is, prompt, verifier, sizes
-    )
+    option = "--on" if name is None else "--data"
+    try:
+        table = load_table("test", path)
+    except TaskError as error:
+        raise TaskError(f"{option}: {str(error).removeprefix('test: ')}") from error
+    table = replace(table, option=option)
+    return QuestionTask(name or path.stem, table, columns or {}, wherever_it_is, prompt, verifier, sizes)
 
 
 def looks_like_a_file(name: str) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import torch
 
 from hacrl.agents.agent import Agent
 from hacrl.errors import TrainingError
+from hacrl.evaluation.benchmarks import BENCHMARKS
 from hacrl.evaluation.chunks import Chunk
 from hacrl.evaluation.results import PairResult, Results
 from hacrl.evaluation.scores import Mark
@@ -22,8 +24,14 @@ from hacrl.evaluation.settings import ExamSettings
 from hacrl.evaluation.tables import results_markdown
 from hacrl.execution.evaluation_folder import EvaluationFolder
 from hacrl.execution.evaluation_plan import EvaluationRequest, Pair, chunk_seed, plan_pairs
-from hacrl.execution.evaluation_targets import default_output, resolve_targets
+from hacrl.execution.evaluation_targets import (
+    Candidate,
+    default_output,
+    looks_like_a_hub_id,
+    resolve_targets,
+)
 from hacrl.execution.exams import OWN_TASK, ExamMaker, split_names
+from hacrl.execution.hub import cache_only_if_unreachable, data_needs_hub
 from hacrl.execution.preflight import check_device
 from hacrl.rollout.transformers_engine import TransformersEngine
 from hacrl.rollout.verified import verify_rollouts
@@ -56,8 +64,8 @@ def evaluate_targets(
     device = _device(request.device)
     candidates = resolve_targets(request.targets, request.before)
     names = split_names(request.on) or [OWN_TASK]
-    maker = ExamMaker(request.settings, request.data, request.prompt)
-    try:
+    hub = cache_only_if_unreachable() if _needs_hub(candidates, names, request.data) else nullcontext()
+    with hub, closing(ExamMaker(request.settings, request.data, request.prompt)) as maker:
         pairs, notes = plan_pairs(request, candidates, names, maker, device)
         folder = EvaluationFolder(request.output or default_output(candidates, names))
         records = [pair.record for pair in pairs]
@@ -67,14 +75,22 @@ def evaluate_targets(
         for note in notes:
             watch.on_note(note)
         return _run(pairs, notes, folder, request.settings, device, watch), folder.path
-    finally:
-        maker.close()
+
+
+def _needs_hub(candidates: Sequence[Candidate], names: Sequence[str], data: Path | None) -> bool:
+    """Whether a model or a benchmark may have to come from the hub."""
+    if any(looks_like_a_hub_id(candidate.settings.model) for candidate in candidates):
+        return True
+    if data is None and any(name in BENCHMARKS for name in names):
+        return True
+    runs = [candidate.run for candidate in candidates if candidate.run is not None]
+    return OWN_TASK in names and any(data_needs_hub(run.task) for run in runs)
 
 
 def _device(asked: str) -> str:
     if asked == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    check_device(asked)
+    check_device(asked, "--device")
     return asked
 
 

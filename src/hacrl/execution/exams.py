@@ -22,6 +22,7 @@ from hacrl.evaluation.settings import DEFAULT_BATCH, DEFAULT_MAX_NEW_TOKENS, Exa
 from hacrl.execution.evaluation_targets import Candidate
 from hacrl.tasks.base import Task
 from hacrl.tasks.boxed import DEFAULT_PROMPT
+from hacrl.tasks.prompts import SLOT
 from hacrl.tasks.registry import make_task
 from hacrl.tasks.settings import TaskSettings
 from hacrl.types import Problem, Sampling
@@ -55,6 +56,8 @@ class ExamMaker:
     """Makes exams; models that are asked the same share the task, and so its verifier."""
 
     def __init__(self, settings: ExamSettings, data: Path | None = None, prompt: str | None = None) -> None:
+        if prompt is not None and SLOT not in prompt:
+            raise ConfigError(f"--prompt {prompt!r} must contain {SLOT}, where the question goes")
         self._settings = settings
         self._data = data
         self._prompt = prompt
@@ -67,6 +70,11 @@ class ExamMaker:
             return self._own_task(candidate)
         default_samples = BENCHMARKS[name].samples if name in BENCHMARKS else 1
         task = self._task(name, "", None)
+        if name.startswith(GYM_PREFIX) and candidate.run is not None and candidate.run.task.name == name:
+            self.notes.append(
+                f"{name} draws its own questions, and {candidate.label} may have been trained on some of "
+                f"them; --on {OWN_TASK} asks those its run has held out"
+            )
         source = getattr(task, "source", f"task {name}")
         samples = self._settings.samples_of(default_samples)
         sampling = Sampling(

@@ -37,7 +37,12 @@ def needs_hub(config: RunConfig, loaded: Collection[str] = (), has_task: bool = 
             place = Path(resolve_model(agent.model))
             if not place.is_absolute() and not place.is_dir():
                 return True
-    return not has_task and any(not Path(path).expanduser().exists() for path in _data_paths(config.task))
+    return not has_task and data_needs_hub(config.task)
+
+
+def data_needs_hub(task: TaskSettings) -> bool:
+    """Whether a task names data that are not here."""
+    return any(not Path(path).expanduser().exists() for path in _data_paths(task))
 
 
 def _data_paths(task: TaskSettings) -> list[str]:

@@ -55,10 +55,10 @@ def need_column(table: Table, purpose: str, columns: Mapping[str, str], usual: S
     column = find_column(table, purpose, columns, usual)
     if column is None:
         named = " or ".join(repr(name) for name in usual)
-        raise table.error(
-            f"has no column {named}{_those_there_are(table, usual[0])}; say which it is with "
-            f"columns: {{{purpose}: NAME}}"
-        )
+        fix = f"say which it is with columns: {{{purpose}: NAME}}"
+        if table.option.startswith("--"):  # the command line has no option for that
+            fix = f"rename the column that holds the {purpose}"
+        raise table.error(f"has no column {named}{_those_there_are(table, usual[0])}; {fix}")
     return column
 
 
