@@ -236,6 +236,18 @@ def _failure(completions, **kwargs):
     raise KeyError("oops")
 
 
+def _exit(completions, **kwargs):
+    raise SystemExit(3)
+
+
+async def _async_exit(completions, **kwargs):
+    raise SystemExit(4)
+
+
+def line_of(function) -> int:
+    return function.__code__.co_firstlineno
+
+
 def _needs_a_column(completions, answr, **kwargs):
     return [0.0] * len(completions)
 
@@ -243,8 +255,17 @@ def _needs_a_column(completions, answr, **kwargs):
 @pytest.mark.parametrize(
     ("function", "expected"),
     [
-        (_failure, "'_failure' raised KeyError: 'oops'"),
-        (_async_failure, "'_async_failure' raised ZeroDivisionError: late"),
+        (_failure, f"'_failure' raised KeyError: 'oops' (test_rewards.py, line {line_of(_failure) + 1})"),
+        (
+            _async_failure,
+            "'_async_failure' raised ZeroDivisionError: late "
+            f"(test_rewards.py, line {line_of(_async_failure) + 1})",
+        ),
+        (_exit, f"'_exit' raised SystemExit: 3 (test_rewards.py, line {line_of(_exit) + 1})"),
+        (
+            _async_exit,
+            f"'_async_exit' raised SystemExit: 4 (test_rewards.py, line {line_of(_async_exit) + 1})",
+        ),
         (
             lambda completions, **_: [1.0],
             "'<lambda>' returned 1 values for 2 completions; it must return one each",

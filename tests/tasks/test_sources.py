@@ -115,6 +115,20 @@ def test_a_folder_laid_out_like_a_hub_data_set(tmp_path: Path, monkeypatch):
     assert "Should be one of ['train', 'test']" in refused({"path": str(repo), "split": "dev"})
 
 
+def test_a_folder_without_data_says_what_it_must_be(tmp_path: Path, monkeypatch):
+    pytest.importorskip("datasets")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "empty").mkdir()
+    assert refused(str(tmp_path / "empty")).endswith(
+        "(give a file, or a folder laid out like a data set of the hub)"
+    )
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "train.jsonl").write_bytes(b"\x00\x01")
+    message = refused(str(tmp_path / "broken"))
+    assert "JSON parse error" in message  # the cause, not only that something happened
+    assert message.endswith("(check path, name, split and revision)")
+
+
 def test_without_the_hub_a_local_file_is_proposed(tmp_path: Path):
     """In a process of its own: whether the hub may be asked is decided when its library is imported."""
     pytest.importorskip("datasets")

@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import math
 import sys
+import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -43,12 +44,12 @@ class NamedFunction:
         taken = self._taken(arguments, extras)
         try:
             return self.function(**taken)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # exit() in a function must not end a run without a word
             raise self.raised(error) from error
 
     def raised(self, error: BaseException) -> TaskError:
         """The error for a function that raised."""
-        return self.error(f"raised {type(error).__name__}: {error}")
+        return self.error(f"raised {type(error).__name__}: {error}{_place_in(self.function, error)}")
 
     def error(self, message: str) -> TaskError:
         """An error that names this function."""
@@ -162,9 +163,19 @@ def _name_of(function: Any) -> str:
     return getattr(function, "__name__", None) or type(function).__name__
 
 
+def _place_in(function: Any, error: BaseException) -> str:
+    """`` (rewards.py, line 7)``: where in the user's own file it happened, as a traceback would say."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if code is not None and frame.filename == code.co_filename]
+    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+
+
 async def outcome_of(awaitable: Awaitable[Any]) -> Any:
     """What an ``async`` function returned, or the exception it raised, as a value."""
     try:
         return await awaitable
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return error

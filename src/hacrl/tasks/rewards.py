@@ -136,7 +136,7 @@ class RewardTask:
         if waiting:
             outcomes = self._loop.gather([outcome_of(results[index]) for index in waiting])
             for index, outcome in zip(waiting, outcomes, strict=True):
-                if isinstance(outcome, Exception):
+                if isinstance(outcome, (Exception, SystemExit)):
                     raise self._functions[index].raised(outcome) from outcome
                 results[index] = outcome
         return [
@@ -156,7 +156,10 @@ class RewardTask:
         if self._range is not None:
             low, high = self._range
             if not low - 1e-6 <= total <= high + 1e-6:  # weighted sums round
-                raise TaskError(f"reward_range={[low, high]}: the reward functions gave {total}")
+                raise TaskError(
+                    f"reward_range={[low, high]}: the reward functions gave {total}; widen the range, "
+                    "or correct the functions"
+                )
         return total
 
 

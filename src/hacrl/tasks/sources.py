@@ -154,7 +154,10 @@ def _from_hub(option: str, source: DataSource) -> Iterable[Mapping[str, Any]]:
         hint = "check path, name, split and revision"
         if isinstance(error, FileNotFoundError):  # DatasetNotFoundError is one
             hint = "there is no such file, folder or hub data set, or it is private or gated"
-        raise TaskError(f"{source.label}: cannot be loaded: {error} ({hint})") from error
+            if Path(source.path).expanduser().is_dir():
+                hint = "give a file, or a folder laid out like a data set of the hub"
+        cause = f": {error.__cause__}" if error.__cause__ else ""  # "while generating" says nothing by itself
+        raise TaskError(f"{source.label}: cannot be loaded: {error}{cause} ({hint})") from error
     return rows
 
 
