@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
+from hacrl.cli.train import run_training
 from tests.support.tiny import save_agents
 
 
@@ -119,3 +121,19 @@ def test_compare_help_names_every_variant(tmp_path):
     for variant in VARIANTS:
         if not variant.startswith("hacpo_alpha"):  # named as hacpo_alpha_0/2/3
             assert variant in shown
+
+
+@pytest.mark.parametrize(("has_metrics", "words"), [(False, "before the first step"), (True, "are in out;")])
+def test_an_interrupted_run_says_what_there_is(recipe, tmp_path, monkeypatch, capsys, has_metrics, words):
+    def interrupted(*_: object) -> None:
+        if has_metrics:
+            Path("out").mkdir()
+            Path("out/metrics.jsonl").write_text("{}\n")
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("hacrl.execution.local.run_locally", interrupted)
+    with pytest.raises(typer.Exit) as ended:
+        run_training(recipe, ["output=out"], overwrite=False, dry_run=False)
+    assert ended.value.exit_code == 130
+    assert words in capsys.readouterr().err

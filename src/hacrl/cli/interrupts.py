@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import typer
@@ -11,10 +11,10 @@ EXIT_INTERRUPTED = 130
 
 
 @contextmanager
-def told_when_interrupted(message: str) -> Iterator[None]:
+def told_when_interrupted(message: str | Callable[[], str]) -> Iterator[None]:
     """Say what is left of the interrupted work."""
     try:
         yield
     except KeyboardInterrupt:
-        typer.echo(f"interrupted: {message}", err=True)
+        typer.echo(f"interrupted: {message if isinstance(message, str) else message()}", err=True)
         raise typer.Exit(EXIT_INTERRUPTED) from None

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from hacrl.config.loading import load_config
+from hacrl.config.schema import RunConfig
+
+
+def _left(config: RunConfig) -> str:
+    if not Path(config.output, "metrics.jsonl").is_file():
+        return "before the first step; no agents were saved"
+    return f"metrics so far are in {config.output}; agents are saved at the end of a run only"
 
 
 def run_training(path: Path, overrides: Sequence[str], overwrite: bool, dry_run: bool) -> None:
@@ -31,9 +39,11 @@ def run_training(path: Path, overrides: Sequence[str], overwrite: bool, dry_run:
 
     without_library_chatter()
     names = [agent.name for agent in config.agents]
-    left = f"metrics so far are in {config.output}; agents are saved at the end of a run only"
     title = config.method.name.upper()
-    with told_when_interrupted(left), RunProgress(title, names, config.steps, console) as progress:
+    with (
+        told_when_interrupted(partial(_left, config)),
+        RunProgress(title, names, config.steps, console) as progress,
+    ):
         result = run_locally(config, [progress], overwrite)
     if result.accuracies:
         first, last = min(result.accuracies), max(result.accuracies)
