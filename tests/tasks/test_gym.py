@@ -107,7 +107,9 @@ def test_formats_carry_the_answer():
 
 def test_a_scorer_that_hangs_or_dies_costs_one_verdict():
     settings = TaskSettings(
-        name="gym:countdown", options={"size": 2, "test_size": 1}, verifier=VerifierSettings(time_limit=4.0)
+        name="gym:polynomial_multiplication",
+        options={"size": 2, "test_size": 1},
+        verifier=VerifierSettings(time_limit=4.0),
     )
     task = make_task(settings)
     one = task.train[0]

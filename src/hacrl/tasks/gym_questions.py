@@ -17,9 +17,11 @@ from typing import Any
 
 from hacrl.errors import TaskError
 from hacrl.tasks.gym_formats import FORMATS
+from hacrl.tasks.gym_scoring import is_answerable, is_correct
 from hacrl.tasks.splits import question_hash, question_key
 
 _GOLDS_TRIED = 8  # answers of reasoning-gym itself that are scored
+_NO_ANSWERS = ("0", "x")  # hardly ever right
 _PATIENCE = 500  # draws without a new question after which a small space counts as exhausted
 
 
@@ -52,9 +54,10 @@ class QuestionSource:
             for entry in self._block(count, start=self.draws):
                 key = question_key(entry["question"])
                 self.draws += 1
-                fruitless = fruitless + 1 if key in found or key in avoided else 0
-                if key not in avoided:
-                    found.setdefault(key, entry)
+                is_new = key not in found and key not in avoided and is_answerable(entry)
+                fruitless = 0 if is_new else fruitless + 1
+                if is_new:
+                    found[key] = entry
                 if len(found) == count:
                     break
                 if fruitless > max(_PATIENCE, 3 * len(found)):
@@ -73,11 +76,30 @@ class QuestionSource:
             if not isinstance(gold, str):
                 continue  # some kinds have many right answers and name none
             read = form.read(form.write(gold))
-            if read is None or self._first.score_answer(read, dict(entry)) != 1.0:
+            if read is None or not is_correct(self._first, read, entry):
                 raise TaskError(
                     f"answer={answer!r}: the right answer {gold!r} of gym:{self._kind} is not read as "
                     f"correct in this format; try {' or '.join(name for name in FORMATS if name != answer)}"
                 )
+
+    def check_scorer(self, entries: Sequence[Mapping[str, Any]]) -> None:
+        """Refuse a kind in which one answer passes for most questions: a learner would find it at once."""
+        asked = entries[:_GOLDS_TRIED]
+        golds = [entry["answer"] for entry in asked if isinstance(entry["answer"], str)]
+        for answer in dict.fromkeys((*golds[:2], *_NO_ANSWERS)):
+            others = [entry for entry in asked if str(entry["answer"]).casefold() != answer.casefold()]
+            passed = sum(self._passes(answer, entry) for entry in others)
+            if len(others) >= _GOLDS_TRIED // 2 and 2 * passed > len(others):
+                raise TaskError(
+                    f"task.name: the scorer of gym:{self._kind} cannot be trusted: it calls {answer!r} right "
+                    f"for {passed} of {len(others)} questions with other answers; use another kind"
+                )
+
+    def _passes(self, answer: str, entry: Mapping[str, Any]) -> bool:
+        try:
+            return is_correct(self._first, answer, entry)
+        except Exception:  # each kind has its own; in a run it is the verdict "crash"
+            return False
 
     def _block(self, size: int, start: int) -> Iterator[dict[str, Any]]:
         _seed_globals(self._seed + start)
@@ -100,6 +122,7 @@ def answer_request(request: Mapping[str, Any]) -> dict[str, Any]:
         source = QuestionSource(request["kind"], request["config"], request["seed"])
         entries = source.draw(request["count"], request["avoid"])
         source.check_golds(entries, request["answer"])
+        source.check_scorer(entries)
     except TaskError as error:
         return {"error": str(error)}
     questions = [

@@ -1,8 +1,7 @@
 """The processes behind ``gym:NAME``: one that makes questions, one that scores answers and can be killed.
 
-Started as ``python -m hacrl.tasks.gym_worker questions`` or ``... scores``. Some scorers evaluate the answer
-(``countdown`` hands it to sympy, which hands it to ``eval``): text that a model wrote, such as
-``9**9**9**9``, must not be able to hang or fill the process that trains.
+Started as ``python -m hacrl.tasks.gym_worker questions`` or ``... scores``. Some scorers compute with the
+answer: what a model wrote, such as ``9**9**9**9``, must not be able to hang or fill the process that trains.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
+from hacrl.tasks.gym_scoring import is_correct
 from hacrl.tasks.verification.wire import receive, send
 
 
@@ -57,15 +57,15 @@ def _serve_scores(replies: int) -> None:
 
 
 def _label(dataset: Any, answer: str, entry: str) -> str:
-    """Only a score of 1 is correct: there are parts of a point for text that merely contains the answer."""
+    """The verdict on an answer that could be read."""
     try:
         # Pickled by the process that made the questions, which has never seen a model's text.
-        score = float(dataset.score_answer(answer, pickle.loads(base64.b64decode(entry))))
+        right = is_correct(dataset, answer, pickle.loads(base64.b64decode(entry)))
     except MemoryError:
         raise  # ends this process, whose state is doubtful
     except Exception:  # odd text makes some scorers raise: counted as such, never silently as wrong
         return "crash"
-    return "correct" if score == 1.0 else "wrong"
+    return "correct" if right else "wrong"
 
 
 if __name__ == "__main__":
