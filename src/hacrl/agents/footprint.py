@@ -90,11 +90,12 @@ class Footprint:
         int  # ... and after it: gradients of the largest tensor, and a checkpointed layer computed again
     )
     update: int  # temporary tensors of the optimizer
+    engine: int = 0  # of an engine beside the learner that never gives its memory back
 
     @property
     def persistent(self) -> int:
         """What is held from the first update to the end."""
-        return self.weights + self.masters + self.gradients + self.moments + self.reference
+        return self.weights + self.masters + self.gradients + self.moments + self.reference + self.engine
 
     @property
     def rollout(self) -> int:

@@ -19,6 +19,7 @@ PARTS: tuple[tuple[str, str], ...] = (
     ("gradients", "gradients"),
     ("Adam's moments", "moments"),
     ("reference for KL", "reference"),
+    ("vLLM engine that stays awake", "engine"),
     ("= held all the time", "persistent"),
     ("rollout: keys and values", "cache"),
     ("rollout: the rest", "decoding"),

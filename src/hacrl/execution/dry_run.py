@@ -19,6 +19,7 @@ from hacrl.agents.settings import AgentSettings
 from hacrl.config.checks import updates_per_step
 from hacrl.config.schema import RunConfig
 from hacrl.errors import ModelError, TaskError
+from hacrl.execution.engines import check_engines
 from hacrl.execution.hub import hub_if_needed, is_unreachable
 from hacrl.execution.memory import DeviceMemory, Sized, device_memory, footprints
 from hacrl.execution.preflight import Checked, check_agents, check_ids, check_sizes, preflight
@@ -62,6 +63,7 @@ class DryRun:
 def dry_run(config: RunConfig, overwrite: bool = False) -> DryRun:
     """Check everything short of the weights; nothing is written but downloads into the hub's cache."""
     devices = check_agents(config, set())
+    check_engines(config)
     check_output(config, overwrite)
     make_trackers(config, Path(config.output))  # refuses those that cannot be imported; none starts
     with hub_if_needed(config) as reason:

@@ -105,10 +105,30 @@ def footprints(config: RunConfig, sized: Sized) -> dict[str, Footprint]:
         device = torch.device(sized.devices[agent.name]).type
         work, model = workload(config, agent, tokens), sized.configs[agent.name]
         try:
-            found[agent.name] = agent_footprint(agent, model, sized.counts(agent), device, work)
+            footprint = agent_footprint(agent, model, sized.counts(agent), device, work)
         except (AttributeError, NotImplementedError, RuntimeError):
             continue  # an unusual architecture: without attention heads, or one that cannot be built unfilled
+        if config.engine(agent) == "vllm":
+            footprint = _with_vllm(footprint, agent, torch.device(sized.devices[agent.name]))
+        found[agent.name] = footprint
     return found
+
+
+def _with_vllm(footprint: Footprint, agent: AgentSettings, device: torch.device) -> Footprint:
+    """Responses come from an engine: its share of the device, held always or while it is awake."""
+    from hacrl.rollout.vllm.launch import CPU_CACHE_GIB, GIB, runs_on_cpu, sleeps
+
+    settings = agent.vllm
+    beside = settings.url is None and (settings.devices is None or (device.index or 0) in settings.devices)
+    if not beside:
+        taken = 0
+    elif runs_on_cpu(device, settings):
+        taken = int((settings.kv_cache_gib or CPU_CACHE_GIB) * GIB) + footprint.weights
+    else:
+        taken = int(settings.memory * available_bytes(str(device)))
+    if sleeps(device, settings):
+        return replace(footprint, cache=taken, decoding=0)
+    return replace(footprint, cache=0, decoding=0, engine=taken)
 
 
 def device_memory(config: RunConfig, sized: Sized, known: Mapping[str, Footprint]) -> list[DeviceMemory]:

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from hacrl.agents.agent import Agent
 from hacrl.agents.engine_settings import VllmSettings
 from hacrl.errors import TrainingError
@@ -120,6 +122,8 @@ class VllmEngine:
 
     def _synchronise(self) -> EngineReport:
         if self._is_asleep:
+            if self.agent.device.type == "cuda":
+                torch.cuda.empty_cache()  # what the learner keeps for later, the engine needs now
             self.backend.wake("weights")
         if self._transport is None:
             workers = self.describe()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from hacrl.rollout.vllm.backend import Ask, EngineError, EngineLostError, Said, sampling_fields
@@ -45,11 +45,10 @@ class InProcessBackend:
         """See :class:`hacrl.rollout.vllm.backend.Backend`."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
-        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
         engine = self._llm.llm_engine
         positions = {}
-        try:
+        with self._explained("generating"):
             for position, ask in enumerate(asks):
                 self._asked += 1
                 positions[str(self._asked)] = position
@@ -57,42 +56,56 @@ class InProcessBackend:
                     **sampling_fields(ask), detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
                 )
                 engine.add_request(str(self._asked), {"prompt_token_ids": list(ask.prompt_ids)}, params)
+        try:
             while engine.has_unfinished_requests():
-                for output in engine.step():
+                with self._explained("generating"):
+                    outputs = engine.step()
+                for output in outputs:
                     if output.finished:
-                        yield positions[output.request_id], _said(output.outputs[0])
-        except (EngineDeadError, EngineGenerateError) as error:
-            raise EngineLostError(f"{self.name} died: {error}") from error
+                        yield positions.pop(output.request_id), _said(output.outputs[0])
+        finally:  # whoever takes responses may stop taking them
+            if positions and self._llm is not None:
+                with suppress(Exception):
+                    engine.abort_request(list(positions))
 
     def call(self, method: str, *arguments: str) -> list[Any]:
         """See :class:`hacrl.rollout.vllm.backend.Backend`."""
-        from vllm.v1.engine.exceptions import EngineDeadError
-
-        try:
+        with self._explained(method):
             results: list[Any] = self._llm.collective_rpc(method, args=arguments)
-        except EngineDeadError as error:
-            raise EngineLostError(f"{self.name} died: {error}") from error
-        except Exception as error:  # whatever the worker raised, as vLLM passes it on
-            raise EngineError(f"{self.name}: {method} failed: {error}") from error
         return results
 
     def forget_prefixes(self) -> None:
         """See :class:`hacrl.rollout.vllm.backend.Backend`."""
-        self._llm.reset_prefix_cache()
+        with self._explained("resetting its prefix cache"):
+            self._llm.reset_prefix_cache()
 
     def sleep(self) -> None:
         """See :class:`hacrl.rollout.vllm.backend.Backend`."""
-        self._llm.sleep(level=2)  # 2: weights are not kept either, the learner has them
+        with self._explained("going to sleep"):
+            self._llm.sleep(level=2)  # 2: weights are not kept either, the learner has them
 
     def wake(self, part: str) -> None:
         """See :class:`hacrl.rollout.vllm.backend.Backend`."""
-        self._llm.wake_up(tags=[part])
+        with self._explained(f"waking up ({part})"):
+            self._llm.wake_up(tags=[part])
 
     def close(self) -> None:
         """See :class:`hacrl.rollout.vllm.backend.Backend`."""
         llm, self._llm = self._llm, None
         if llm is not None:
             llm.llm_engine.engine_core.shutdown()
+
+    @contextmanager
+    def _explained(self, doing: str) -> Iterator[None]:
+        """vLLM's errors, with the engine's name in front; a dead engine is told from a mere failure."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        try:
+            yield
+        except EngineDeadError as error:
+            raise EngineLostError(f"{self.name} died while {doing}: {error}.") from error
+        except Exception as error:  # whatever the worker raised, as vLLM passes it on
+            raise EngineError(f"{self.name} failed while {doing}: {error}") from error
 
 
 def _said(completion: Any) -> Said:

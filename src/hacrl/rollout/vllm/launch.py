@@ -30,6 +30,7 @@ WORKER_FOLDER = (
 )  # on the path of vLLM's interpreter, and nothing else of ours
 WORKER = "hacrl_vllm_worker.WeightReceiver"
 GIB = 2**30
+CPU_CACHE_GIB = 1.0
 ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}  # nobody is told
 
 
@@ -102,7 +103,7 @@ def engine_arguments(
     model: str, dtype: str, settings: VllmSettings, max_length: int | None, on_cpu: bool, can_sleep: bool
 ) -> dict[str, Any]:
     """vLLM's arguments for a model's folder or hub id; ``max_length`` None: the model's own context."""
-    cache = settings.kv_cache_gib or (1.0 if on_cpu else None)
+    cache = settings.kv_cache_gib or (CPU_CACHE_GIB if on_cpu else None)
     arguments: dict[str, Any] = {
         "model": model,
         "dtype": dtype,

@@ -49,6 +49,7 @@ class Ipc:
         kept = [(name, tensor.contiguous()) for name, tensor in weights]  # until the workers are done
         torch.cuda.synchronize()
         _check(backend, backend.call("hacrl_load_ipc", json.dumps([_handle(*one) for one in kept])))
+        torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]  # the workers have let go of what is shared
 
     def close(self) -> None:
         """Nothing is held."""

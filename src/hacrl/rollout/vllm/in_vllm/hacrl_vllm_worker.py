@@ -56,7 +56,9 @@ class WeightReceiver:
             for one in json.loads(handles):
                 yield one["name"], _opened(one)
 
-        return self._hacrl_load(weights())
+        result = self._hacrl_load(weights())
+        torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
+        return result
 
     def hacrl_join(self, backend: str, host: str, port: str, rank: str, size: str, seconds: str) -> None:
         """Join the group in which the learner, rank 0, broadcasts weights."""
