@@ -40,14 +40,14 @@ def cosines(trainer: Trainer, config: RunConfig, batch: int) -> dict[str, float]
     """Learner -> cosine between its two gradients, on one batch of prompts."""
     task = make_task(config.task)
     problems = ProblemStream(task.train, config.rollout.prompts_per_step, config.seed).batch(batch)
-    exchange = InProcessExchange([participant.name for participant in trainer.participants])
+    exchange = InProcessExchange()
     for participant in trainer.participants:
         seed = derive_seed(config.seed, "alignment", participant.name, batch)
         rollouts = participant.engine.generate(
             problems, participant.rollouts_per_prompt, config.rollout.sampling, seed
         )
         exchange.publish(batch, participant.name, verify_rollouts(task, rollouts))
-    groups = exchange.collect(batch)
+    groups = exchange.collect(batch, [participant.name for participant in trainer.participants])
     trainer.capabilities.record(
         {p.name: [r for group in groups for r in group.rewards[p.name]] for p in trainer.participants}
     )

@@ -27,10 +27,13 @@ LAYERS = [
     "rollout",
     "exchange",
     "agents",
+    "checkpoint",
     "tasks",
     "algorithms",
     "seeding",
+    "safe_files",
     "errors",
+    "plain_text",
     "types",
 ]
 # Settings records are plain data that config reads; they may not pull their layer in.

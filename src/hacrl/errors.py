@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from hacrl.plain_text import printable
+
 
 class HacrlError(Exception):
     """Base of all errors that hacrl reports without a traceback."""
+
+    def __str__(self) -> str:
+        """Messages quote what files, servers and models said: none of it may reach a terminal as it is."""
+        return printable(super().__str__(), multiline=True)
 
 
 class ConfigError(HacrlError, ValueError):
@@ -21,3 +27,7 @@ class TaskError(HacrlError, ValueError):
 
 class TrainingError(HacrlError, RuntimeError):
     """Training cannot go on, e.g. because a loss is not finite."""
+
+
+class CheckpointError(HacrlError, RuntimeError):
+    """A checkpoint cannot be written, or is not as it was written."""

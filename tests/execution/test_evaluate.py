@@ -201,7 +201,7 @@ def test_overwrite_starts_anew_where_a_file_is_damaged(tmp_path):
     path = tmp_path / "e" / "responses.jsonl"
     whole = path.read_bytes()
     path.write_bytes(b"?" + whole)
-    with pytest.raises(ConfigError, match="line 1, is damaged; use --overwrite to start anew"):
+    with pytest.raises(ConfigError, match=r"line 1, is damaged: .*; use --overwrite to start anew"):
         ask(BUNDLED[0], **options)
     ask(BUNDLED[0], overwrite=True, **options)
     assert path.read_bytes() == whole

@@ -21,12 +21,13 @@ from hacrl.algorithms.settings import (
     NaiveSettings,
 )
 from hacrl.exchange.base import PromptGroup
-from hacrl.learning.learner import Learner, LearnStats
+from hacrl.learning.learner import Learner
 from hacrl.learning.minibatches import minibatches
 from hacrl.learning.old_policy import OldLogprobs, spread_out
 from hacrl.learning.reports import LearnReport, learn_report
 from hacrl.learning.samples import LearnerSamples, SampleBuilder
 from hacrl.learning.settings import LearningSettings
+from hacrl.learning.stats import LearnStats
 from hacrl.rollout.transformers_engine import TransformersEngine
 from hacrl.types import LearnerSample, Sampling
 from tests.learning.handmade import RESPONSES, SAMPLING, PlainAdamW, largest_difference, sample, weights

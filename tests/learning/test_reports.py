@@ -6,7 +6,6 @@ from collections import Counter
 
 import pytest
 
-from hacrl.learning.learner import LearnStats, SourceStats
 from hacrl.learning.reports import (
     LearnReport,
     RetokeniseReport,
@@ -16,6 +15,7 @@ from hacrl.learning.reports import (
     rollout_report,
 )
 from hacrl.learning.samples import LearnerSamples
+from hacrl.learning.stats import LearnStats, SourceStats
 from hacrl.rollout.verified import verify_rollouts
 from tests.support.rollouts import rollout
 from tests.support.sevens import SevensTask
@@ -48,6 +48,9 @@ def test_learning() -> None:
         sampler_differences=[0.25, -0.5, 0.75, 0.5],
         weights=[0.5, 2.0, 1.0],
         capped=[0.0, 1.0, 0.0],
+        bad_updates=3,
+        oom_retries=1,
+        notes=["something to know"],
     )
     dropped = Counter({("bob", "too_long"): 2, ("ada", "non_finite"): 1, ("bob", "not_representable"): 3})
     samples = LearnerSamples(dropped=dropped, length_ratios={"bob": [0.5, 0.7]})
@@ -76,9 +79,11 @@ def test_learning() -> None:
         },
         # 2 of the 5 that were tried came back as the same text
         retokenised={"bob": RetokeniseReport(2, 0.4, pytest.approx(0.6))},
+        bad_updates=3,
+        oom_retries=1,
     )
 
 
 def test_a_step_without_any_sample_is_all_zeros() -> None:
-    nothing = LearnReport(0, 0.0, 0.0, 0, {}, None, None, None, None, None, {}, {})
+    nothing = LearnReport(0, 0.0, 0.0, 0, {}, None, None, None, None, None, {}, {}, 0, 0)
     assert learn_report(LearnStats(), LearnerSamples()) == nothing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -55,9 +55,9 @@ class CapabilityTracker:
             agent: deque(maxlen=self.settings.window) for agent in agents
         }
 
-    def record(self, rewards: Mapping[str, Sequence[float]]) -> None:
-        """Add one step: every agent's rewards over the whole prompt batch."""
-        if rewards.keys() != self._history.keys():
+    def record(self, rewards: Mapping[str, Sequence[float]], absent: Collection[str] = ()) -> None:
+        """Add one step: every agent's rewards over the whole prompt batch, but for those that had none."""
+        if rewards.keys() | set(absent) != self._history.keys():
             raise ValueError(
                 f"rewards of {sorted(rewards)} given, capabilities kept of {sorted(self._history)}"
             )

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from hacrl.algorithms.settings import AnyMethodSettings, HacpoSettings
+from hacrl.checkpoint.settings import CheckpointSettings
 from hacrl.config.loading import build_config
 from hacrl.config.schema import RunConfig
 from hacrl.errors import ConfigError
 from hacrl.evaluation.settings import DEFAULT_PROBLEMS, EvaluationSettings
+from hacrl.learning.collapse_settings import CollapseSettings
 from hacrl.learning.settings import LearningSettings
 from hacrl.rollout.settings import RolloutSettings
 
@@ -63,6 +65,14 @@ class HACRLConfig:
     """The run's name in trackers; None: the output folder's."""
     logged_rollouts: int = 4
     """Rollouts kept per agent and step, to be read."""
+    checkpoint: CheckpointSettings | Section = field(default_factory=dict)
+    """How often the whole state is written down, and how much of that is kept."""
+    collapse: CollapseSettings | Section = field(default_factory=dict)
+    """When an agent counts as collapsed, and what is done about it."""
+    watchdog_minutes: float = 30.0
+    """Minutes without movement until the run says where it hangs; 0: never."""
+    resume: bool = False
+    """Go on with the run in ``output`` if there is one; it must be the same one, but for ``steps``."""
     overwrite: bool = False
     """Replace an earlier run in the same folder; without it that is refused."""
     progress: bool = True
@@ -84,6 +94,8 @@ class HACRLConfig:
             "rollout": plain_section(self.rollout),
             "learning": plain_section(self.learning),
             "evaluation": evaluation,
+            "checkpoint": plain_section(self.checkpoint),
+            "collapse": plain_section(self.collapse),
         }
         return build_config(data, source="HACRLConfig")
 
@@ -97,7 +109,16 @@ class HACRLConfig:
         return [name for name in _listed(self.report_to) if name != "none"]
 
 
-_SAME_KEY = ("steps", "seed", "device", "threads", "project", "run_name", "logged_rollouts")
+_SAME_KEY = (
+    "steps",
+    "seed",
+    "device",
+    "threads",
+    "project",
+    "run_name",
+    "logged_rollouts",
+    "watchdog_minutes",
+)
 
 
 def plain_section(section: Any) -> Any:

@@ -17,6 +17,7 @@ from hacrl.errors import ConfigError, TrainingError
 from hacrl.evaluation.accuracy import Accuracy
 from hacrl.execution.local import LocalRun
 from hacrl.execution.results import RunResult
+from hacrl.execution.resume import resume_point_of
 from hacrl.learning.observer import Observer
 from hacrl.report.progress import RunProgress
 
@@ -56,7 +57,8 @@ class HACRLTrainer:
         watching = [*([self._progress] if self._progress else []), *_joined(callbacks, self)]
         self._closed = False
         self._has_trained = False
-        self._run = LocalRun(config, watching, args.overwrite, choice.task, loaded)
+        point = resume_point_of(config) if args.resume else None
+        self._run = LocalRun(config, watching, args.overwrite, choice.task, loaded, point)
 
     @property
     def agents(self) -> dict[str, Agent]:

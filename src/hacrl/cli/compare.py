@@ -14,8 +14,10 @@ from hacrl.config.overrides import apply_override
 from hacrl.execution.compare import PlannedRun, plan_runs, run_study
 from hacrl.execution.results import RunResult
 from hacrl.report.curves import plot_curves
+from hacrl.report.literal import say
 from hacrl.report.study import make_study, study_markdown
 from hacrl.report.study_plot import plot_study
+from hacrl.safe_files import check_file
 
 
 def run_comparison(
@@ -33,6 +35,8 @@ def run_comparison(
     for override in overrides:
         apply_override(recipe, override)
     folder = output or Path("runs") / f"compare-{path.stem}"
+    for name in ("study.md", "study.json", "study.png", "curves.png"):
+        check_file(folder / name, folder)  # before the runs, not after them
     runs = plan_runs(recipe, variants, seeds, folder)
     done = 0
 
@@ -42,9 +46,9 @@ def run_comparison(
         final = result.accuracies[max(result.accuracies)]
         accuracies = "  ".join(f"{agent} {accuracy.mean:.3f}" for agent, accuracy in final.items())
         line = f"{done}/{len(runs)}  {run.variant}  seed {run.seed}  {accuracies}"
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(console, line)
 
-    console.print(f"{len(runs)} runs, {jobs} at a time, in {folder}", highlight=False)
+    say(console, f"{len(runs)} runs, {jobs} at a time, in {folder}")
     with told_when_interrupted(f"finished runs are in {folder}; the same command goes on from there"):
         results = run_study(runs, jobs, announce, overwrite)
     ordered = {(run.variant, run.seed): results[run.variant, run.seed] for run in runs}
@@ -54,5 +58,5 @@ def run_comparison(
     (folder / "study.json").write_text(json.dumps(study.as_dict(), indent=2) + "\n", encoding="utf-8")
     plot_study(ordered, folder / "study.png")
     plot_curves(ordered, folder / "curves.png")
-    console.print(table, markup=False, highlight=False, soft_wrap=True)
-    console.print(f"Table, numbers and plot: {folder}", highlight=False, soft_wrap=True)
+    say(console, table)
+    say(console, f"Table, numbers and plot: {folder}")

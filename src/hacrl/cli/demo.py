@@ -14,6 +14,7 @@ from hacrl.cli.quiet import without_library_chatter
 from hacrl.config.schema import RunConfig
 from hacrl.execution.demo import METHOD_LABELS, run_demo_methods
 from hacrl.report.comparison import compare, comparison_table
+from hacrl.report.literal import say
 from hacrl.report.plot import plot_comparison
 from hacrl.report.progress import RunProgress
 
@@ -42,8 +43,8 @@ def run_demo(output: Path, seed: int, steps: int | None, as_json: bool) -> None:
     plot = folder / "comparison.png"
     plot_comparison(comparison, METHOD_LABELS, plot)
     console.print(comparison_table(comparison, METHOD_LABELS))
-    console.print(f"Done in {seconds:.0f} s. Plot: {plot}", highlight=False, soft_wrap=True)
-    console.print(f"Runs, metrics and trained agents: {folder}", highlight=False, soft_wrap=True)
+    say(console, f"Done in {seconds:.0f} s. Plot: {plot}")
+    say(console, f"Runs, metrics and trained agents: {folder}")
     summary = {
         "agents": comparison.as_dict(),
         "seed": seed,

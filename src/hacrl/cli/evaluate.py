@@ -27,6 +27,8 @@ from hacrl.evaluation.settings import ExamSettings
 from hacrl.evaluation.tables import TextTable, result_tables, with_interval
 from hacrl.execution.evaluate import EvaluationObserver, evaluate_targets
 from hacrl.execution.evaluation_plan import EvaluationRequest
+from hacrl.plain_text import printable
+from hacrl.report.literal import literal, say
 
 SECONDS_BETWEEN_LINES = 30  # off a terminal
 _LESS_IMPORTANT = ("wrong", "correct", "tokens", "stopped")  # columns that go first where there is no room
@@ -119,7 +121,7 @@ class EvaluationProgress(EvaluationObserver):
         if pair not in self._tasks:
             # what an earlier, interrupted command had done says nothing about this one's speed
             self._tasks[pair] = self._bars.add_task(
-                f"{label} on {benchmark}", total=total, completed=done, reward=told
+                printable(f"{label} on {benchmark}"), total=total, completed=done, reward=told
             )
             self._said_at = time.monotonic()
         self._bars.update(self._tasks[pair], completed=done, reward=told)
@@ -139,19 +141,19 @@ class EvaluationProgress(EvaluationObserver):
         )
 
     def _say(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(self._console, line)
 
 
 def _show(results: Results, folder: Path, console: Console) -> None:
     shown: set[str] = set()
     for text_table in result_tables(results):
-        console.print(f"\n{text_table.title}", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"\n{printable(text_table.title)}")
         fitting = _fitting(text_table, console.width)
         shown |= set(fitting.headings)
         console.print(_rich_table(fitting, console.width))
     legend = [words for heading, words in _LEGEND.items() if heading in shown]
     console.print(" ".join(["±: 95% interval over problems.", *legend]), highlight=False)
-    console.print(f"Every response and all numbers: {folder}", markup=False, highlight=False, soft_wrap=True)
+    say(console, f"Every response and all numbers: {folder}")
 
 
 def _fitting(text_table: TextTable, width: int) -> TextTable:
@@ -166,7 +168,8 @@ def _rich_table(text_table: TextTable, width: int) -> Table:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     between = "\n" if text_table.width >= width else " "  # of "math500 avg@8": never cut to "math5…"
     for i, heading in enumerate(text_table.headings):
-        table.add_column(heading.replace(" ", between), justify="left" if i == 0 else "right", no_wrap=True)
+        shown = literal(heading.replace(" ", between), multiline=True)
+        table.add_column(shown, justify="left" if i == 0 else "right", no_wrap=True)
     for row in text_table.rows:
-        table.add_row(*row)
+        table.add_row(*map(literal, row))
     return table

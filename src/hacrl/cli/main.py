@@ -10,6 +10,7 @@ import typer
 
 from hacrl import __version__
 from hacrl.cli import eval_options as options
+from hacrl.cli import exit_codes
 from hacrl.errors import HacrlError
 
 app = typer.Typer(
@@ -20,8 +21,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-EXIT_FAILED, EXIT_BAD_INPUT = 1, 2
 
 
 @app.callback(invoke_without_command=True)
@@ -73,6 +72,20 @@ def train(
     from hacrl.cli.train import run_training
 
     run_training(config, overrides or [], overwrite, dry_run)
+
+
+@app.command()
+def resume(
+    run: Annotated[Path, typer.Argument(help="The folder of a run, e.g. runs/size.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Changes, e.g. steps=200; others are refused."),
+    ] = None,
+) -> None:
+    """Go on with a run where it stopped, was killed, or ended."""
+    from hacrl.cli.train import resume_training
+
+    resume_training(run, overrides or [])
 
 
 @app.command()
@@ -196,7 +209,7 @@ def main() -> None:
         app()
     except HacrlError as error:
         typer.echo(f"error: {error}", err=True)
-        sys.exit(EXIT_BAD_INPUT if isinstance(error, ValueError) else EXIT_FAILED)
+        sys.exit(exit_codes.of_error(error))
 
 
 if __name__ == "__main__":

@@ -1,28 +1,34 @@
-"""``hacrl train``."""
+"""``hacrl train`` and ``hacrl resume``."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
+from hacrl.cli import exit_codes
 from hacrl.config.loading import load_config
 from hacrl.config.schema import RunConfig
+from hacrl.plain_text import printable
+from hacrl.report.literal import literal, say
 
+if TYPE_CHECKING:
+    from hacrl.execution.local import LocalRun
+    from hacrl.execution.results import RunResult
+    from hacrl.execution.resume_point import ResumePoint
+    from hacrl.learning.observer import Observer
 
-def _left(config: RunConfig) -> str:
-    if not Path(config.output, "metrics.jsonl").is_file():
-        return "before the first step; no agents were saved"
-    return f"metrics so far are in {config.output}; agents are saved at the end of a run only"
+MakeRun = Callable[[RunConfig, "Sequence[Observer]"], "LocalRun"]
 
 
 def run_training(path: Path, overrides: Sequence[str], overwrite: bool, dry_run: bool) -> None:
     """Check the recipe, train, and say where everything is."""
     config = load_config(path, overrides)
-    console = Console()
     if dry_run:
         from hacrl.cli.dry_run import dry_run_lines
         from hacrl.cli.quiet import without_library_chatter
@@ -30,21 +36,66 @@ def run_training(path: Path, overrides: Sequence[str], overwrite: bool, dry_run:
 
         without_library_chatter()
         for line in dry_run_lines(look_at(config, overwrite)):
-            print(line)
+            print(printable(line, multiline=True))
         return
-    from hacrl.cli.interrupts import told_when_interrupted
+    train(config, partial(_new_run, overwrite=overwrite))
+
+
+def resume_training(folder: Path, overrides: Sequence[str]) -> None:
+    """Go on with a run where it was left."""
+    from hacrl.execution.resume import open_run
+
+    found = open_run(folder, overrides)
+    if found.is_finished:
+        typer.echo(
+            f"{folder} is finished: {found.point.steps_done} steps, agents in {folder / 'agents'}. For more "
+            f"steps: hacrl resume {folder} steps={2 * max(1, found.point.steps_done)}"
+        )
+        return
+    train(found.config, partial(_resumed_run, point=found.point), first_step=found.point.steps_done)
+
+
+def _new_run(config: RunConfig, observers: Sequence[Observer], overwrite: bool) -> LocalRun:
+    from hacrl.execution.local import LocalRun
+
+    return LocalRun(config, observers, overwrite)
+
+
+def _resumed_run(config: RunConfig, observers: Sequence[Observer], point: ResumePoint) -> LocalRun:
+    from hacrl.execution.local import LocalRun
+
+    return LocalRun(config, observers, resumed=point)
+
+
+def train(config: RunConfig, make_run: MakeRun, first_step: int = 0) -> None:
+    """Train with everything a person wants to see; signals end it in good order."""
+    from hacrl.cli.interrupts import stopping_on_signals, told_when_interrupted
     from hacrl.cli.quiet import without_library_chatter
-    from hacrl.execution.local import run_locally
     from hacrl.report.progress import RunProgress
 
     without_library_chatter()
+    console = Console()
     names = [agent.name for agent in config.agents]
     title = config.method.name.upper()
-    with (
-        told_when_interrupted(partial(_left, config)),
-        RunProgress(title, names, config.steps, console) as progress,
-    ):
-        result = run_locally(config, [progress], overwrite)
+    with told_when_interrupted("before the first step; no agents were saved"):
+        progress = RunProgress(title, names, config.steps, console, first_step=first_step)
+        with progress, make_run(config, [progress]) as run:
+            say = partial(progress.on_note, run.trainer.steps_done)
+            with stopping_on_signals(run.interrupt, say) as signals:
+                run.train()
+                run.save()
+    if run.is_interrupted:
+        typer.echo(
+            f"stopped after {run.trainer.steps_done} steps; everything is saved. To go on: "
+            f"hacrl resume {config.output}"
+        )
+        raise typer.Exit(exit_codes.stopped_by(signals.received) if signals.received else exit_codes.FAILED)
+    show_result(console, config, run.result)
+
+
+def show_result(console: Console, config: RunConfig, result: RunResult) -> None:
+    """Accuracies before and after, and where everything is."""
+    names = [agent.name for agent in config.agents]
     if result.accuracies:
         first, last = min(result.accuracies), max(result.accuracies)
         table = Table(title=f"Accuracy on held-out problems, {config.method.name.upper()}")
@@ -53,6 +104,8 @@ def run_training(path: Path, overrides: Sequence[str], overwrite: bool, dry_run:
         for name in names:
             before, after = result.accuracies[first][name], result.accuracies[last][name]
             spent = (f"{result.rollouts.get(name, 0):,}", f"{result.updates.get(name, 0):,}")
-            table.add_row(name, f"{before.mean:.3f}", f"{after.mean:.3f} ± {after.stderr:.3f}", *spent)
+            table.add_row(
+                literal(name), f"{before.mean:.3f}", f"{after.mean:.3f} ± {after.stderr:.3f}", *spent
+            )
         console.print(table)
-    console.print(f"Run folder: {result.folder} (agents in {result.folder / 'agents'})", soft_wrap=True)
+    say(console, f"Run folder: {result.folder} (agents in {result.folder / 'agents'})")

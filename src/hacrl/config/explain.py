@@ -10,10 +10,13 @@ from difflib import get_close_matches
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from hacrl.algorithms.settings import AnyMethodSettings
+from hacrl.config.plain import one_line, shown, shown_key
 from hacrl.config.schema import RunConfig
 
+_MOST_PROBLEMS = 10  # told at once
 _UNKNOWN_KEY = {"unexpected_keyword_argument", "extra_forbidden"}
 _MUST_BE = {  # pydantic speaks of JSON; a recipe is YAML, or Python
     "string_type": "text",
@@ -29,26 +32,32 @@ _MUST_BE = {  # pydantic speaks of JSON; a recipe is YAML, or Python
 
 def explain(error: ValidationError, data: dict[str, Any]) -> Iterator[str]:
     """One line per problem: the key, what is wrong with its value, and the fix."""
-    for problem in error.errors(include_url=False):
-        location = _without_union_tags(problem["loc"])
-        key = ".".join(str(part) for part in location)
-        if problem["type"] in _UNKNOWN_KEY:
-            yield f"  {key}: unknown key{_suggestion(location, data)}"
-        elif problem["type"] in ("missing", "missing_argument"):
-            yield f"  {key}: missing"
-        elif problem["type"] in ("union_tag_not_found", "union_tag_invalid"):
-            names = [settings.name for settings in typing.get_args(AnyMethodSettings)]
-            given = problem["input"].get("name")
-            near = get_close_matches(str(given), names, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            yield f"  {key}.name: must be one of {', '.join(names)}, not {given!r}{hint}"
-        elif problem["type"] == "value_error":  # one of our own checks: it names the key itself
-            prefix = f"{key}: " if key else ""
-            yield f"  {prefix}{problem['ctx']['error']}"
-        else:
-            kind = _MUST_BE.get(problem["type"])
-            wanted = f"must be {kind}" if kind else problem["msg"].replace("Input should be", "must be")
-            yield f"  {key}: {wanted[0].lower()}{wanted[1:]}, not {problem['input']!r}"
+    problems = error.errors(include_url=False)
+    for problem in problems[:_MOST_PROBLEMS]:
+        yield f"  {one_line(_explained(problem, data))}"
+    if len(problems) > _MOST_PROBLEMS:
+        yield f"  and {len(problems) - _MOST_PROBLEMS:,} more"
+
+
+def _explained(problem: ErrorDetails, data: dict[str, Any]) -> str:
+    location = _without_union_tags(problem["loc"])
+    key = shown_key(location)
+    if problem["type"] in _UNKNOWN_KEY:
+        return f"{key}: unknown key{_suggestion(location, data)}"
+    if problem["type"] in ("missing", "missing_argument"):
+        return f"{key}: missing"
+    if problem["type"] in ("union_tag_not_found", "union_tag_invalid"):
+        names = [settings.name for settings in typing.get_args(AnyMethodSettings)]
+        given = problem["input"].get("name")
+        near = get_close_matches(str(given), names, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        return f"{key}.name: must be one of {', '.join(names)}, not {shown(given)}{hint}"
+    if problem["type"] == "value_error":  # one of our own checks: it names the key itself
+        prefix = f"{key}: " if key else ""
+        return f"{prefix}{problem['ctx']['error']}"
+    kind = _MUST_BE.get(problem["type"])
+    wanted = f"must be {kind}" if kind else problem["msg"].replace("Input should be", "must be")
+    return f"{key}: {wanted[0].lower()}{wanted[1:]}, not {shown(problem['input'])}"
 
 
 def _without_union_tags(location: Sequence[str | int]) -> list[str | int]:

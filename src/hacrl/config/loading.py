@@ -3,52 +3,60 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from hacrl.algorithms.settings import HacpoSettings
 from hacrl.config.checks import check_config
 from hacrl.config.explain import explain
 from hacrl.config.overrides import apply_override
+from hacrl.config.plain import check_plain, shown
 from hacrl.config.schema import RunConfig
-from hacrl.config.yaml_loader import parse_yaml
+from hacrl.config.yaml_loader import dump_yaml, parse_yaml
 from hacrl.errors import ConfigError
+from hacrl.safe_files import MEBIBYTE, MissingFileError, UnreadableFileError, read_text
 
 _ADAPTER: TypeAdapter[RunConfig] = TypeAdapter(RunConfig)
+RECIPE_LIMIT = MEBIBYTE // 4  # a recipe has a few kilobytes; YAML is slow to read
+_KINDS = {type(None): "empty", list: "a list", int: "a number", float: "a number", bool: "true or false"}
 
 
-def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read a recipe; without ``output`` the run goes to ``runs/<name of the file>``."""
-    data = read_recipe(path)
+def load_config(path: Path, overrides: Sequence[str] = (), inside: Path | None = None) -> RunConfig:
+    """Read a recipe; without ``output`` the run goes to ``runs/<name of the file>``.
+
+    ``inside`` is the folder that the file must really be in, for a run's own config.
+    """
+    data = read_recipe(path, inside)
     data.setdefault("output", f"runs/{path.stem}")
     for override in overrides:
         apply_override(data, override)
     return build_config(data, source=str(path))
 
 
-def read_recipe(path: Path) -> dict[str, Any]:
+def read_recipe(path: Path, inside: Path | None = None) -> dict[str, Any]:
     """The recipe's mapping, unchecked. A bare name such as ``demo`` is a recipe that comes with hacrl."""
-    if path.name == str(path) and not path.suffix and not path.is_file():
+    if path.name == str(path) and not path.suffix and not os.path.isfile(path):
         path = shipped_recipes().get(path.name, path)
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+        text = read_text(path, inside, RECIPE_LIMIT)
+    except MissingFileError:
         shipped = ", ".join(shipped_recipes())
         raise ConfigError(
             f"config file {path} does not exist; recipes that come with hacrl: {shipped}"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"config file {path} cannot be read: {error}") from error
-    data = parse_yaml(text, str(path))
+    except UnreadableFileError as error:
+        raise ConfigError(f"config file cannot be read: {error}") from error
+    data = parse_yaml(text, f"config file {path}")
     if not isinstance(data, dict):
         raise ConfigError(
-            f"config file {path} must be a mapping of keys to values, not {type(data).__name__}"
+            f"config file {path} must be a mapping of keys to values, not {_KINDS.get(type(data), 'text')}"
         )
     return data
 
@@ -63,30 +71,27 @@ def shipped_recipes() -> dict[str, Path]:
 
 def build_config(data: dict[str, Any], source: str = "config") -> RunConfig:
     """Validate a mapping, strictly: unknown keys, wrong types and impossible combinations are refused."""
-    data = with_agent_defaults(with_names(data))
-    try:
-        # As JSON: strict validation then takes lists and mappings, but no guessed types.
-        text = json.dumps(data, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        key = ".".join(_not_plain(data))
-        raise ConfigError(f"{source}: {key}: only plain, finite values are allowed: {error}") from error
+    check_plain(data, source)
+    with _named(source):
+        data = with_agent_defaults(with_names(data))
+    # As JSON: strict validation then takes lists and mappings, but no guessed types.
+    text = json.dumps(data, allow_nan=False)
     try:
         config = _ADAPTER.validate_json(text, strict=True)
     except ValidationError as error:
         raise ConfigError(f"{source}:\n" + "\n".join(explain(error, data))) from None
-    check_config(config)
+    with _named(source):
+        check_config(config)
     return config
 
 
-def _not_plain(value: Any) -> list[str]:
-    """Keys that lead to the first value JSON cannot hold."""
-    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, part in inside:
-        try:
-            json.dumps(part, allow_nan=False)
-        except (TypeError, ValueError):
-            return [str(key), *_not_plain(part)]
-    return []
+@contextmanager
+def _named(source: str) -> Iterator[None]:
+    """Errors of checks that do not know which file they are about."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from error
 
 
 def with_names(data: dict[str, Any]) -> dict[str, Any]:
@@ -106,7 +111,7 @@ def with_agent_defaults(data: dict[str, Any]) -> dict[str, Any]:
     rest = {key: value for key, value in data.items() if key != "agent_defaults"}
     defaults, agents = data.get("agent_defaults") or {}, data.get("agents")
     if not isinstance(defaults, dict):
-        raise ConfigError(f"agent_defaults must be a mapping of keys to values, not {defaults!r}")
+        raise ConfigError(f"agent_defaults must be a mapping of keys to values, not {shown(defaults)}")
     if not isinstance(agents, list):
         return rest  # which the validation refuses
     filled = [_merged(defaults, agent) if isinstance(agent, dict) else agent for agent in agents]
@@ -124,4 +129,4 @@ def _merged(defaults: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
 def config_to_yaml(config: RunConfig) -> str:
     """The resolved config: every key, defaults included; :func:`load_config` reads it back."""
     plain = json.loads(json.dumps(asdict(config)))
-    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+    return dump_yaml(plain)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+from hacrl.config.plain import one_line, shown, shown_key
 from hacrl.config.schema import RunConfig
 from hacrl.config.yaml_loader import parse_yaml
 from hacrl.errors import ConfigError
@@ -29,9 +30,10 @@ def apply_override(data: dict[str, Any], override: str) -> None:
     """Set one key of a recipe, in place."""
     key, equals, text = override.partition("=")
     if not equals or not key:
-        raise ConfigError(f"override {override!r} must have the form key=value, e.g. learning.lr=1e-6")
-    value = parse_yaml(text, f"value of {key}")
+        raise ConfigError(f"override {shown(override)} must have the form key=value, e.g. learning.lr=1e-6")
     *parents, last = _full_key(key).split(".")
+    key = shown_key([key])  # for errors
+    value = parse_yaml(text, f"value of {key}")
     if parents and parents[0] in _NAMED_SHORTLY and isinstance(data.get(parents[0]), str):
         data[parents[0]] = {"name": data[parents[0]]}
     node: Any = data
@@ -42,7 +44,7 @@ def apply_override(data: dict[str, Any], override: str) -> None:
     elif isinstance(node, dict):
         node[last] = value
     else:
-        raise ConfigError(f"override {key}: {parents[-1]!r} is a plain value and has no keys")
+        raise ConfigError(f"override {key}: {shown(parents[-1])} is a plain value and has no keys")
 
 
 def _full_key(key: str) -> str:
@@ -62,13 +64,14 @@ def _descend(node: Any, part: str, key: str) -> Any:
         return node[_position(node, part, key)]
     if isinstance(node, dict):
         return node.setdefault(part, {})
-    raise ConfigError(f"override {key}: there is nothing below {part!r}")
+    raise ConfigError(f"override {key}: there is nothing below {shown(part)}")
 
 
 def _position(items: list[Any], part: str, key: str) -> int:
     names = [item.get("name") if isinstance(item, dict) else None for item in items]
     if part in names:
         return names.index(part)
-    if part.isdecimal() and int(part) < len(items):
+    if part.isdecimal() and len(part) < 10 and int(part) < len(items):
         return int(part)
-    raise ConfigError(f"override {key}: there is no entry {part!r}; there are {', '.join(map(str, names))}")
+    there = one_line(", ".join(shown_key([name]) for name in names[:10])) or "none"
+    raise ConfigError(f"override {key}: there is no entry {shown(part)}; there are {there}")

@@ -10,7 +10,9 @@ from pydantic import Field
 from hacrl.agents.engine_settings import EngineName
 from hacrl.agents.settings import AgentSettings
 from hacrl.algorithms.settings import AnyMethodSettings, HacpoSettings
+from hacrl.checkpoint.settings import CheckpointSettings
 from hacrl.evaluation.settings import EvaluationSettings
+from hacrl.learning.collapse_settings import CollapseSettings
 from hacrl.learning.settings import LearningSettings
 from hacrl.rollout.settings import RolloutSettings
 from hacrl.tasks.settings import TaskSettings
@@ -37,6 +39,9 @@ class RunConfig:
     rollout: RolloutSettings = field(default_factory=RolloutSettings)
     learning: LearningSettings = field(default_factory=LearningSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    collapse: CollapseSettings = field(default_factory=CollapseSettings)
+    watchdog_minutes: float = 30.0  # without any movement, until the run says where it hangs; 0: never
 
     def __post_init__(self) -> None:
         if not self.agents:
@@ -47,6 +52,8 @@ class RunConfig:
             raise ValueError(f"threads must be at least 1, not {self.threads}")
         if self.logged_rollouts < 0:
             raise ValueError(f"logged_rollouts must not be negative, not {self.logged_rollouts}")
+        if self.watchdog_minutes < 0:
+            raise ValueError(f"watchdog_minutes must not be negative, not {self.watchdog_minutes} (0: off)")
         if not self.output or "\0" in self.output:
             raise ValueError(f"output must name a folder, not {self.output!r}")
 

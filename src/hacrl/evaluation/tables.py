@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from hacrl.evaluation.metrics import Estimate
 from hacrl.evaluation.results import PairResult, Results
+from hacrl.plain_text import markdown_text
 from hacrl.types import VerdictLabel
 
 _VERDICTS: tuple[VerdictLabel, ...] = ("correct", "wrong", "unparsable", "timeout", "crash", "scored")
@@ -33,7 +34,7 @@ class TextTable:
 
     def markdown(self) -> str:
         """As a Markdown table under its title."""
-        lines = [f"**{self.title}**", "", _line(self.headings)]
+        lines = [f"**{markdown_text(self.title)}**", "", _line(self.headings)]
         lines.append("|" + "---|" * len(self.headings))
         return "\n".join([*lines, *(_line(row) for row in self.rows)]) + "\n"
 
@@ -49,7 +50,7 @@ def results_markdown(results: Results) -> str:
     """All tables and notes."""
     parts = [table.markdown() for table in result_tables(results)]
     if results.notes:
-        parts.append("\n".join(f"- {note}" for note in results.notes) + "\n")
+        parts.append("\n".join(f"- {markdown_text(note)}" for note in results.notes) + "\n")
     return "\n".join(parts)
 
 
@@ -144,4 +145,4 @@ def _alike(values: Sequence[str]) -> str:
 
 
 def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    return "| " + " | ".join(map(markdown_text, cells)) + " |"

@@ -29,6 +29,6 @@ class Exchange(Protocol):
         """Hand in all of one agent's rollouts of a step."""
         ...
 
-    def collect(self, step: int) -> list[PromptGroup]:
-        """Everybody's rollouts of a step, grouped by prompt in the order of asking; forgets them."""
+    def collect(self, step: int, agents: Sequence[str]) -> list[PromptGroup]:
+        """These agents' rollouts of a step, grouped by prompt in the order of asking; forgets them."""
         ...

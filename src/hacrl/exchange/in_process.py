@@ -11,22 +11,21 @@ from hacrl.types import Problem, VerifiedRollout
 class InProcessExchange:
     """See :class:`hacrl.exchange.base.Exchange`."""
 
-    def __init__(self, agents: Sequence[str]) -> None:
-        self._agents = tuple(agents)
+    def __init__(self) -> None:
         self._published: dict[int, dict[str, list[VerifiedRollout]]] = {}
 
     def publish(self, step: int, agent: str, rollouts: Sequence[VerifiedRollout]) -> None:
         """Hand in all of one agent's rollouts of a step."""
         self._published.setdefault(step, {})[agent] = list(rollouts)
 
-    def collect(self, step: int) -> list[PromptGroup]:
-        """Everybody's rollouts of a step, grouped by prompt in the order of asking; forgets them."""
+    def collect(self, step: int, agents: Sequence[str]) -> list[PromptGroup]:
+        """These agents' rollouts of a step, grouped by prompt in the order of asking; forgets them."""
         published = self._published.pop(step)
-        missing = [agent for agent in self._agents if agent not in published]
+        missing = [agent for agent in agents if agent not in published]
         assert not missing, f"step {step}: nothing published by {missing}"
         problems: dict[str, Problem] = {}
         grouped: dict[str, dict[str, list[VerifiedRollout]]] = {}
-        for agent in self._agents:
+        for agent in agents:
             for verified in published[agent]:
                 problem = verified.rollout.problem
                 problems.setdefault(problem.id, problem)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -14,9 +15,10 @@ from hacrl.config.loading import build_config, config_to_yaml
 from hacrl.config.schema import RunConfig
 from hacrl.errors import ConfigError
 from hacrl.execution.preflight import preflight
-from hacrl.execution.results import RunResult, read_result
+from hacrl.execution.results import RunResult, read_finished
 from hacrl.execution.variants import Recipe, variant_recipe
 from hacrl.learning.settings import LearningSettings
+from hacrl.safe_files import UnreadableFileError, check_inside, read_text
 from hacrl.tasks.registry import make_task
 
 
@@ -90,9 +92,11 @@ def run_study(
     results: dict[tuple[str, int], RunResult] = {}
 
     def keep(run: PlannedRun) -> None:
-        results[run.variant, run.seed] = read_result(run.folder)
+        results[run.variant, run.seed] = _result(run)
         on_done(run, results[run.variant, run.seed])
 
+    for run in runs:
+        check_inside(run.folder, run.folder.parent.parent)  # of the study: FOLDER/VARIANT/seed-N
     finished = [_is_finished(run, overwrite) for run in runs]  # of all, before any is announced or started
     missing = [run for run, done in zip(runs, finished, strict=True) if not done]
     for run, done in zip(runs, finished, strict=True):
@@ -116,9 +120,15 @@ def run_study(
 def _is_finished(run: PlannedRun, overwrite: bool) -> bool:
     """Whether this very config has been run to its end: a run's last act is to save the agents."""
     config = run.folder / "config.yaml"
-    if not config.is_file():
+    if not os.path.lexists(config):
         return False
-    if config.read_text("utf-8") != config_to_yaml(run.config):
+    try:
+        is_same = read_text(config, run.folder) == config_to_yaml(run.config)
+    except UnreadableFileError:
+        if overwrite:
+            return False
+        raise
+    if not is_same:
         if overwrite:
             return False
         raise ConfigError(
@@ -126,6 +136,14 @@ def _is_finished(run: PlannedRun, overwrite: bool) -> bool:
             "or --overwrite to replace such runs"
         )
     return all((run.folder / "agents" / agent.name / "config.json").is_file() for agent in run.config.agents)
+
+
+def _result(run: PlannedRun) -> RunResult:
+    """What a finished run came to. Half of it would be compared as if it were the whole."""
+    try:
+        return read_finished(run.folder, run.config.steps, [agent.name for agent in run.config.agents])
+    except UnreadableFileError as error:
+        raise ConfigError(f"{error}; delete {run.folder} to have this run made again") from error
 
 
 def _ignore_interrupts() -> None:

@@ -18,17 +18,17 @@ PROBES = 4
 
 def check_engines(config: RunConfig) -> None:
     """Before models load: what the agents' engines need is there."""
-    for agent in config.agents:
-        if config.engine(agent) == "vllm":
-            from hacrl.rollout.vllm.checks import check_vllm
-
-            check_vllm(agent.name, agent.vllm)
-    urls = [agent.vllm.url for agent in config.agents if config.engine(agent) == "vllm" and agent.vllm.url]
+    asked = [agent for agent in config.agents if config.engine(agent) == "vllm"]
+    urls = [agent.vllm.url.rstrip("/") for agent in asked if agent.vllm.url]
     for url in urls:
         if urls.count(url) > 1:
             raise ConfigError(
                 f"agents: two agents have vllm.url {url}; every agent needs a server of its own"
             )
+    for agent in asked:
+        from hacrl.rollout.vllm.checks import check_vllm
+
+        check_vllm(agent.name, agent.vllm)
 
 
 def make_engine(config: RunConfig, settings: AgentSettings, agent: Agent, checked: Checked) -> RolloutEngine:

@@ -8,20 +8,33 @@ results.md      the same, as tables
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from hacrl.errors import ConfigError
 from hacrl.evaluation.chunks import Chunk, ChunkPlan
 from hacrl.evaluation.scores import Mark
+from hacrl.plain_text import json_text
+from hacrl.safe_files import MissingFileError, UnreadableFileError, iterate_jsonl, open_inside, read_json
+from hacrl.types import FinishReason, VerdictLabel
 
 FILES = ("plan.json", "responses.jsonl", "results.json", "results.md")
 # what a process that was killed while it wrote one of them may leave behind
 UNFINISHED = ("plan.unfinished", "responses.unfinished", "results.unfinished")
+
+
+_START_ANEW = "use --overwrite to start anew"
+_MARK: dict[str, type | tuple[type, ...]] = {
+    "problem": str,
+    "sample": int,
+    "reward": (int, float),
+    "verdict": str,
+    "tokens": int,
+    "finish_reason": str,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +74,7 @@ class EvaluationFolder:
     def check(self, records: Sequence[PairRecord], overwrite: bool) -> None:
         """Refuse a folder that holds something else, or another evaluation that may not be replaced."""
         try:
-            present = {entry.name for entry in self.path.iterdir()} if self.path.exists() else set()
+            present = {entry.name for entry in self.path.iterdir()} if os.path.lexists(self.path) else set()
         except OSError as error:
             raise ConfigError(f"--output: cannot use {self.path}: {error}") from error
         foreign = sorted(present - {*FILES, *UNFINISHED})
@@ -90,7 +103,7 @@ class EvaluationFolder:
             if overwrite:  # equal ones too: their files may be damaged
                 for name in (*FILES, *UNFINISHED):
                     (self.path / name).unlink(missing_ok=True)
-            _write(self.path / "plan.json", [asdict(record) for record in records])
+            self._write("plan.json", json_text([asdict(record) for record in records], indent=2) + "\n")
             self._marks = {record.key: [] for record in records}
             self._keep_whole_chunks(plans)
         except OSError as error:
@@ -116,25 +129,35 @@ class EvaluationFolder:
         lines = []
         for mark, text in zip(marks, texts, strict=True):
             record = {"agent": agent, "benchmark": benchmark, **asdict(mark), "response": text}
-            lines.append(json.dumps(record, ensure_ascii=False) + "\n")
-        with (self.path / "responses.jsonl").open("a", encoding="utf-8", errors="backslashreplace") as file:
-            file.write("".join(lines))
+            lines.append(json_text(record) + "\n")
+        with open_inside(self.path / "responses.jsonl", self.path, "ab") as file:
+            file.write("".join(lines).encode("utf-8", errors="backslashreplace"))
         self._marks[pair] += marks
 
     def write_results(self, results: Mapping[str, Any], tables: str) -> None:
         """The numbers so far."""
-        _write(self.path / "results.json", results)
-        (self.path / "results.md").write_text(tables, encoding="utf-8")
+        self._write("results.json", json_text(results, indent=2) + "\n")
+        with open_inside(self.path / "results.md", self.path, "wb") as file:
+            file.write(tables.encode("utf-8", errors="backslashreplace"))
+
+    def _write(self, name: str, text: str) -> None:
+        """Whole or not at all."""
+        unfinished = (self.path / name).with_suffix(".unfinished")
+        with open_inside(unfinished, self.path, "wb") as file:
+            file.write(text.encode("utf-8", errors="backslashreplace"))
+        os.replace(unfinished, self.path / name)
 
     def _difference(self, records: Sequence[PairRecord]) -> str:
         """In which way the evaluation that is there differs from these pairs; empty if it can go on."""
         planned = {record.key: asdict(record) for record in records}
         try:
-            text = (self.path / "plan.json").read_text("utf-8")
-            there = [(entry["agent"], entry["benchmark"], entry) for entry in json.loads(text)]
-        except FileNotFoundError:
+            plan = read_json(self.path / "plan.json", self.path)
+            there = [(str(entry["agent"]), str(entry["benchmark"]), dict(entry)) for entry in plan]
+        except MissingFileError:
             return "no readable plan.json" if any((self.path / name).exists() for name in FILES) else ""
-        except (OSError, ValueError, KeyError, TypeError):
+        except UnreadableFileError as error:
+            return f"no readable plan.json ({error})"
+        except (ValueError, KeyError, TypeError):
             return "no readable plan.json"
         for agent, benchmark, entry in there:
             if (agent, benchmark) not in planned:
@@ -147,53 +170,77 @@ class EvaluationFolder:
     def _keep_whole_chunks(self, plans: Mapping[tuple[str, str], ChunkPlan]) -> None:
         """Read the responses back; of a chunk that was broken off nothing is kept."""
         path = self.path / "responses.jsonl"
-        if not path.exists():
+        if not os.path.lexists(path):
             return
-        for pair, mark in _read_marks(path):
+        ends: dict[tuple[str, str], list[int]] = {pair: [] for pair in plans}
+        starts: dict[int, int] = {}  # of each line, by its end
+        for pair, mark, start, end in _read_marks(path, plans.keys()):
             self._marks[pair].append(mark)
+            ends[pair].append(end)
+            starts[end] = start
         for pair, plan in plans.items():
-            whole = 0
-            for chunk in plan.chunks:
-                if whole + chunk.responses > len(self._marks[pair]):
-                    break
-                whole += chunk.responses
-            del self._marks[pair][whole:]
-        left = {pair: len(marks) for pair, marks in self._marks.items()}
+            whole = _whole_responses(plan, len(self._marks[pair]))
+            del self._marks[pair][whole:], ends[pair][whole:]
+            if not _fit(self._marks[pair], plan):
+                raise ConfigError(
+                    f"{path} is damaged: responses of {pair[0]} on {pair[1]} are missing in the middle; "
+                    f"{_START_ANEW}"
+                )
         kept = path.with_suffix(".unfinished")
-        with path.open("rb") as source, kept.open("wb") as target:
-            for line, (pair, _) in zip(source, list(_read_marks(path)), strict=False):
-                if left[pair] > 0:
-                    left[pair] -= 1
-                    target.write(line)
+        with open_inside(path, self.path) as source, open_inside(kept, self.path, "wb") as target:
+            for end in sorted(end for of_pair in ends.values() for end in of_pair):
+                source.seek(starts[end])
+                target.write(source.read(end - starts[end]))
         os.replace(kept, path)
 
 
-def _read_marks(path: Path) -> Iterator[tuple[tuple[str, str], Mark]]:
-    """Pair and mark of every line; a last line that was broken off ends it."""
-    names = [field.name for field in fields(Mark)]
-    with path.open("rb") as file:  # bytes: it may have been broken off in the middle of a character
-        for number, line in enumerate(file, 1):
-            if not line.endswith(b"\n"):
-                return
-            try:
-                record = json.loads(line)
-                pair = (record["agent"], record["benchmark"])
-                mark = Mark(**{name: record[name] for name in names})
-            except (ValueError, KeyError, TypeError) as error:
-                raise ConfigError(
-                    f"{path}, line {number}, is damaged; use --overwrite to start anew"
-                ) from error
-            yield pair, mark
+def _whole_responses(plan: ChunkPlan, there: int) -> int:
+    """How many of so many responses make whole chunks."""
+    whole = 0
+    for chunk in plan.chunks:
+        if whole + chunk.responses > there:
+            break
+        whole += chunk.responses
+    return whole
+
+
+def _fit(marks: Sequence[Mark], plan: ChunkPlan) -> bool:
+    """Whether responses are those of the plan, in its order: one problem for each position and back."""
+    slots = [slot for chunk in plan.chunks for slot in chunk.slots][: len(marks)]
+    pairs = {(position, mark.problem) for (position, _), mark in zip(slots, marks, strict=True)}
+    one_to_one = len(pairs) == len({position for position, _ in pairs}) == len({name for _, name in pairs})
+    return one_to_one and all(mark.sample == sample for (_, sample), mark in zip(slots, marks, strict=True))
+
+
+def _read_marks(
+    path: Path, pairs: Collection[tuple[str, str]]
+) -> Iterator[tuple[tuple[str, str], Mark, int, int]]:
+    """Pair, mark and place of every line; a last line that was broken off ends it."""
+    start = 0
+    try:
+        for line in iterate_jsonl(path, path.parent):
+            pair = (line.record.get("agent"), line.record.get("benchmark"))
+            if not isinstance(pair[0], str) or not isinstance(pair[1], str) or pair not in pairs:
+                raise UnreadableFileError(f"{path}, line {line.number}, is damaged: of no pair of plan.json")
+            yield (pair[0], pair[1]), _mark(line.record, f"{path}, line {line.number},"), start, line.end
+            start = line.end
+    except UnreadableFileError as error:
+        raise ConfigError(f"{error}; {_START_ANEW}") from error
+
+
+def _mark(record: Mapping[str, Any], where: str) -> Mark:
+    for field in fields(Mark):
+        value = record.get(field.name)
+        if not isinstance(value, _MARK[field.name]) or isinstance(value, bool):
+            raise UnreadableFileError(f"{where} is damaged or of another version: {field.name}")
+    if record["verdict"] not in get_args(VerdictLabel) or record["finish_reason"] not in get_args(
+        FinishReason
+    ):
+        raise UnreadableFileError(f"{where} is damaged or of another version: verdict or finish_reason")
+    return Mark(**{field.name: record[field.name] for field in fields(Mark)})
 
 
 def _told_difference(key: str, there: object, now: object) -> str:
     if key in ("weights", "problems"):
         return f"other {key}"
     return f"{key} {there}, not {now}"
-
-
-def _write(path: Path, content: Any) -> None:
-    """Whole or not at all."""
-    unfinished = path.with_suffix(".unfinished")
-    unfinished.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(unfinished, path)

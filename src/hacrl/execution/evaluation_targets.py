@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ from hacrl.config.loading import load_config
 from hacrl.config.schema import RunConfig
 from hacrl.errors import ConfigError, ModelError
 from hacrl.evaluation.benchmarks import label_of
+from hacrl.execution.run_folder import RUN_FILES
+from hacrl.safe_files import check_inside, check_tree
 
 Stage = Literal["before", "after"]
 _LEVELS_UP = 4  # RUN/agents/NAME, or a checkpoint a little deeper
@@ -39,10 +42,10 @@ def resolve_targets(references: Sequence[str], before: bool = False) -> list[Can
     """Every model the references stand for, in order. Nothing is loaded; what is missing is an error here."""
     found: list[Candidate] = []
     for reference in dict.fromkeys(references):
-        path = Path(reference).expanduser()
-        if (path / "config.yaml").is_file():
+        path = Path(os.path.expanduser(reference))  # Path's own way fails where there is no such user
+        if os.path.lexists(path / "config.yaml"):
             found += _agents_of_run(path, before)
-        elif path.is_dir():
+        elif os.path.isdir(path):
             found += _agent_folder(path, before)
         else:
             found.append(_model(reference, before))
@@ -50,7 +53,7 @@ def resolve_targets(references: Sequence[str], before: bool = False) -> list[Can
 
 
 def _agents_of_run(path: Path, before: bool) -> list[Candidate]:
-    config = load_config(path / "config.yaml")
+    config = load_config(path / "config.yaml", inside=path)
     candidates = []
     for agent in config.agents:
         if before:
@@ -62,8 +65,9 @@ def _agents_of_run(path: Path, before: bool) -> list[Candidate]:
 def _agent_folder(path: Path, before: bool) -> list[Candidate]:
     """A folder with a model. If a run wrote it, it is asked the way that run asked it."""
     for parent in list(path.resolve().parents)[:_LEVELS_UP]:
-        if (parent / "config.yaml").is_file():
-            config = load_config(parent / "config.yaml")
+        written_by_a_run = path.resolve().relative_to(parent).parts[0] in RUN_FILES
+        if written_by_a_run and os.path.lexists(parent / "config.yaml"):
+            config = load_config(parent / "config.yaml", inside=parent)
             for agent in config.agents:
                 if agent.name == path.resolve().name:
                     trained = _trained(agent, config, parent, path)
@@ -85,11 +89,13 @@ def _original(agent: AgentSettings, config: RunConfig, run: Path) -> Candidate:
 
 
 def _trained(agent: AgentSettings, config: RunConfig, run: Path, folder: Path) -> Candidate:
+    check_inside(folder, run)
     if not (folder / "config.json").is_file():
         raise ModelError(
             f"{folder} has no trained agent: agents are saved at the end of a run; "
             f"let the run {run} finish first"
         )
+    check_tree(folder, run)  # transformers would follow any link, and wait for any pipe
     settings = replace(_asked_only(agent), model=str(folder), revision=None)
     return Candidate(agent.name, agent.name, settings, "after", config, run)
 
@@ -152,7 +158,9 @@ def default_output(candidates: Sequence[Candidate], names: Sequence[str]) -> Pat
     folders = {candidate.folder for candidate in candidates}
     folder = candidates[0].folder
     if len(folders) == 1 and folder is not None:
-        return folder / "evaluations" / benchmarks
+        output = folder / "evaluations" / benchmarks
+        check_inside(output, folder)
+        return output
     return Path("evaluations") / _folder_name([candidate.label for candidate in candidates]) / benchmarks
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,15 +16,18 @@ from hacrl.config.checks import updates_per_step
 from hacrl.config.schema import RunConfig
 from hacrl.evaluation.accuracy import Accuracy
 from hacrl.exchange.in_process import InProcessExchange
+from hacrl.execution.checkpoints import Checkpointer, data_fingerprint
 from hacrl.execution.engines import check_engines, make_engine
 from hacrl.execution.hub import hub_if_needed
 from hacrl.execution.preflight import Checked, check_agents, preflight
 from hacrl.execution.results import RunResult
+from hacrl.execution.resume_point import ResumePoint
 from hacrl.execution.run_folder import RunFolder, check_output
+from hacrl.execution.watchdog import Watchdog
 from hacrl.learning.learner import Learner
 from hacrl.learning.observer import Observer, Observers
 from hacrl.learning.samples import SampleBuilder
-from hacrl.learning.trainer import Participant, Trainer
+from hacrl.learning.trainer import Participant, Trainer, TrainingInterrupted
 from hacrl.seeding import derive_seed
 from hacrl.tasks.base import Task
 from hacrl.tasks.registry import make_task
@@ -49,6 +53,7 @@ class LocalRun:
     """One run, open. Everything is checked first; nothing is written before all models have loaded.
 
     ``task`` and ``agents`` (by name) replace what the config would make: the Python API hands in objects.
+    ``resumed`` is where an earlier process left off; the run's folder then goes on from there.
     """
 
     def __init__(
@@ -58,39 +63,71 @@ class LocalRun:
         overwrite: bool = False,
         task: Task | None = None,
         agents: Mapping[str, Agent] | None = None,
+        resumed: ResumePoint | None = None,
     ) -> None:
         self.config = config = with_threads(config)
+        self.is_interrupted = False
         self._is_closed = False
         self._participants: list[Participant] = []
         self._folder = RunFolder(config)
-        self.result = RunResult(self._folder.path)
+        self._checkpoints = Checkpointer(self._folder, config.checkpoint)
+        self.result = RunResult(self._folder.path) if resumed is None else resumed.result
         check_agents(config, agents or ())
         check_engines(config)
-        check_output(config, overwrite)
+        if resumed is None:
+            check_output(config, overwrite)
         trackers = make_trackers(config, self._folder.path)
-        self._observer = Observers([self._folder, self.result, *trackers, *observers])
+        watchdog = Watchdog(config.watchdog_minutes, self._folder.path, self._note)
+        own = [self._folder, self._checkpoints, self.result, watchdog]
+        self._observer = Observers([*own, *trackers, *observers])
         with hub_if_needed(config, agents or (), has_task=task is not None):
             self._task = make_task(config.task) if task is None else task
             try:
                 checked = preflight(config, self._task, agents)
+                self._checkpoints.data = data_fingerprint(checked.train, checked.test)
+                if resumed is not None:
+                    resumed.check_data(self._checkpoints.data)
                 self.trainer = build_trainer(config, checked, self._observer, agents)
                 self._participants = self.trainer.participants
-                self._folder.claim(overwrite)
+                self._open_folder(overwrite, resumed)
             except BaseException:
                 self.close()
                 raise
-        for note in checked.notes:
-            self._observer.on_note(0, note)
+        self.trainer.after_step = lambda: self._checkpoints.after_step(self.trainer)
+        for note in checked.notes if resumed is None else resumed.notes:
+            self._observer.on_note(self.trainer.steps_done, note)
+        self._checkpoints.mark()
+        self.trainer.tell_what_is_restored()
+
+    def _open_folder(self, overwrite: bool, resumed: ResumePoint | None) -> None:
+        if resumed is None:
+            self._folder.claim(overwrite)
+        else:
+            resumed.restore(self.trainer)
+            self._folder.reopen(resumed.positions)
+        self._folder.write_status("running", self.trainer.steps_done)
 
     def __enter__(self) -> LocalRun:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
+        if error is not None and self._folder.is_open:
+            with suppress(OSError):  # a full disk may be what it failed of
+                self._folder.write_status(
+                    "failed", self.trainer.steps_done, f"{type(error).__name__}: {error}"
+                )
         self.close()
 
     def train(self) -> None:
-        """All steps of the config, with its evaluations."""
-        self.trainer.train(self.config.steps)
+        """All steps of the config, with its evaluations; or as far as :meth:`interrupt` lets it come."""
+        try:
+            self.trainer.train(self.config.steps)
+        except TrainingInterrupted:
+            self.is_interrupted = True
+
+    def interrupt(self) -> None:
+        """Leave off after the phase under way; :meth:`save` then writes what is needed to go on."""
+        self.trainer.interrupt()
 
     def evaluate(self) -> dict[str, Accuracy]:
         """Every agent alone, as it is now; of a closed run too, which holds no workers afterwards either."""
@@ -102,11 +139,21 @@ class LocalRun:
                 self._task.close()
 
     def save(self) -> dict[str, Path]:
-        """Write every agent as a plain Hugging Face folder: name -> folder."""
+        """Write every agent as a plain Hugging Face folder: name -> folder.
+
+        Of a run that was interrupted, its whole state instead.
+        """
+        if self.is_interrupted:
+            self._checkpoints.save(self.trainer, wait=True)
+            self._folder.write_status("stopped", self.trainer.steps_done)
+            return {}
+        if self.config.checkpoint.every:
+            self._checkpoints.save(self.trainer, wait=True)  # so that more steps can follow
         saved = {}
         for participant in self.trainer.participants:
             self._observer.on_phase(self.trainer.steps_done, "save", participant.name)
             saved[participant.name] = self._folder.save_agent(participant.agent)
+        self._folder.write_status("finished", self.trainer.steps_done)
         return saved
 
     def close(self) -> None:
@@ -115,6 +162,11 @@ class LocalRun:
         self._close_engines()
         self._task.close()
         self._observer.on_end()
+        self._folder.unlock()
+        self._checkpoints.close()
+
+    def _note(self, note: str) -> None:
+        self._observer.on_note(self.trainer.steps_done, note)
 
     def _close_engines(self) -> None:
         for participant in self._participants:
@@ -167,10 +219,11 @@ def build_trainer(
         task=task,
         train_stream=ProblemStream(checked.train, config.rollout.prompts_per_step, config.seed),
         test_problems=checked.test,
-        exchange=InProcessExchange([agent.name for agent in agents]),
+        exchange=InProcessExchange(),
         sampling=sampling,
         evaluation=config.evaluation,
         updates_per_step=updates_per_step(config),
         seed=config.seed,
         observer=observer,
+        collapse=config.collapse,
     )

@@ -7,6 +7,8 @@ notes.txt         what a user should know, a sentence a line
 rollouts.jsonl    a few rollouts per agent and step, to be read
 timings.jsonl     seconds per phase and agent; the only file that differs between equal runs
 agents/NAME/      each agent as a plain Hugging Face folder
+checkpoints/      the whole state after some steps, to go on from (``hacrl resume``)
+status.json       running, stopped, failed or finished, and after how many steps
 evaluations/      what ``hacrl eval`` wrote
 engines/NAME/     log of an agent's vLLM server, and what it starts from
 tensorboard/      if that tracker was asked for
@@ -14,23 +16,30 @@ tensorboard/      if that tracker was asked for
 
 from __future__ import annotations
 
-import json
+import fcntl
 import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Literal
 
 from hacrl.agents.agent import Agent
+from hacrl.checkpoint.durable import publish_folder, write_json
 from hacrl.config.loading import config_to_yaml
 from hacrl.config.schema import RunConfig
-from hacrl.errors import ConfigError
+from hacrl.errors import CheckpointError, ConfigError
 from hacrl.evaluation.accuracy import Accuracy
 from hacrl.learning.observer import Observer
 from hacrl.learning.reports import StepReport
+from hacrl.plain_text import json_text, printable
 from hacrl.types import VerifiedRollout
 
+STATUS_SCHEMA = 1
+RunState = Literal["running", "stopped", "failed", "finished"]
+LOCK = ".lock"  # held by the process that runs
+# what a step adds lines to, in the order it does
+GROWING = ("rollouts.jsonl", "metrics.jsonl", "evaluations.jsonl", "timings.jsonl", "notes.txt")
 RUN_FILES = frozenset(
     {
         "config.yaml",
@@ -40,6 +49,10 @@ RUN_FILES = frozenset(
         "rollouts.jsonl",
         "timings.jsonl",
         "agents",
+        "checkpoints",
+        "status.json",
+        "stalls.txt",
+        LOCK,
         "evaluations",
         "engines",
         "tensorboard",
@@ -83,6 +96,7 @@ class RunFolder(Observer):
     def __init__(self, config: RunConfig) -> None:
         self._config = config
         self.path = Path(config.output)
+        self._lock: IO[str] | None = None
 
     def claim(self, overwrite: bool = False) -> None:
         """Make the folder, empty but for the config; an earlier run goes if it may."""
@@ -94,6 +108,7 @@ class RunFolder(Observer):
                 else:
                     (self.path / name).unlink(missing_ok=True)
             self.path.mkdir(parents=True, exist_ok=True)
+            self.lock()
             (self.path / "config.yaml").write_text(config_to_yaml(self._config), encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"output: cannot write to {self.path}: {error}") from error
@@ -132,16 +147,90 @@ class RunFolder(Observer):
 
     def on_note(self, step: int, note: str) -> None:
         """One line per note."""
-        with (self.path / "notes.txt").open("a", encoding="utf-8") as file:
-            file.write(f"step {step}: {note}\n")
+        self._write_line("notes.txt", f"step {step}: {printable(note)}")
 
     def save_agent(self, agent: Agent) -> Path:
-        """Write one agent as a Hugging Face folder."""
+        """Write one agent as a Hugging Face folder, which appears when it is complete."""
         folder = self.path / "agents" / agent.name
-        agent.save(folder)
+        unfinished = folder.with_name(f".{agent.name}.unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        agent.save(unfinished)
+        publish_folder(unfinished, folder)
         return folder
 
+    def lock(self) -> None:
+        """Make sure that no other process writes here; ends with this one, however it ends."""
+        if self._lock is not None:
+            return
+        file = (self.path / LOCK).open("a+", encoding="utf-8")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.seek(0)
+            owner = file.read(100).strip() or "unknown"
+            file.close()
+            raise ConfigError(
+                f"output: {self.path} is being written by process {owner}; wait for it"
+            ) from error
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        self._lock = file
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this process writes here."""
+        return self._lock is not None
+
+    def reopen(self, positions: Mapping[str, int]) -> None:
+        """Go on in a folder that another process left, from these positions."""
+        self.lock()
+        self.cut_back(positions)
+        (self.path / "config.yaml").write_text(config_to_yaml(self._config), encoding="utf-8")
+
+    def unlock(self) -> None:
+        """Let others write here."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.close()
+
+    def write_status(self, state: RunState, steps_done: int, message: str = "") -> None:
+        """Say what has become of the run."""
+        status = {"schema": STATUS_SCHEMA, "state": state, "steps_done": steps_done, "message": message}
+        write_json(self.path / "status.json", status)
+
+    def positions(self) -> dict[str, int]:
+        """How long each growing file is."""
+        return {name: self._size(name) for name in GROWING}
+
+    def cut_back(self, positions: Mapping[str, int]) -> None:
+        """Drop the lines that were added after the positions were taken."""
+        for name in GROWING:
+            wanted, there = positions.get(name, 0), self._size(name)
+            if there < wanted:
+                raise ConfigError(
+                    f"{self.path / name} is {there} bytes long, the checkpoint was taken at {wanted}: it has "
+                    "been changed since, so the run cannot be gone on with exactly"
+                )
+            if there > wanted:
+                with (self.path / name).open("r+b") as file:
+                    file.truncate(wanted)
+
+    def _size(self, name: str) -> int:
+        path = self.path / name
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            raise ConfigError(f"{path} is no regular file: this is not a run's folder as hacrl writes it")
+        return path.stat().st_size if path.exists() else 0
+
     def _append(self, name: str, record: Mapping[str, Any]) -> None:
-        # a data set's id may hold half a character, which JSON can spell out and UTF-8 cannot write
-        with (self.path / name).open("a", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        self._write_line(name, json_text(record))
+
+    def _write_line(self, name: str, line: str) -> None:
+        try:
+            with (self.path / name).open("a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(line + "\n")
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot write {self.path / name}: {error.strerror or error}. What was done until the last "
+                f"checkpoint is safe: make room or give access, then `hacrl resume {self.path}`"
+            ) from error

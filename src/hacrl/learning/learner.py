@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +14,6 @@ from hacrl.agents.agent import Agent
 from hacrl.agents.logprobs import response_logprobs
 from hacrl.agents.lora import check_trainable
 from hacrl.agents.reference import make_reference
-from hacrl.algorithms.importance import sequence_ratio
 from hacrl.algorithms.methods import Method
 from hacrl.errors import TrainingError
 from hacrl.learning.checkpointing import checkpointed_layers
@@ -22,48 +21,26 @@ from hacrl.learning.minibatches import micro_batches, minibatches
 from hacrl.learning.old_policy import OldLogprobs, first_uses, sampler_differences, spread_out
 from hacrl.learning.optimizer import MasterWeightAdamW
 from hacrl.learning.settings import LearningSettings
-from hacrl.types import LearnerSample, LossBatch, LossTerms, Sampling
+from hacrl.learning.stats import LearnStats
+from hacrl.learning.token_budget import TokenBudget
+from hacrl.types import LearnerSample, LossBatch, Sampling
 
 GAP_SAMPLES = 8  # enough to see a sampler go wrong in a step from which nothing is learnt
 
 
 @dataclass
-class SourceStats:
-    """What became of one source's samples in a learner's updates."""
+class _Step:
+    """A step under way."""
 
-    ratios: list[float] = field(default_factory=list)
-    clipped: list[float] = field(default_factory=list)
-    source_length_ratios: list[float] = field(default_factory=list)  # both definitions of s (eq. 11),
-    own_length_ratios: list[float] = field(default_factory=list)  # whichever the loss uses
-
-
-@dataclass
-class LearnStats:
-    """What one learner did in one step."""
-
-    losses: list[float] = field(default_factory=list)  # one per update
-    grad_norms: list[float] = field(default_factory=list)
-    skipped: int = 0  # samples without advantage, never run through the model
-    sources: dict[str, SourceStats] = field(default_factory=lambda: defaultdict(SourceStats))
-    # log pi_sampler - log pi_old per own token, both at the weights before the first update
-    sampler_differences: list[float] = field(default_factory=list)
-    weights: list[float] = field(default_factory=list)  # w of own responses where the difference is corrected
-    capped: list[float] = field(default_factory=list)  # how much of each had its w cut down to the cap
-
-    @property
-    def sampler_gaps(self) -> list[float]:
-        """The differences' sizes."""
-        return [abs(difference) for difference in self.sampler_differences]
-
-    @property
-    def updates(self) -> int:
-        """Parameter updates made."""
-        return len(self.losses)
+    batches: list[list[LearnerSample]]  # one per update
+    stats: LearnStats = field(default_factory=LearnStats)
+    old: OldLogprobs = field(default_factory=OldLogprobs)
 
 
 class Learner:
     """Turns samples into parameter updates of one agent.
 
+    Memory that runs out and numbers that are not finite cost an attempt or an update, not the run.
     ``exact_sampler``: own rollouts come with the numbers this learner would compute, to float32 rounding.
     """
 
@@ -90,18 +67,82 @@ class Learner:
             betas=(settings.beta1, settings.beta2),
             weight_decay=settings.weight_decay,
         )
+        self._budget = TokenBudget(settings.micro_batch_tokens, agent)
+        self._bad_in_a_row = 0  # updates left out since the last one that was made
+
+    def state_dict(self) -> dict[str, int]:
+        """What lasts from step to step besides weights and the optimizer's tensors; JSON-ready."""
+        return {"micro_batch_tokens": self._budget.tokens, "bad_updates_in_a_row": self._bad_in_a_row}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Restore what :meth:`state_dict` gave."""
+        self._budget.tokens = state["micro_batch_tokens"]
+        self._bad_in_a_row = state["bad_updates_in_a_row"]
 
     def learn(self, samples: Sequence[LearnerSample], updates: int, seed: int) -> LearnStats:
-        """One update per mini-batch; ``u`` counts them within the step."""
-        stats = LearnStats()
+        """One update per mini-batch; ``u`` counts those made within the step."""
         settings = self._settings
-        batches = minibatches(samples, updates, settings.epochs, settings.minibatch_order, seed)
-        old = OldLogprobs()
-        if batches:
-            self._before_the_first_update(batches, old, stats)
-        for updates_done, minibatch in enumerate(batches):
-            self._update(minibatch, updates_done, old, stats)
-        return stats
+        step = _Step(minibatches(samples, updates, settings.epochs, settings.minibatch_order, seed))
+        try:
+            for number in range(len(step.batches)):
+                self._update(step, number)
+        finally:  # also of an update that was left out or broken off
+            self.optimizer._end_update()
+        return step.stats
+
+    def _update(self, step: _Step, number: int) -> None:
+        update = self._budget.fit(partial(self._gradients, step, number), step.stats)
+        if not update.is_finite:
+            self._leave_out(update, step, number)
+            return
+        self._budget.fit(self.optimizer.step, step.stats)
+        self.agent.policy_version += 1
+        self._bad_in_a_row = 0
+        step.stats.add(update)
+
+    def _gradients(self, step: _Step, number: int) -> LearnStats:
+        """Gradients of one update, and what was seen on the way. May be broken off and begun again."""
+        seen = LearnStats()
+        if number == 0:  # pi_old belongs to the attempt: it depends on the size of micro-batches
+            step.old = OldLogprobs()
+            self._before_the_first_update(step.batches, step.old, seen)
+        minibatch = step.batches[number]
+        active = [sample for sample in minibatch if self._carries_signal(sample)]
+        seen.skipped = len(minibatch) - len(active)
+        self.optimizer.zero_gradients()
+        loss_sum = 0.0
+        for micro_batch in self._micro_batches(active):
+            with self._budget.charged_to(micro_batch), checkpointed_layers(self.agent.model):
+                batch = self.loss_batch(micro_batch, step.stats.updates, step.old)
+                terms = self.method.loss(batch)
+                # the mean is over the whole mini-batch: samples without signal count with loss 0
+                loss = terms.loss_B.sum() / len(minibatch)
+                loss.backward()  # type: ignore[no-untyped-call]
+                loss_sum += float(loss.detach())
+                seen.record(micro_batch, batch, terms)
+        seen.losses.append(loss_sum)
+        seen.grad_norms.append(self.optimizer.clip_gradients(self._settings.max_grad_norm))
+        return seen
+
+    def _leave_out(self, update: LearnStats, step: _Step, number: int) -> None:
+        """An update whose numbers are not finite is not made; too many in a row mean that none will be."""
+        step.stats.add_bad(update)
+        self._bad_in_a_row += 1
+        most = self._settings.max_bad_updates
+        what = (
+            f"agent {self.agent.name!r}: loss {update.losses[0]} and gradient norm {update.grad_norms[0]} at "
+            f"update {number + 1} of the step are not finite"
+        )
+        if self._bad_in_a_row >= most:
+            raise TrainingError(
+                f"{what}, {self._bad_in_a_row} in a row (learning.max_bad_updates={most}); the weights were "
+                "left as they were. Lower learning.lr, or check the model's weights and dtype"
+            )
+        if step.stats.bad_updates == 1:
+            step.stats.notes.append(
+                f"{what}: it was left out, the weights are as they were. {most} such updates in a row would "
+                "end the run (learning.max_bad_updates)"
+            )
 
     def _before_the_first_update(
         self, batches: Sequence[Sequence[LearnerSample]], old: OldLogprobs, stats: LearnStats
@@ -117,33 +158,10 @@ class Learner:
             needed = [spread_out([sample for samples in own for sample in samples], GAP_SAMPLES)]
         for samples in needed:
             for micro_batch in self._micro_batches(samples):
-                with torch.no_grad():
+                with self._budget.charged_to(micro_batch), torch.no_grad():
                     logprobs_BT, _ = self._logprobs(micro_batch)
-                old.remember(micro_batch, logprobs_BT)
+                    old.remember(micro_batch, logprobs_BT)
                 stats.sampler_differences += sampler_differences(micro_batch, logprobs_BT)
-
-    def _update(
-        self, minibatch: Sequence[LearnerSample], updates_done: int, old: OldLogprobs, stats: LearnStats
-    ) -> None:
-        active = [sample for sample in minibatch if self._carries_signal(sample)]
-        stats.skipped += len(minibatch) - len(active)
-        self.optimizer.zero_gradients()
-        loss_sum = 0.0
-        for micro_batch in self._micro_batches(active):
-            with checkpointed_layers(self.agent.model):
-                batch = self.loss_batch(micro_batch, updates_done, old)
-                terms = self.method.loss(batch)
-                # the mean is over the whole mini-batch: samples without signal count with loss 0
-                loss = terms.loss_B.sum() / len(minibatch)
-                loss.backward()  # type: ignore[no-untyped-call]
-            loss_sum += float(loss.detach())
-            _record(stats, micro_batch, batch, terms)
-        grad_norm = self.optimizer.clip_gradients(self._settings.max_grad_norm)
-        self._check_finite(loss_sum, grad_norm, updates_done)
-        self.optimizer.step()
-        self.agent.policy_version += 1
-        stats.losses.append(loss_sum)
-        stats.grad_norms.append(grad_norm)
 
     def _micro_batches(self, samples: Sequence[LearnerSample]) -> Iterator[list[LearnerSample]]:
         """With a recomputed pi_old, own responses by themselves, as they were when it was computed.
@@ -155,7 +173,7 @@ class Learner:
         if self._recomputes_old:
             parts = [[s for s in samples if s.is_own], [s for s in samples if not s.is_own]]
         for part in parts:
-            yield from micro_batches(part, self._settings.micro_batch_tokens)
+            yield from micro_batches(part, self._budget.tokens)
 
     def _carries_signal(self, sample: LearnerSample) -> bool:
         return sample.advantage != 0 or (self._reference is not None and sample.is_own)
@@ -214,28 +232,3 @@ class Learner:
             sampler_logprobs_BT=batch.behaviour_logprobs_BT,
             mismatch_cap=self._settings.mismatch_cap,
         )
-
-    def _check_finite(self, loss: float, grad_norm: float, updates_done: int) -> None:
-        if not (torch.isfinite(torch.tensor(loss)) and torch.isfinite(torch.tensor(grad_norm))):
-            raise TrainingError(
-                f"agent {self.agent.name!r}: loss {loss} and gradient norm {grad_norm} at update "
-                f"{updates_done + 1} of the step are not finite; the weights were left as they were. "
-                "Lower learning.lr, or check the model's weights and dtype"
-            )
-
-
-def _record(stats: LearnStats, samples: Sequence[LearnerSample], batch: LossBatch, terms: LossTerms) -> None:
-    rows = zip(samples, terms.ratio_B.tolist(), terms.clipped_B.tolist(), strict=True)
-    for sample, ratio, clipped in rows:
-        stats.sources[sample.source].ratios.append(ratio)
-        stats.sources[sample.source].clipped.append(clipped)
-    with torch.no_grad():
-        by_source_B, by_own_B = sequence_ratio(batch, "source"), sequence_ratio(batch, "own")
-    for sample, by_source, by_own in zip(samples, by_source_B.tolist(), by_own_B.tolist(), strict=True):
-        stats.sources[sample.source].source_length_ratios.append(by_source)
-        stats.sources[sample.source].own_length_ratios.append(by_own)
-    if batch.updates_done == 0:  # only now are the learner's weights the sampler's
-        stats.sampler_differences += sampler_differences(samples, batch.logprobs_BT)
-    if batch.sampler_logprobs_BT is not None:
-        stats.weights += terms.weight_B[batch.is_own_B].tolist()
-        stats.capped += terms.capped_B[batch.is_own_B].tolist()

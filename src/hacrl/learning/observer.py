@@ -18,6 +18,9 @@ class Observer:
     def on_phase(self, step: int, phase: Phase, agent: str) -> None:
         """Work of one kind begins for one agent. Step 0 is before training."""
 
+    def on_response(self, agent: str) -> None:
+        """One response of an agent has ended, in training; others are still under way."""
+
     def on_rollouts(self, step: int, agent: str, rollouts: Sequence[VerifiedRollout]) -> None:
         """All of one agent's verified rollouts of a step."""
 
@@ -44,6 +47,11 @@ class Observers(Observer):
         """Tell all."""
         for observer in self._observers:
             observer.on_phase(step, phase, agent)
+
+    def on_response(self, agent: str) -> None:
+        """Tell all."""
+        for observer in self._observers:
+            observer.on_response(agent)
 
     def on_rollouts(self, step: int, agent: str, rollouts: Sequence[VerifiedRollout]) -> None:
         """Tell all."""

@@ -8,7 +8,7 @@ is its own master.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
@@ -55,6 +55,34 @@ class MasterWeightAdamW:
             if parameter is not master:
                 parameter.copy_(master)
         self._end_update()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Masters and moments, numbered in the order of the parameters: all that a resumed run needs."""
+        found = {}
+        for number, master in enumerate(self._masters):
+            found[f"{number}.master"] = master.detach()
+            for key, value in self.adamw.state.get(master, {}).items():
+                found[f"{number}.{key}"] = value
+        return found
+
+    @torch.no_grad()
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore what :meth:`tensors` gave; parameters become the masters' rounded images."""
+        for number, (parameter, master) in enumerate(self._pairs):
+            master.copy_(tensors[f"{number}.master"])
+            if parameter is not master:
+                parameter.copy_(master)
+            prefix = f"{number}."
+            state = {
+                key.removeprefix(prefix): value
+                for key, value in tensors.items()
+                if key.startswith(prefix) and key != f"{number}.master"
+            }
+            if state:  # the count of steps lives on the CPU, moments where the master is
+                self.adamw.state[master] = {
+                    key: value.clone() if key == "step" else value.to(master.device, copy=True)
+                    for key, value in state.items()
+                }
 
     def _end_update(self) -> None:
         """Between updates the parameters are anybody's, e.g. another optimizer's."""

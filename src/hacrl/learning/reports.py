@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hacrl.learning.learner import LearnStats
 from hacrl.learning.samples import LearnerSamples
+from hacrl.learning.stats import LearnStats
 from hacrl.rollout.engine import EngineReport
 from hacrl.types import VerifiedRollout
 
@@ -51,9 +51,9 @@ class RetokeniseReport:
 class LearnReport:
     """One learner's updates of one step."""
 
-    updates: int
-    loss: float  # mean over updates
-    grad_norm: float  # mean over updates, before clipping
+    updates: int  # that were made
+    loss: float  # mean over these
+    grad_norm: float  # mean over these, before clipping
     skipped: int  # zero-advantage samples
     dropped: dict[str, dict[str, int]]  # source -> reason -> rollouts
     # Sampler against learner, both at the weights before the first update, per own token; None: no sample.
@@ -65,6 +65,8 @@ class LearnReport:
     sampler_capped: float | None  # share of them whose weight was cut down to learning.mismatch_cap
     sources: dict[str, SourceReport]
     retokenised: dict[str, RetokeniseReport]  # by source; those with the learner's tokenizer are not in here
+    bad_updates: int = 0  # left out because their loss or gradient was not finite
+    oom_retries: int = 0  # updates begun again in smaller micro-batches because memory ran out
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,8 @@ def learn_report(stats: LearnStats, samples: LearnerSamples) -> LearnReport:
         sampler_capped=_mean_if_any(stats.capped),
         sources=sources,
         retokenised=_retokenised(samples),
+        bad_updates=stats.bad_updates,
+        oom_retries=stats.oom_retries,
     )
 
 

@@ -25,14 +25,15 @@ class LearningSettings:
     epochs: int = 1  # passes over the step's samples; multiplies the updates unless their number is given
     minibatch_order: MinibatchOrder = "mixed"
     learn_stop_token: bool = True
-    micro_batch_tokens: int = 4096  # most padded tokens in one forward pass
+    micro_batch_tokens: int = 4096  # most padded tokens in one forward pass; fewer once memory runs out
     # Whose log-probabilities of own rollouts are pi_old: the sampler's, or the learner's before the step's
     # first update. "auto": the learner's where the rollout engine's numerics differ from its own.
     old_policy: OldPolicy = "auto"
     mismatch_cap: float = 2.0  # C: the learner's pi_old over the sampler's weighs own rollouts, up to this
+    max_bad_updates: int = 5  # updates in a row with a loss or gradient that is not finite; then the run ends
 
     def __post_init__(self) -> None:
-        for key in ("updates_per_source", "epochs", "micro_batch_tokens"):
+        for key in ("updates_per_source", "epochs", "micro_batch_tokens", "max_bad_updates"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key} must be at least 1, not {getattr(self, key)}")
         if self.updates_per_step is not None and self.updates_per_step < self.epochs:

@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
 
 from hacrl.agents.agent import Agent
 from hacrl.algorithms.capability import CapabilityTracker
 from hacrl.algorithms.methods import Method
+from hacrl.errors import TrainingError
 from hacrl.evaluation.accuracy import Accuracy, evaluate
 from hacrl.evaluation.settings import EvaluationSettings
 from hacrl.exchange.base import Exchange, PromptGroup
+from hacrl.learning.collapse import CollapseWatch
+from hacrl.learning.collapse_settings import CollapseSettings
 from hacrl.learning.learner import Learner
 from hacrl.learning.observer import Observer, Phase
 from hacrl.learning.reports import AgentReport, LearnReport, StepReport, learn_report, rollout_report
 from hacrl.learning.samples import SampleBuilder
+from hacrl.learning.step_under_way import StepUnderWay
 from hacrl.rollout.engine import EngineReport, RolloutEngine
 from hacrl.rollout.verified import Judging
 from hacrl.seeding import derive_seed
 from hacrl.tasks.base import Task
 from hacrl.tasks.stream import ProblemStream
-from hacrl.types import Problem, Sampling, VerifiedRollout
+from hacrl.types import Problem, Rollout, Sampling, VerifiedRollout
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,10 @@ class Participant:
         return self.agent.name
 
 
+class TrainingInterrupted(Exception):  # noqa: N818 - not an error
+    """Training was asked to leave off and has, between two phases; its state is whole."""
+
+
 class Trainer:
     """Trains any number of agents together, or each alone: the method says which."""
 
@@ -58,9 +69,13 @@ class Trainer:
         updates_per_step: int,
         seed: int,
         observer: Observer | None = None,
+        collapse: CollapseSettings | None = None,
     ) -> None:
         self.participants = list(participants)
-        self.capabilities = CapabilityTracker([p.name for p in participants], method.settings.capability)
+        names = [participant.name for participant in participants]
+        self.capabilities = CapabilityTracker(names, method.settings.capability)
+        self.steps_done = 0
+        self.after_step: Callable[[], None] = lambda: None  # a step and its evaluation are done
         self._task = task
         self._stream = train_stream
         self._test_problems = test_problems
@@ -70,46 +85,87 @@ class Trainer:
         self._updates_per_step = updates_per_step
         self._seed = seed
         self._observer = observer or Observer()
-        self._seconds: dict[str, float] = {}
-        self._stop_asked = False
+        self._collapse = CollapseWatch(names, collapse or CollapseSettings())
         self._capability = method.settings.capability if method.settings.shares_rollouts else None
         self._noted: set[str] = set()  # agents a user was told about
         self._engines: dict[str, EngineReport | None] = {}
-        self.steps_done = 0
+        self._seconds: dict[str, float] = {}
+        self._evaluated = -1  # the last step that was
+        self._under_way: StepUnderWay | None = None
+        self._capabilities_before = self.capabilities.state_dict()  # before the step under way
+        self._stop_asked = self._interrupt_asked = False
 
     def train(self, steps: int) -> None:
-        """Evaluate, make ``steps`` steps, evaluate; in between as often as the settings say."""
-        self.evaluate(step=0)
-        for step in range(1, steps + 1):
-            if self._stop_asked:
-                return
-            self.step(step)
-            every = self._evaluation.every
-            last = step == steps or self._stop_asked
-            if last or (every and step % every == 0):
-                self.evaluate(step)
+        """Evaluate, make ``steps`` steps in all, evaluate; in between as often as the settings say."""
+        self._evaluate_if_due(steps)
+        while self.steps_done < steps and not self._stop_asked:
+            self.step(self.steps_done + 1)
+            self._evaluate_if_due(steps)
+            self.after_step()
 
     def stop(self) -> None:
         """End after the step under way; a run that is stopped is evaluated and saved like any other."""
         self._stop_asked = True
 
+    def interrupt(self) -> None:
+        """Leave off after the phase under way, by :class:`TrainingInterrupted`. May come from a signal."""
+        self._interrupt_asked = True
+
     def step(self, step: int) -> StepReport:
         """All agents answer the same problems with frozen policies; then each learns from all answers."""
-        self._seconds = {}
+        done = self._begin(step)
         problems = self._stream.batch(step - 1)
-        for participant in self.participants:
-            self._exchange.publish(step, participant.name, self._ask(participant, problems, step))
-        groups = self._exchange.collect(step)
+        for participant in self.active:
+            if participant.name not in done.rollouts:
+                done.rollouts[participant.name] = self._ask(participant, problems, step)
+            self._exchange.publish(step, participant.name, done.rollouts[participant.name])
+        groups = self._exchange.collect(step, [participant.name for participant in self.active])
         rewards = _rewards_by_agent(groups)
-        self.capabilities.record(rewards)
+        self.capabilities.record(rewards, absent=self._collapse.paused)
         self._note_rewards_without_ratio(step, rewards)
-        learnt = {
-            participant.name: self._teach(participant, groups, step) for participant in self.participants
-        }
-        report = self._report(step, groups, learnt)
-        self.steps_done = step
+        for participant in self.active:
+            if participant.name not in done.learnt:
+                done.learnt[participant.name] = self._teach(participant, groups, step)
+        report = self._report(step, groups, done.learnt)
+        self._end(done)
         self._observer.on_step(report, dict(self._seconds))  # theirs to keep: an evaluation adds to ours
         return report
+
+    @property
+    def phases_done(self) -> int:
+        """Of the step under way, if there is one."""
+        return 0 if self._under_way is None else self._under_way.phases
+
+    @property
+    def active(self) -> list[Participant]:
+        """Those that take part: all but the paused."""
+        return [one for one in self.participants if one.name not in self._collapse.paused]
+
+    def _begin(self, step: int) -> StepUnderWay:
+        """A fresh step, or what an interrupted run had done of it."""
+        if not self.active:
+            raise TrainingError(
+                f"nobody is left to train: all agents are paused since step {self.steps_done}"
+            )
+        self._seconds = {}
+        self._capabilities_before = self.capabilities.state_dict()
+        if self._under_way is None:
+            self._under_way = StepUnderWay(step)
+        assert self._under_way.step == step, f"step {self._under_way.step} is under way, not {step}"
+        return self._under_way
+
+    def _end(self, done: StepUnderWay) -> None:
+        for note in self._collapse.look(done.rollouts):
+            self._observer.on_note(done.step, note)
+        self._under_way = None
+        self.steps_done = done.step
+
+    def _evaluate_if_due(self, steps: int) -> None:
+        """Before the first step, after the last one, every so often, and where it was interrupted."""
+        step, every = self.steps_done, self._evaluation.every
+        is_due = step in (0, steps) or self._stop_asked or (every and step % every == 0)
+        if is_due and self._evaluated != step and self._under_way is None:
+            self.evaluate(step)
 
     def evaluate(self, step: int) -> dict[str, Accuracy]:
         """Every agent alone on the same held-out problems, with the same random draws every time."""
@@ -124,15 +180,71 @@ class Trainer:
                 accuracies[participant.name] = evaluate(
                     engine, self._task, self._test_problems, samples, sampling, seed
                 )
+        self._evaluated = step
         self._observer.on_evaluation(step, accuracies)
         return accuracies
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the rest of the run depends on, but for tensors; JSON-ready.
+
+        Random draws are derived from names and steps, so there is no random state to keep.
+        """
+        agents = {
+            one.name: {
+                "policy_version": one.agent.policy_version,
+                "learner": one.learner.state_dict(),
+                "engine": one.engine.state_dict(),
+            }
+            for one in self.participants
+        }
+        under_way = self._under_way
+        return {
+            "steps_done": self.steps_done,
+            "evaluated": self._evaluated,
+            "capabilities": self._capabilities_before if under_way else self.capabilities.state_dict(),
+            "noted": sorted(self._noted),
+            "collapse": self._collapse.state_dict(),
+            "agents": agents,
+            "under_way": under_way.as_json() if under_way else None,
+        }
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Agent -> weights that are trained and the optimizer's moments; not copied."""
+        return {one.name: one.learner.optimizer.tensors() for one in self.participants}
+
+    def load_state_dict(self, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Go on where :meth:`state_dict` was taken."""
+        self.steps_done, self._evaluated = state["steps_done"], state["evaluated"]
+        self.capabilities.load_state_dict(state["capabilities"])
+        self._noted = set(state["noted"])
+        self._collapse.load_state_dict(state["collapse"])
+        for one in self.participants:
+            one.agent.policy_version = state["agents"][one.name]["policy_version"]
+            one.learner.load_state_dict(state["agents"][one.name]["learner"])
+            one.engine.load_state_dict(state["agents"][one.name]["engine"])
+            one.learner.optimizer.load_tensors(tensors[one.name])
+        if state["under_way"] is not None:
+            problems = self._stream.batch(self.steps_done)
+            self._under_way = StepUnderWay.from_json(state["under_way"], problems)
+
+    def tell_what_is_restored(self) -> None:
+        """Whoever watches has not seen the rollouts of a step that another process began."""
+        if self._under_way is not None:
+            for agent, rollouts in self._under_way.rollouts.items():
+                self._observer.on_rollouts(self._under_way.step, agent, rollouts)
 
     def _ask(self, participant: Participant, problems: Sequence[Problem], step: int) -> list[VerifiedRollout]:
         seed = derive_seed(self._seed, "rollout", participant.name, step)
         samples = participant.rollouts_per_prompt
+
+        def on_finished(place: int, rollout: Rollout) -> None:
+            judging.take(place, rollout)
+            self._observer.on_response(participant.name)
+
         with Judging(self._task) as judging:
             with self._engine(participant, step) as engine, self._phase(step, "rollout", participant.name):
-                rollouts = engine.generate(problems, samples, self._sampling, seed, judging.take)
+                rollouts = engine.generate(problems, samples, self._sampling, seed, on_finished)
+                self._pass_on(step, engine.take_notes())
             with self._phase(step, "verify", participant.name):
                 verified = judging.verdicts(rollouts)
         self._observer.on_rollouts(step, participant.name, verified)
@@ -143,11 +255,12 @@ class Trainer:
             samples = participant.builder.build(groups, self.capabilities.ratio)
             seed = derive_seed(self._seed, "learn", participant.name, step)
             stats = participant.learner.learn(samples.samples, self._updates_per_step, seed)
+            self._pass_on(step, stats.notes)
             return learn_report(stats, samples)
 
     def _report(self, step: int, groups: Sequence[PromptGroup], learnt: dict[str, LearnReport]) -> StepReport:
         reports = {}
-        for participant in self.participants:
+        for participant in self.active:
             name = participant.name
             reports[name] = AgentReport(
                 capability=self.capabilities.capability(name),
@@ -157,6 +270,10 @@ class Trainer:
                 engine=self._engines.get(name),
             )
         return StepReport(step, reports)
+
+    def _pass_on(self, step: int, notes: Iterable[str]) -> None:
+        for note in notes:
+            self._observer.on_note(step, note)
 
     def _note_rewards_without_ratio(self, step: int, rewards: Mapping[str, Sequence[float]]) -> None:
         """A capability below the lowest reward is floored, and its ratio means nothing: say so once."""
@@ -185,6 +302,8 @@ class Trainer:
 
     @contextmanager
     def _phase(self, step: int, phase: Phase, agent: str) -> Iterator[None]:
+        if self._interrupt_asked and phase != "verify":  # what was generated is judged first
+            raise TrainingInterrupted
         self._observer.on_phase(step, phase, agent)
         start = time.perf_counter()
         yield

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from hacrl.evaluation.accuracy import Accuracy
 from hacrl.execution.results import RunResult
+from hacrl.report.literal import literal
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,9 @@ def comparison_table(comparison: Comparison, labels: Mapping[str, str]) -> Table
         cells = [_bold(f"{after.mean:.3f} ± {after.stderr:.3f}", after.mean == best) for after in afters]
         spent = sorted({comparison.outcomes[method][agent].rollouts for method in comparison.methods})
         before = comparison.before(agent)
-        table.add_row(agent, f"{before.mean:.3f}", *cells, " / ".join(f"{count:,}" for count in spent))
+        table.add_row(
+            literal(agent), f"{before.mean:.3f}", *cells, " / ".join(f"{count:,}" for count in spent)
+        )
     return table
 
 

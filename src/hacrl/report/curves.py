@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hacrl.execution.results import RunResult
+from hacrl.plain_text import plot_text
 
 _COLOURS = ["#0072B2", "#56B4E9", "#009E73", "#CC79A7", "#E69F00", "#D55E00", "#777777", "#000000"]
 
@@ -42,9 +43,9 @@ def plot_curves(results: Mapping[tuple[str, int], RunResult], path: Path) -> Non
             low = [mean - spread for mean, spread in zip(means, spreads, strict=True)]
             high = [mean + spread for mean, spread in zip(means, spreads, strict=True)]
             colour = _COLOURS[i % len(_COLOURS)]
-            axes.plot(spent, means, color=colour, label=variant, marker=".", linewidth=1.6)
+            axes.plot(spent, means, color=colour, label=plot_text(variant), marker=".", linewidth=1.6)
             axes.fill_between(spent, low, high, color=colour, alpha=0.15, linewidth=0)
-        axes.set_title(agent, fontsize=10)
+        axes.set_title(plot_text(agent), fontsize=10)
         axes.set_xlabel("rollouts of this agent")
         axes.spines[["top", "right"]].set_visible(False)
     panels[0][0].set_ylabel("sampled accuracy, held out")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hacrl.plain_text import plot_text
 from hacrl.report.comparison import Comparison
 
 _COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]  # safe for colour-blind eyes
@@ -49,7 +50,7 @@ def _draw_accuracy(axes: Any, comparison: Comparison, labels: Mapping[str, str])
         means, errors = [a.mean for a in accuracies], [a.stderr for a in accuracies]
         bars = axes.bar(positions, means, width * 0.94, yerr=errors, color=colour, label=label, capsize=2)
         axes.bar_label(bars, fmt="%.2f", fontsize=7, padding=1)
-    axes.set_xticks(range(len(agents)), agents)
+    axes.set_xticks(range(len(agents)), [plot_text(agent) for agent in agents])
     axes.set_title("Sampled accuracy, held-out problems", fontsize=10)
 
 
@@ -59,7 +60,7 @@ def _draw_rewards(axes: Any, comparison: Comparison, labels: Mapping[str, str], 
         steps = range(1, len(rewards) + 1)
         axes.plot(steps, rewards, color=colour, alpha=0.25, linewidth=1)
         axes.plot(steps, _smoothed(rewards), color=colour, label=labels[method])
-    axes.set_title(f"{agent}: training reward", fontsize=10)
+    axes.set_title(f"{plot_text(agent)}: training reward", fontsize=10)
     axes.set_xlabel("step")
 
 

@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from hacrl.evaluation.accuracy import Accuracy
 from hacrl.learning.observer import Observer, Phase
 from hacrl.learning.reports import StepReport
+from hacrl.report.literal import literal, say
+from hacrl.report.pace import Pace, duration
+from hacrl.types import VerifiedRollout
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _NOTABLE_GAP = 1e-4  # between sampler and learner; rounding in float32 makes 1e-6, the paper clips at 3e-4
 _DOING: dict[Phase, str] = {
     "evaluate": "evaluating",
-    "sync": "updating its engine",
+    "sync": "updating engine",
     "rollout": "answering",
     "verify": "being judged",
     "learn": "learning",
     "save": "being saved",
 }
+_NOW_WIDTH = 22  # of "updating engine · 1:23" and "evaluating 1234 · 5:07"
 
 
 def sparkline(values: Sequence[float], width: int = 24) -> str:
@@ -40,32 +38,35 @@ def sparkline(values: Sequence[float], width: int = 24) -> str:
 
 
 class RunProgress(Observer):
-    """Use as a context manager around one run."""
+    """Use as a context manager around one run. ``first_step`` steps were made by earlier processes."""
 
-    def __init__(self, title: str, agents: Sequence[str], steps: int, console: Console) -> None:
+    def __init__(
+        self,
+        title: str,
+        agents: Sequence[str],
+        steps: int,
+        console: Console,
+        first_step: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._title = title
         self._agents = list(agents)
-        self._steps = steps
         self._console = console
-        self._doing = dict.fromkeys(agents, "")
+        self._clock = clock
+        self._pace = Pace(steps, first_step, clock)
+        self._began = self._phase_began = clock()
+        self._doing: tuple[str, str] = ("", "")  # agent, and what it does
+        self._ended_responses = 0  # in the present phase
+        self._paused: set[str] = set()
+        self._tokens: dict[str, int] = {}  # generated in the step under way
+        self._speeds: dict[str, float] = {}  # tokens per second of the last step
         self._rewards: dict[str, list[float]] = {name: [] for name in agents}
         self._gaps: dict[str, float] = {}  # of the newest step, where they are worth a word
         self._accuracy: dict[str, Accuracy] = {}
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("steps ·"),
-            TimeElapsedColumn(),
-            TextColumn("elapsed ·"),
-            TimeRemainingColumn(),
-            TextColumn("left"),
-            console=console,
-        )
-        self._task = self._bar.add_task(title, total=steps)
         self._live = Live(console=console, get_renderable=self._render, refresh_per_second=8, transient=True)
 
     def __enter__(self) -> RunProgress:
+        self._began = self._clock()
         if self._console.is_terminal:
             self._live.start()
         return self
@@ -78,22 +79,31 @@ class RunProgress(Observer):
 
     def on_phase(self, step: int, phase: Phase, agent: str) -> None:
         """Show who is at work."""
-        self._doing = dict.fromkeys(self._agents, "")
-        self._doing[agent] = _DOING[phase]
+        self._doing, self._phase_began, self._ended_responses = (agent, _DOING[phase]), self._clock(), 0
+        if phase not in ("evaluate", "save"):
+            self._pace.step_begins()
+
+    def on_response(self, agent: str) -> None:
+        """One more response of the phase has ended."""
+        self._ended_responses += 1
+
+    def on_rollouts(self, step: int, agent: str, rollouts: Sequence[VerifiedRollout]) -> None:
+        """Count an agent's tokens."""
+        self._tokens[agent] = sum(verified.rollout.num_tokens for verified in rollouts)
 
     def on_step(self, report: StepReport, seconds: Mapping[str, float]) -> None:
         """Move the bar; off a terminal, print a line."""
+        self._pace.step_ends(report.step, sum(seconds.values()))
         for name, agent in report.agents.items():
             self._rewards[name].append(agent.rollout.reward)
+        self._paused = set(self._agents) - set(report.agents)
         gaps = {name: agent.learning.sampler_gap or 0.0 for name, agent in report.agents.items()}
         self._gaps = {name: gap for name, gap in gaps.items() if gap > _NOTABLE_GAP}
-        self._bar.update(self._task, completed=report.step)
+        spent = {name: seconds.get(f"rollout/{name}", 0.0) for name in self._tokens}
+        self._speeds = {name: self._tokens[name] / spent[name] for name in spent if spent[name] > 0}
+        self._tokens = {}
         if not self._console.is_terminal:
-            rewards = "  ".join(f"{name} {values[-1]:.3f}" for name, values in self._rewards.items())
-            total = sum(seconds.values())
-            apart = "  ".join(f"{name} {gap:.1e}" for name, gap in self._gaps.items())
-            gap_words = f"  sampler gap {apart}" if apart else ""
-            self._print(f"step {report.step}/{self._steps}  reward {rewards}{gap_words}  ({total:.1f} s)")
+            self._print(self._step_line(report, sum(seconds.values())))
 
     def on_evaluation(self, step: int, accuracies: Mapping[str, Accuracy]) -> None:
         """Keep the newest accuracies; off a terminal, print a line."""
@@ -107,23 +117,75 @@ class RunProgress(Observer):
         self._print(f"note: {note}")
 
     def _print(self, line: str) -> None:
-        self._console.print(f"{self._title}: {line}", markup=False, highlight=False, soft_wrap=True)
+        say(self._console, f"{self._title}: {line}")
+
+    def _step_line(self, report: StepReport, seconds: float) -> str:
+        rewards = {name: f"{agent.rollout.reward:.3f}" for name, agent in report.agents.items()}
+        parts = [f"step {report.step}/{self._pace.steps}", _listed("reward", rewards)]
+        if self._gaps:
+            parts.append(_listed("sampler gap", {name: f"{gap:.1e}" for name, gap in self._gaps.items()}))
+        if self._speeds:
+            speeds = {name: f"{speed:,.0f}" for name, speed in self._speeds.items()}
+            parts.append(_listed("tokens/s", speeds))
+        left = f", about {duration(self._pace.left)} left" if self._pace.left else ""
+        return "  ".join([*parts, f"({seconds:.1f} s{left})"])
 
     def _render(self) -> Group:
-        table = Table(box=None, pad_edge=False)
-        for heading in ("agent", "now", "mean reward per step", "", "held-out accuracy"):
-            table.add_column(heading)
-        if self._gaps:
-            table.add_column("sampler gap")
+        return Group(self._header(), self._table())
+
+    def _header(self) -> Table:
+        """Title, bar, steps, time elapsed and left, on one line of 80 columns."""
+        pace = self._pace
+        times = f"{duration(self._clock() - self._began)} elapsed"
+        if pace.left is not None:
+            times += f" · about {duration(pace.left)} left"
+        words = literal(f"{pace.done}/{pace.steps} steps · {times}")
+        title = literal(self._title)
+        width = max(6, min(40, self._console.width - title.cell_len - words.cell_len - 3))
+        header = Table.grid(padding=(0, 1))
+        header.add_row(title, ProgressBar(total=max(1, pace.steps), completed=pace.done, width=width), words)
+        return header
+
+    def _table(self) -> Table:
+        gaps = self._gaps  # this runs in the display's thread
+        names = {name: literal(name) for name in self._agents}
+        longest = max([len("agent"), *(name.cell_len for name in names.values())])
+        last = {name: f"{values[-1]:.3f}" if values else "" for name, values in self._rewards.items()}
+        # what the other columns take, with two spaces between any two
+        taken = longest + _NOW_WIDTH + max(map(len, last.values())) + len("accuracytokens/s") + 5 * 2
+        taken += len("3.1e-03") + 2 if gaps else 0
+        width = min(24, self._console.width - taken)
+        roomy = width >= len("reward")  # otherwise the curves go, and "now" takes several lines
+        table = Table(box=None, pad_edge=False, padding=(0, 1))
+        table.add_column("agent", overflow="fold", min_width=min(longest, 12))
+        table.add_column("now", no_wrap=roomy, min_width=_NOW_WIDTH if roomy else None)
+        if roomy:
+            heading = "reward per step" if width >= len("reward per step") else "reward"
+            table.add_column(heading, no_wrap=True, min_width=width)
+        for heading in ("" if roomy else "reward", "accuracy", "tokens/s"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        if gaps:
+            table.add_column("sampler gap", justify="right", min_width=len("3.1e-03"))
         for name in self._agents:
-            rewards = self._rewards[name]
-            accuracy = self._accuracy.get(name)
+            accuracy, speed = self._accuracy.get(name), self._speeds.get(name)
             table.add_row(
-                name,
-                self._doing[name].ljust(12),
-                sparkline(rewards),
-                f"{rewards[-1]:.3f}" if rewards else "",
+                names[name],
+                self._now(name),
+                *([sparkline(self._rewards[name], width)] if roomy else []),
+                last[name],
                 f"{accuracy.mean:.3f}" if accuracy else "",
-                *([f"{self._gaps[name]:.1e}" if name in self._gaps else ""] if self._gaps else []),
+                f"{speed:,.0f}" if speed is not None else "",
+                *([f"{gaps[name]:.1e}" if name in gaps else ""] if gaps else []),
             )
-        return Group(self._bar, table)
+        return table
+
+    def _now(self, name: str) -> str:
+        agent, doing = self._doing
+        if agent != name:
+            return "paused" if name in self._paused else ""
+        count = f" {self._ended_responses}" if self._ended_responses else ""
+        return f"{doing}{count} · {duration(self._clock() - self._phase_began)}"
+
+
+def _listed(heading: str, values: Mapping[str, str]) -> str:
+    return f"{heading} " + "  ".join(f"{name} {value}" for name, value in values.items())

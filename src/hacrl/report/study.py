@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hacrl.execution.results import RunResult
+from hacrl.plain_text import markdown_text
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def study_markdown(study: Study) -> str:
     agents = list(next(iter(study.cells.values())))
     seeds = next(iter(study.cells[study.reference].values())).after.seeds
     lines = [
-        "| variant | " + " | ".join(agents) + " | mean | rollouts | updates |",
+        "| variant | " + " | ".join(map(markdown_text, agents)) + " | mean | rollouts | updates |",
         "|---|" + "---|" * (len(agents) + 3),
     ]
     before = [study.cells[study.reference][agent].before for agent in agents]
@@ -96,9 +97,12 @@ def study_markdown(study: Study) -> str:
         mean = statistics.fmean(cells[agent].after.mean for agent in agents)
         rollouts = max(cell.rollouts for cell in cells.values())
         updates = max(cell.updates for cell in cells.values())
-        lines.append(f"| {variant} | {values} | {mean:.3f} | {rollouts:,} | {updates:,} |")
-    note = f"Mean ± standard deviation over {seeds} seeds; in brackets the mean paired difference to "
-    return "\n".join([*lines, "", f"{note}{study.reference} and the seeds in which it was above."])
+        lines.append(f"| {markdown_text(variant)} | {values} | {mean:.3f} | {rollouts:,} | {updates:,} |")
+    note = (
+        f"Mean ± standard deviation over {seeds} seeds; in brackets the mean paired difference to "
+        f"{markdown_text(study.reference)} and the seeds in which it was above."
+    )
+    return "\n".join([*lines, "", note])
 
 
 def _cell_text(cell: StudyCell, with_difference: bool) -> str:

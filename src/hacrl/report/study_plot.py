@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hacrl.execution.results import RunResult
+from hacrl.plain_text import plot_text
 
 
 def plot_study(results: Mapping[tuple[str, int], RunResult], path: Path) -> None:
@@ -37,10 +38,11 @@ def plot_study(results: Mapping[tuple[str, int], RunResult], path: Path) -> None
             axes.annotate(f"{mean:.3f}", (0.01, row), va="center", fontsize=8)
         start = [run.accuracies[0][agent].mean for run in results.values()]
         axes.axvline(sum(start) / len(start), color="#777777", linestyle=":", linewidth=1)
-        axes.set_title(agent, fontsize=10)
+        axes.set_title(plot_text(agent), fontsize=10)
         axes.set_xlim(0, 1)
         axes.spines[["top", "right"]].set_visible(False)
-    labels = [variant.replace("@", "\n@") for variant in variants]  # long names would squeeze the panels
+    # long names would squeeze the panels
+    labels = [plot_text(variant).replace("@", "\n@") for variant in variants]
     panels[0][0].set_yticks(range(len(variants)), labels, fontsize=8)
     panels[0][0].invert_yaxis()
     figure.supxlabel("sampled accuracy on held-out problems (dots: seeds; dotted line: before)", fontsize=9)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -45,6 +45,18 @@ class RolloutEngine(Protocol):
 
         ``on_finished`` is told of each response as soon as it has ended, in any order.
         """
+        ...
+
+    def take_notes(self) -> list[str]:
+        """Sentences for the user since the last call."""
+        ...
+
+    def state_dict(self) -> dict[str, int]:
+        """What it has learnt to keep to, e.g. how many responses fit side by side; JSON-ready."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Restore what :meth:`state_dict` gave."""
         ...
 
     def rest(self) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from hacrl.agents.agent import Agent
+from hacrl.agents.out_of_memory import is_out_of_memory, let_go
 from hacrl.agents.sampling import sampling_logits
 from hacrl.errors import ModelError, TrainingError
+from hacrl.rollout.decoding import Decoding
 from hacrl.rollout.engine import Finished
 from hacrl.types import Problem, Rollout, Sampling
 
@@ -21,7 +21,8 @@ class TransformersEngine:
 
     def __init__(self, agent: Agent, max_batch: int = 512) -> None:
         self.agent = agent
-        self.max_batch = max_batch  # most responses decoded side by side
+        self.max_batch = max_batch  # most responses decoded side by side; fewer once memory has run out
+        self.notes: list[str] = []  # sentences for the user
 
     @property
     def shares_weights(self) -> bool:
@@ -42,16 +43,38 @@ class TransformersEngine:
     ) -> list[Rollout]:
         """See :class:`hacrl.rollout.engine.RolloutEngine`."""
         self._check_context(problems, sampling)
-        generator = torch.Generator(device=self.agent.device).manual_seed(seed)
-        prompts_at_once = max(1, self.max_batch // samples_per_prompt)
         rollouts: list[Rollout] = []
-        for start in range(0, len(problems), prompts_at_once):
-            chunk = problems[start : start + prompts_at_once]
-            for rollout in self._generate_chunk(chunk, samples_per_prompt, sampling, generator):
+        generator = torch.Generator(device=self.agent.device).manual_seed(seed)
+        while len(rollouts) < len(problems) * samples_per_prompt:
+            chunk, group = self._next_chunk(problems, samples_per_prompt, len(rollouts))
+            start = generator.get_state()
+            try:
+                finished = self._generate_chunk(chunk, group, sampling, generator)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                let_go(error, self.agent.device)
+                self._take_fewer(chunk, group, sampling, error)
+                generator.set_state(start)
+                continue
+            for rollout in finished:
                 if on_finished is not None:
                     on_finished(len(rollouts), rollout)
                 rollouts.append(rollout)
         return rollouts
+
+    def take_notes(self) -> list[str]:
+        """What the user should know, once."""
+        notes, self.notes = self.notes, []
+        return notes
+
+    def state_dict(self) -> dict[str, int]:
+        """What lasts from step to step; JSON-ready."""
+        return {"max_batch": self.max_batch}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Restore what :meth:`state_dict` gave."""
+        self.max_batch = state["max_batch"]
 
     def rest(self) -> None:
         """Holds nothing between generations."""
@@ -70,6 +93,36 @@ class TransformersEngine:
                     "use shorter prompts or fewer new tokens"
                 )
 
+    def _next_chunk(
+        self, problems: Sequence[Problem], group: int, done: int
+    ) -> tuple[Sequence[Problem], int]:
+        """Whole groups if they fit, else as much of one as does: problems, and responses to each."""
+        place, said = divmod(done, group)
+        if said or self.max_batch < group:
+            return problems[place : place + 1], min(self.max_batch, group - said)
+        return problems[place : place + self.max_batch // group], group
+
+    def _take_fewer(
+        self, chunk: Sequence[Problem], group: int, sampling: Sampling, error: RuntimeError
+    ) -> None:
+        """Halve, until a chunk like the one that did not fit would be smaller."""
+        name, device, responses = self.agent.name, self.agent.device, len(chunk) * group
+        if responses == 1:
+            tokens = len(self.agent.encode_prompt(chunk[0])) + sampling.max_new_tokens
+            raise TrainingError(
+                f"agent {name!r}: a single response of up to {tokens} tokens, prompt included, did not fit "
+                f"into the memory of {device} beside what else is there. Give the agent a device of its own "
+                f"(agents.{name}.device), agents.{name}.precision=bfloat16, or fewer rollout.max_new_tokens"
+            ) from error
+        before = self.max_batch
+        while self.max_batch >= responses:
+            self.max_batch //= 2
+        self.notes.append(
+            f"agent {name!r}: {responses} responses side by side did not fit into the memory of {device}; "
+            f"rollout.max_batch counts as {self.max_batch} instead of {before} from now on. They were begun "
+            "again, nothing is lost"
+        )
+
     def _check_finite(self, logits: Tensor) -> None:
         """A model that answers NaN has no next token; sampling would fail without saying whose it was."""
         if not bool(logits.isfinite().all()):
@@ -82,7 +135,7 @@ class TransformersEngine:
     def _generate_chunk(
         self, problems: Sequence[Problem], group: int, sampling: Sampling, generator: torch.Generator
     ) -> list[Rollout]:
-        decoding = _Decoding(self.agent.model, [self.agent.encode_prompt(p) for p in problems], group)
+        decoding = Decoding(self.agent.model, [self.agent.encode_prompt(p) for p in problems], group)
         stop_ids = torch.tensor(sorted(self.agent.stop_ids), device=self.agent.device)
         for remaining in reversed(range(sampling.max_new_tokens)):
             self._check_finite(decoding.logits)
@@ -118,81 +171,3 @@ def draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> tupl
     logprobs = sampling_logits(logits, sampling).log_softmax(dim=-1)
     token_ids = torch.multinomial(logprobs.exp(), num_samples=1, generator=generator)
     return token_ids.squeeze(-1), logprobs.gather(-1, token_ids).squeeze(-1)
-
-
-class _Decoding:
-    """State of a batch under way: the cache of the rows still running, and what every row has said.
-
-    ``rows`` maps the running rows to their place in the batch that was asked for.
-    """
-
-    def __init__(self, model: Any, prompts: Sequence[Sequence[int]], group: int) -> None:
-        self.model = model
-        device = model.device
-        width = max(len(prompt) for prompt in prompts)
-        input_ids = torch.zeros(len(prompts), width, dtype=torch.long)
-        mask = torch.zeros(len(prompts), width, dtype=torch.long)
-        for row, prompt in enumerate(prompts):  # left-padded, so that all rows end at the same position
-            input_ids[row, width - len(prompt) :] = torch.tensor(prompt)
-            mask[row, width - len(prompt) :] = 1
-        mask = mask.to(device)
-        self.cache = DynamicCache(config=model.config)
-        logits = model(
-            input_ids=input_ids.to(device),
-            attention_mask=mask,
-            position_ids=(mask.cumsum(dim=-1) - 1).clamp(min=0),
-            past_key_values=self.cache,
-            use_cache=True,
-            logits_to_keep=1,
-        ).logits[:, -1]
-        try:
-            self.cache.batch_repeat_interleave(group)
-        except AttributeError as error:  # state-space layers
-            raise ModelError(
-                f"{type(model).__name__} keeps a state that cannot be copied per response; "
-                "the transformers engine needs a model with an attention cache"
-            ) from error
-        self.logits: Tensor = logits.repeat_interleave(group, dim=0)
-        self.mask = mask.repeat_interleave(group, dim=0)
-        self.rows = torch.arange(len(prompts) * group, device=device)
-        self.running = torch.ones(len(self.rows), dtype=torch.bool, device=device)
-        self._tokens: list[tuple[Tensor, Tensor, Tensor]] = []  # per step: batch rows, ids, log-probabilities
-        self._size = len(self.rows)
-
-    @property
-    def all_stopped(self) -> bool:
-        return not bool(self.running.any())
-
-    def append(self, token_ids: Tensor, logprobs: Tensor, stopped: Tensor) -> None:
-        """Record one token for each row that was still running."""
-        alive = self.running
-        self._tokens.append((self.rows[alive], token_ids[alive], logprobs[alive]))
-        self.running = alive & ~stopped
-
-    def forward(self, token_ids: Tensor) -> None:
-        """Logits of the next token for the rows still running."""
-        if int(self.running.sum()) * 2 <= len(self.running):
-            token_ids = self._drop_ended_rows(token_ids)
-        self.mask = torch.nn.functional.pad(self.mask, (0, 1), value=1)
-        self.logits = self.model(
-            input_ids=token_ids.unsqueeze(-1),
-            attention_mask=self.mask,
-            position_ids=self.mask.sum(dim=-1, keepdim=True) - 1,
-            past_key_values=self.cache,
-            use_cache=True,
-        ).logits[:, -1]
-
-    def _drop_ended_rows(self, token_ids: Tensor) -> Tensor:
-        keep = self.running.nonzero().squeeze(-1)
-        self.cache.batch_select_indices(keep)
-        self.mask, self.rows, self.running = self.mask[keep], self.rows[keep], self.running[keep]
-        return token_ids[keep]
-
-    def responses(self) -> list[tuple[list[int], list[float]]]:
-        """Token ids and log-probabilities of every row asked for, in order."""
-        said: list[tuple[list[int], list[float]]] = [([], []) for _ in range(self._size)]
-        for rows, token_ids, logprobs in self._tokens:
-            for row, token, logprob in zip(rows.tolist(), token_ids.tolist(), logprobs.tolist(), strict=True):
-                said[row][0].append(token)
-                said[row][1].append(logprob)
-        return said

@@ -13,6 +13,7 @@ from hacrl.errors import ConfigError
 from hacrl.evaluation.accuracy import Accuracy
 from hacrl.learning.observer import Observer, Phase
 from hacrl.learning.reports import StepReport
+from hacrl.plain_text import printable
 from hacrl.tracking.samples import RolloutRow, sample_rows
 from hacrl.tracking.scalars import Scalars, evaluation_scalars, step_scalars
 from hacrl.types import VerifiedRollout
@@ -122,7 +123,8 @@ class Tracker(Observer):
             self._off = True
             print(
                 f"hacrl: tracker {self._name} failed and is off for the rest of this run "
-                f"({type(error).__name__}: {error}); the run goes on and is kept in {self._run.folder}",
+                f"({type(error).__name__}: {printable(str(error))}); the run goes on and is kept in "
+                f"{self._run.folder}",
                 file=sys.stderr,
                 flush=True,
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 
+from hacrl.plain_text import printable
 from hacrl.types import Problem, VerifiedRollout
 
 
@@ -45,7 +46,7 @@ def as_text(rows: Sequence[RolloutRow]) -> str:
         f"--- prompt\n{row.prompt}\n--- answer\n{row.answer}\n--- response\n{row.response}\n"
         for row in rows
     ]
-    return "\n".join(blocks)
+    return printable("\n".join(blocks), multiline=True)
 
 
 def _row(step: int, agent: str, verified: VerifiedRollout) -> RolloutRow:

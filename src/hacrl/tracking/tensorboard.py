@@ -6,6 +6,7 @@ import html
 from collections.abc import Sequence
 from typing import Any
 
+from hacrl.plain_text import printable
 from hacrl.tracking.base import Backend, TrackedRun
 from hacrl.tracking.samples import RolloutRow
 from hacrl.tracking.scalars import Scalars
@@ -52,7 +53,7 @@ def preformatted(text: str) -> str:
     It reads Markdown, and takes unknown tags out: ``#42`` would become a heading and ``<think>`` vanish.
     Inside ``<pre>`` only HTML and fences of code are still looked for, so these characters are spelled out.
     """
-    escaped = html.escape(text).replace("`", "&#96;").replace("~", "&#126;")
+    escaped = html.escape(printable(text, multiline=True)).replace("`", "&#96;").replace("~", "&#126;")
     return f"<pre>{escaped}</pre>"
 
 

@@ -51,7 +51,7 @@ class ServerClient:
                 raise EngineError(f"{self.name} lists no model: is it a vLLM server?") from error
         return self._model
 
-    def post(self, path: str, body: Any = None, seconds: float = ANSWER_SECONDS) -> Any:
+    def post(self, path: str, body: Any = None, seconds: float | None = None) -> Any:
         """A request and its JSON answer."""
         return self._request("POST", path, body, seconds)
 
@@ -92,9 +92,11 @@ class ServerClient:
                     cancel[0]()
             worker.join()
 
-    def _request(self, method: str, path: str, body: Any = None, seconds: float = ANSWER_SECONDS) -> Any:
+    def _request(self, method: str, path: str, body: Any = None, seconds: float | None = None) -> Any:
         """One request; the answer's JSON, None if it has no body."""
         import aiohttp
+
+        seconds = ANSWER_SECONDS if seconds is None else seconds
 
         async def ask() -> tuple[int, str]:
             timeout = aiohttp.ClientTimeout(total=seconds, connect=min(seconds, ANSWER_SECONDS))

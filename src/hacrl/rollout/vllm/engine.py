@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,8 +17,6 @@ from hacrl.rollout.vllm.transports import Transport, make_transport
 from hacrl.rollout.vllm.weights import exported_weights
 from hacrl.seeding import derive_seed
 from hacrl.types import Problem, Rollout, Sampling
-
-logger = logging.getLogger(__name__)
 
 
 class VllmEngine:
@@ -38,6 +35,7 @@ class VllmEngine:
         self.agent = agent
         self.backend = backend
         self.restarts = 0
+        self._notes: list[str] = []
         self._settings = settings
         self._probes = list(probes)
         self._same_host = same_host
@@ -93,10 +91,26 @@ class VllmEngine:
                 self.prepare()
         return [rollouts[place] for place in range(len(asks))]
 
+    def take_notes(self) -> list[str]:
+        """What happened to the engine since the last call."""
+        notes, self._notes = self._notes, []
+        return notes
+
+    def state_dict(self) -> dict[str, int]:
+        """Nothing: vLLM plans its batches itself."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Nothing to restore, whichever engine the state is of."""
+
     def rest(self) -> None:
         """Give the GPU's memory back; the next :meth:`prepare` takes it again and brings the weights."""
         if self._is_started and self.backend.can_sleep and not self._is_asleep:
-            self.backend.sleep()
+            try:
+                self.backend.sleep()
+            except EngineLostError as error:  # it has given everything back
+                self._lost(error, last=False)
+                return
             self._is_asleep = True
             self._report = None
 
@@ -153,7 +167,7 @@ class VllmEngine:
                 f"{error} It died {self.restarts} times in this run, {self._settings.restarts} restarts in a "
                 f"row are allowed (agents.{self.agent.name}.vllm.restarts)"
             ) from error
-        logger.warning("%s Starting it again; finished responses are kept.", error)
+        self._notes.append(f"{error} It was started again; finished responses are kept")
 
     def _ask(self, problem: Problem, sampling: Sampling, seed: int, place: int) -> Ask:
         own_seed = derive_seed(seed, place) if self._settings.seeded else None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 from hacrl.rollout.vllm.backend import Ask, EngineError, EngineLostError, Said, sampling_fields
+from hacrl.rollout.vllm.guard import Guard
 
 WORKER = "hacrl.rollout.vllm.in_vllm.hacrl_vllm_worker.WeightReceiver"
 
@@ -23,6 +25,7 @@ class InProcessBackend:
         self._engine_args = dict(engine_args)
         self._environment = dict(environment)
         self._llm: Any = None
+        self._guard: Guard | None = None
         self._asked = 0
 
     def start(self) -> None:
@@ -31,6 +34,7 @@ class InProcessBackend:
         with _environment(self._environment):
             from vllm import LLM  # its logger reads the environment when it is imported
 
+            earlier = {child.pid for child in multiprocessing.active_children()}
             try:
                 self._llm = LLM(
                     **self._engine_args,
@@ -38,13 +42,16 @@ class InProcessBackend:
                     skip_tokenizer_init=True,  # token ids in, token ids out
                     disable_log_stats=True,
                 )
-            except (RuntimeError, ValueError, OSError, AssertionError) as error:
+            except (RuntimeError, ValueError, TypeError, OSError, AssertionError) as error:
                 raise EngineError(f"{self.name} does not start: {error}") from error
+        started = {child.pid for child in multiprocessing.active_children()} - earlier
+        self._guard = Guard([pid for pid in started if pid is not None])
 
     def generate(self, asks: Sequence[Ask]) -> Iterator[tuple[int, Said]]:
         """See :class:`hacrl.rollout.vllm.backend.Backend`."""
-        from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
+
+        from vllm import SamplingParams
 
         engine = self._llm.llm_engine
         positions = {}
@@ -94,6 +101,9 @@ class InProcessBackend:
         llm, self._llm = self._llm, None
         if llm is not None:
             llm.llm_engine.engine_core.shutdown()
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            guard.end()
 
     @contextmanager
     def _explained(self, doing: str) -> Iterator[None]:

@@ -170,10 +170,10 @@ def sleeps(device: torch.device, settings: VllmSettings) -> bool:
 
 def write_model(agent: Agent, folder: Path) -> None:
     """What an engine needs to know of an agent without its weights: config and tokenizer."""
-    config = (
-        agent.model.get_base_model().config if hasattr(agent.model, "peft_config") else agent.model.config
-    )
-    config.save_pretrained(folder)
+    model = agent.model.get_base_model() if hasattr(agent.model, "peft_config") else agent.model
+    if not model.config.architectures:  # a model that was never saved or loaded does not say what it is
+        model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(folder)
     agent.tokenizer.save_pretrained(folder)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -12,11 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from hacrl.rollout.vllm.backend import EngineError, EngineLostError
+from hacrl.rollout.vllm.guard import Guard
 
 POLL_SECONDS = 0.2
 END_SECONDS = 15.0  # time to end by itself before it is killed
 SHOWN_LINES = 12
-_PR_SET_PDEATHSIG = 1
 
 
 class ServerProcess:
@@ -36,6 +35,8 @@ class ServerProcess:
         self._environment = dict(environment)
         self._start_timeout = start_timeout
         self._process: subprocess.Popen[bytes] | None = None
+        self._guard: Guard | None = None
+        self._log_begins = 0  # where in the log the present server begins
 
     @property
     def pid(self) -> int | None:
@@ -49,8 +50,11 @@ class ServerProcess:
     def start(self, is_ready: Callable[[], bool]) -> None:
         """Start it and wait until it is ready; what an earlier one left behind is ended first."""
         self.end()
+        if is_ready():  # ours is not there yet: weights must not go to somebody else's
+            raise EngineError(f"{self.name} cannot start: another server answers at its address already")
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
+            self._log_begins = log.tell()
             self._process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.DEVNULL,
@@ -58,8 +62,8 @@ class ServerProcess:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **self._environment},
                 process_group=0,
-                preexec_fn=_end_with_parent,
             )
+        self._guard = Guard([-self._process.pid])
         deadline = time.monotonic() + self._start_timeout
         while not is_ready():
             if not self.is_alive():
@@ -84,9 +88,13 @@ class ServerProcess:
             process.wait(END_SECONDS)
         _signal_group(process.pid, signal.SIGKILL)  # what did not end, or was left without its parent
         process.wait()
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            guard.end()
 
     def _log_end(self) -> str:
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        written = self.log.read_bytes()[self._log_begins :]
+        lines = written.decode("utf-8", errors="replace").splitlines()
         telling = [line for line in lines if "Error" in line or "error:" in line][-4:]
         shown = "\n  ".join(telling or lines[-SHOWN_LINES:])
         return f"its log {self.log} ends with:\n  {shown}"
@@ -95,9 +103,3 @@ class ServerProcess:
 def _signal_group(group: int, number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
         os.killpg(group, number)
-
-
-def _end_with_parent() -> None:
-    """Linux: the kernel ends the server if hacrl is killed and cannot."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -7,9 +7,9 @@ import json
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from hacrl.agents.engine_settings import WeightSync
-from hacrl.rollout.vllm.backend import Backend, EngineError
+from hacrl.rollout.vllm.backend import Backend, EngineError, EngineLostError
 from hacrl.rollout.vllm.in_vllm.hacrl_vllm_worker import make_group
 
 Weights = Iterable[tuple[str, Tensor]]
@@ -96,21 +96,33 @@ class Broadcast:
             if self._group is None:
                 self._group = self._meet(backend, listening)
             answer = listening.submit(backend.call, "hacrl_load_broadcast", json.dumps(plan))
-            for _, tensor in kept:
-                self._group.broadcast([tensor], torch.distributed.BroadcastOptions()).wait()
+            with _explained_by(answer, backend):
+                for _, tensor in kept:
+                    self._group.broadcast([tensor], torch.distributed.BroadcastOptions()).wait()
             _check(backend, answer.result())
 
     def _meet(self, backend: Backend, listening: ThreadPoolExecutor) -> Any:
         port = free_port()
         where = (self.name, self._host, str(port), "1", str(self._size), str(self._wait.total_seconds()))
         answer = listening.submit(backend.call, "hacrl_join", *where)
-        group = make_group(self.name, self._host, port, 0, self._size, self._wait)
+        with _explained_by(answer, backend):
+            group = make_group(self.name, self._host, port, 0, self._size, self._wait)
         answer.result()
         return group
 
     def close(self) -> None:
         """A group does not outlive its workers: a new engine gets a new one."""
         self._group = None
+
+
+@contextmanager
+def _explained_by(answer: Future[Any], backend: Backend) -> Iterator[None]:
+    """What went wrong between the two ends: the engine's own words say it better than the connection's."""
+    try:
+        yield
+    except RuntimeError as error:
+        answer.result()
+        raise EngineLostError(f"{backend.name} lost its connection for weights: {error}") from error
 
 
 def make_transport(

@@ -1,0 +1,1 @@
+"""Checkpoints that cannot be half-written: safetensors and JSON in a folder that appears as a whole."""

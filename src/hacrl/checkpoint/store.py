@@ -1,0 +1,200 @@
+"""The folder of checkpoints of one run."""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hacrl.checkpoint.content import CheckpointContent
+from hacrl.checkpoint.durable import digest, publish_folder, write_json
+from hacrl.errors import CheckpointError
+
+SCHEMA = 1  # raised when the content changes so that older code could not read it
+MANIFEST = "manifest.json"  # written last: every other file with its size and checksum
+_NAME = re.compile(r"step-(\d{6,})(?:-(\d{2,}))?")
+_SPARE = 1.02  # a little more than the tensors: headers, documents
+
+
+@dataclass(frozen=True, order=True)
+class CheckpointId:
+    """After how many steps, and how many phases of the next one; later ones compare greater."""
+
+    steps: int
+    phases: int = 0
+
+    @property
+    def folder(self) -> str:
+        """The checkpoint's folder name."""
+        return f"step-{self.steps:06d}" + (f"-{self.phases:02d}" if self.phases else "")
+
+    @classmethod
+    def parse(cls, name: str) -> CheckpointId | None:
+        """The id a folder's name stands for; None if it is no checkpoint."""
+        found = _NAME.fullmatch(name)
+        return None if found is None else cls(int(found[1]), int(found[2] or 0))
+
+
+class CheckpointStore:
+    """Writes, finds, checks and removes checkpoints."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def ids(self) -> list[CheckpointId]:
+        """All checkpoints, oldest first; unfinished ones have another name and are not among them."""
+        if not self.folder.is_dir():
+            return []
+        found = (CheckpointId.parse(path.name) for path in self.folder.iterdir() if path.is_dir())
+        return sorted(one for one in found if one is not None)
+
+    def path(self, which: CheckpointId) -> Path:
+        """Where a checkpoint is."""
+        return self.folder / which.folder
+
+    def write(self, which: CheckpointId, content: CheckpointContent, score: float | None = None) -> None:
+        """Write beside, then rename. If that fails, what was there before is untouched."""
+        unfinished = self.folder / f".{which.folder}.unfinished"
+        try:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            unfinished.mkdir(parents=True)
+            self._check_room(content)
+            files = _write_files(unfinished, content)
+            write_json(unfinished / MANIFEST, {"schema": SCHEMA, "score": score, "files": files})
+            publish_folder(unfinished, self.path(which))
+        except (OSError, CheckpointError) as error:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            raise self._explained(error, content) from error
+
+    def _check_room(self, content: CheckpointContent) -> None:
+        free, needed = shutil.disk_usage(self.folder).free, int(content.bytes * _SPARE)
+        if free < needed:
+            raise OSError(errno.ENOSPC, f"{free:,} bytes free, {needed:,} needed")
+
+    def _explained(self, error: Exception, content: CheckpointContent) -> CheckpointError:
+        last = self.ids()
+        kept = f"the last good one is {self.path(last[-1])}" if last else "there is none yet"
+        why = str(error)
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if full or "No space left" in why or "os error 28" in why:
+            return CheckpointError(
+                f"disk full: a checkpoint of {content.bytes / 2**30:.2f} GiB does not fit into {self.folder} "
+                f"({why}); {kept}. Make room, then go on with `hacrl resume`; fewer are kept with "
+                "checkpoint.keep_last"
+            )
+        return CheckpointError(f"a checkpoint cannot be written to {self.folder}: {why}; {kept}")
+
+    def read(self, which: CheckpointId) -> CheckpointContent:
+        """A checkpoint, every byte checked; raises :class:`CheckpointError` if any is not as written."""
+        from safetensors.torch import load_file
+
+        path = self.path(which)
+        manifest = self.manifest(which)
+        documents: dict[str, Any] = {}
+        tensors: dict[str, Any] = {}
+        for name, expected in manifest["files"].items():
+            file = path / name
+            _check_file(file, path, expected)
+            if name.endswith(".json"):
+                documents[name.removesuffix(".json")] = json.loads(file.read_text("utf-8"))
+            else:
+                tensors[name.removesuffix(".safetensors")] = load_file(file)
+        return CheckpointContent(documents, tensors)
+
+    def manifest(self, which: CheckpointId) -> dict[str, Any]:
+        """What a checkpoint says it holds."""
+        path = self.path(which) / MANIFEST
+        try:
+            if path.is_symlink() or not path.is_file():
+                raise CheckpointError(f"{path} is missing or no regular file")
+            manifest = json.loads(path.read_text("utf-8"))
+            schema, files = manifest["schema"], manifest["files"]
+            sound = isinstance(files, dict) and all(_is_entry(key, value) for key, value in files.items())
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise CheckpointError(f"{path} is damaged: {error!r}") from error
+        if schema != SCHEMA:
+            raise CheckpointError(
+                f"{path} has schema {schema!r}, this hacrl reads {SCHEMA}: use the version that wrote it"
+            )
+        if not sound:
+            raise CheckpointError(f"{path} is damaged: its list of files is not one")
+        found: dict[str, Any] = manifest
+        return found
+
+    def newest_good(self) -> tuple[CheckpointId, CheckpointContent, list[str]] | None:
+        """The newest checkpoint that is as it was written, and what is wrong with newer ones."""
+        problems: list[str] = []
+        for which in reversed(self.ids()):
+            try:
+                return which, self.read(which), problems
+            except CheckpointError as error:
+                problems.append(str(error))
+        if problems:
+            raise CheckpointError(f"no checkpoint in {self.folder} can be used: " + "; ".join(problems))
+        return None
+
+    def prune(self, keep_last: int, keep_best: int) -> None:
+        """Remove all but the newest and the best; parts of a step that has been finished since go first."""
+        ids = self.ids()
+        whole = [one for one in ids if not one.phases]
+        kept = set(whole[-keep_last:])
+        kept |= {one for one in ids if one.phases and (not whole or one > whole[-1])}
+        scored = [(score, one) for one in whole if (score := self._score(one)) is not None]
+        kept |= {one for _, one in sorted(scored, reverse=True)[:keep_best]}
+        for one in ids:
+            if one not in kept:
+                shutil.rmtree(self.path(one), ignore_errors=True)
+
+    def _score(self, which: CheckpointId) -> float | None:
+        try:
+            score = self.manifest(which).get("score")
+        except CheckpointError:
+            return None
+        return float(score) if isinstance(score, int | float) else None
+
+
+def _write_files(folder: Path, content: CheckpointContent) -> dict[str, dict[str, Any]]:
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    names = []
+    for name, document in content.documents.items():
+        names.append(f"{name}.json")
+        (folder / names[-1]).write_text(json.dumps(document), encoding="utf-8")
+    for name, tensors in content.tensors.items():
+        names.append(f"{name}.safetensors")
+        try:
+            save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, folder / names[-1])
+        except SafetensorError as error:
+            raise OSError(str(error)) from error
+    return {
+        name: {"bytes": (folder / name).stat().st_size, "sha256": digest(folder / name)} for name in names
+    }
+
+
+def _is_entry(name: object, value: object) -> bool:
+    plain = isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9._-]+\.(json|safetensors)", name) is not None
+    return plain and isinstance(value, dict) and {"bytes", "sha256"} <= value.keys()
+
+
+def _check_file(file: Path, folder: Path, expected: dict[str, Any]) -> None:
+    if file.is_symlink() or not file.is_file():
+        raise CheckpointError(f"{file} is missing or no regular file")
+    if file.resolve().parent != folder.resolve():
+        raise CheckpointError(f"{file} lies outside of its checkpoint")
+    if file.stat().st_size != expected["bytes"]:
+        raise CheckpointError(
+            f"{file} is damaged: {file.stat().st_size} bytes instead of {expected['bytes']}"
+        )
+    if digest(file) != expected["sha256"]:
+        raise CheckpointError(f"{file} is damaged: its checksum is not what was written")
+
+
+def total_size(paths: Sequence[Path]) -> int:
+    """Bytes on disk of files and folders."""
+    return sum(file.stat().st_size for path in paths for file in path.rglob("*") if file.is_file())

@@ -1,0 +1,203 @@
+"""``hacrl resume``: open a run's folder, find where it was, and check that it may go on."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hacrl.checkpoint.store import CheckpointStore
+from hacrl.config.loading import build_config, read_recipe
+from hacrl.config.overrides import apply_override
+from hacrl.config.schema import RunConfig
+from hacrl.errors import CheckpointError, ConfigError, HacrlError
+from hacrl.evaluation.accuracy import Accuracy
+from hacrl.execution.checkpoints import CHECKPOINTS, trainer_state
+from hacrl.execution.results import RunResult
+from hacrl.execution.resume_point import ResumePoint
+from hacrl.execution.run_folder import STATUS_SCHEMA
+from hacrl.safe_files import check_inside, iterate_jsonl, read_json
+
+# Changes of the recipe that a run may go on with ...
+FREE = (
+    "steps",
+    "output",
+    "trackers",
+    "project",
+    "run_name",
+    "logged_rollouts",
+    "watchdog_minutes",
+    "checkpoint.*",
+    "collapse.*",
+    "evaluation.every",
+)
+# ... and those after which sums round differently, so that it is no longer the same to the last bit.
+ROUNDING = (
+    "device",
+    "threads",
+    "rollout.max_batch",
+    "rollout.engine",
+    "learning.micro_batch_tokens",
+    "agents.*.device",
+    "agents.*.engine",
+    "agents.*.vllm.*",
+    "agents.*.attention",
+    "agents.*.gradient_checkpointing",
+)
+
+
+@dataclass(frozen=True)
+class Resumable:
+    """A run that can go on, or that has nothing left to do."""
+
+    config: RunConfig
+    point: ResumePoint
+    is_finished: bool
+
+
+def open_run(folder: Path, overrides: Sequence[str] = ()) -> Resumable:
+    """Look at a run's folder; nothing in it is changed."""
+    config, notes = _config(folder, overrides)
+    status = _status(folder)
+    point = _resume_point(folder, notes)
+    if config.steps < point.steps_done:
+        raise ConfigError(
+            f"steps={config.steps}, but {folder} has made {point.steps_done} steps already; steps counts "
+            "them all"
+        )
+    finished = status.get("state") == "finished" and point.steps_done >= config.steps
+    return Resumable(config, point, finished)
+
+
+def resume_point_of(config: RunConfig) -> ResumePoint | None:
+    """Where the run in a config's output folder was left; None: there is none. The config must be its own."""
+    folder = Path(config.output)
+    if not (folder / "config.yaml").is_file():
+        return None
+    check_inside(folder / "config.yaml", folder)
+    data = read_recipe(folder / "config.yaml")
+    began = build_config({**data, "output": config.output}, str(folder / "config.yaml"))
+    config = config if config.threads else replace(config, threads=began.threads)
+    _check_changes(folder, began, config)
+    _status(folder)
+    return _resume_point(folder, rounding_notes(began, config))
+
+
+def _config(folder: Path, overrides: Sequence[str]) -> tuple[RunConfig, list[str]]:
+    path = folder / "config.yaml"
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is no folder: name the folder of a run, e.g. runs/size")
+    if not path.is_file():
+        raise ConfigError(f"{folder} holds no run: it has no config.yaml")
+    check_inside(path, folder)
+    data = read_recipe(path)
+    data["output"] = str(folder)
+    began = build_config(data, str(path))
+    for override in overrides:
+        apply_override(data, override)
+    config = build_config(data, str(path))
+    _check_changes(folder, began, config)
+    return config, rounding_notes(began, config)
+
+
+def _check_changes(folder: Path, began: RunConfig, now: RunConfig) -> None:
+    """Some changes make it another run."""
+    refused = {
+        key: values for key, values in changes(began, now).items() if not _matches(key, (*FREE, *ROUNDING))
+    }
+    if refused:
+        listed = "; ".join(f"{key} was {before!r}, now {after!r}" for key, (before, after) in refused.items())
+        raise ConfigError(
+            f"{folder} cannot go on as another run: {listed}. Free to change: {', '.join(FREE)}; with other "
+            f"rounding: {', '.join(ROUNDING)}. For the rest start a new run, from {folder}/agents if you like"
+        )
+
+
+def rounding_notes(began: RunConfig, now: RunConfig) -> list[str]:
+    """Sentences about changes that cost exactness."""
+    changed = [key for key in changes(began, now) if _matches(key, ROUNDING)]
+    return [f"{', '.join(changed)} changed: numbers may differ in rounding from here on"] if changed else []
+
+
+def changes(began: RunConfig, now: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """Dotted key -> (before, after) of every setting that differs; agents go by their names."""
+    before, after = _flat(_plain(began)), _flat(_plain(now))
+    keys = dict.fromkeys((*before, *after))
+    return {key: (before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)}
+
+
+def _plain(config: RunConfig) -> dict[str, Any]:
+    plain: dict[str, Any] = json.loads(json.dumps(asdict(config)))
+    plain["agents"] = {agent["name"]: agent for agent in plain["agents"]}
+    return plain
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _matches(key: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)
+
+
+def _status(folder: Path) -> Mapping[str, Any]:
+    path = folder / "status.json"
+    if not path.exists():
+        return {}
+    status = read_json(path, folder)
+    if not isinstance(status, dict) or status.get("schema") != STATUS_SCHEMA:
+        raise ConfigError(f"{path} is not one this hacrl can read; use the version that wrote it")
+    return status
+
+
+def _resume_point(folder: Path, notes: Sequence[str]) -> ResumePoint:
+    found = CheckpointStore(folder / CHECKPOINTS).newest_good()
+    if found is None:
+        note = "there is no checkpoint yet: the run begins again"
+        return ResumePoint(None, {}, {}, None, RunResult(folder), (note, *notes))
+    which, content, problems = found
+    try:
+        run = content.documents["run"]
+        positions = {str(name): int(length) for name, length in run["positions"].items()}
+        state, tensors = trainer_state(content)
+        result = _result_until(folder, positions)
+        place = f"step {which.steps}" + (", in the middle of the next one" if which.phases else "")
+        told = [f"a checkpoint is damaged and was passed over: {problem}" for problem in problems]
+        told += [f"resumed after {place}", *notes]
+        return ResumePoint(state, tensors, positions, str(run["data"]), result, tuple(told))
+    except HacrlError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(
+            f"{folder / CHECKPOINTS / which.folder} is not a run's checkpoint: {error!r}"
+        ) from error
+
+
+def _result_until(folder: Path, positions: Mapping[str, int]) -> RunResult:
+    """What the run had shown by then."""
+    result = RunResult(folder)
+    for line in _lines_until(folder / "evaluations.jsonl", folder, positions):
+        accuracies = {name: Accuracy(**values) for name, values in line["agents"].items()}
+        result.on_evaluation(line["step"], accuracies)
+    for line in _lines_until(folder / "metrics.jsonl", folder, positions):
+        for name, agent in line["agents"].items():
+            rollout, learning = agent["rollout"], agent["learning"]
+            result.add(name, rollout["reward"], rollout["rollouts"], learning["updates"])
+    return result
+
+
+def _lines_until(path: Path, folder: Path, positions: Mapping[str, int]) -> Iterator[dict[str, Any]]:
+    if path.exists():
+        for line in iterate_jsonl(path, folder):
+            if line.end > positions.get(path.name, 0):
+                return
+            yield line.record

@@ -1,0 +1,79 @@
+"""How many tokens one forward pass of a learner may have: fewer, once memory has run out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+from hacrl.agents.agent import Agent
+from hacrl.agents.out_of_memory import is_out_of_memory, let_go
+from hacrl.errors import TrainingError
+from hacrl.learning.stats import LearnStats
+from hacrl.types import LearnerSample
+
+Result = TypeVar("Result")
+
+
+class _TooLargeError(Exception):
+    """Memory ran out over a micro-batch."""
+
+    def __init__(self, samples: Sequence[LearnerSample]) -> None:
+        self.samples = len(samples)
+        self.longest = max(len(sample.prompt_ids) + len(sample.response_ids) for sample in samples)
+        super().__init__(f"{self.samples} samples of up to {self.longest} tokens")
+
+
+class TokenBudget:
+    """Most padded tokens of a micro-batch. It shrinks when memory runs out and stays so for the whole run."""
+
+    def __init__(self, tokens: int, agent: Agent) -> None:
+        self.tokens = tokens
+        self._agent = agent
+
+    @contextmanager
+    def charged_to(self, micro_batch: Sequence[LearnerSample]) -> Iterator[None]:
+        """Memory that runs out within the block has run out because of these samples."""
+        try:
+            yield
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            raise _TooLargeError(micro_batch) from error
+
+    def fit(self, attempt: Callable[[], Result], stats: LearnStats) -> Result:
+        """What ``attempt`` gives in micro-batches that fit: until they do, it is begun again."""
+        while True:
+            try:
+                return attempt()
+            except _TooLargeError as error:
+                let_go(error, self._agent.device)
+                stats.notes.append(self._shrink(error))
+                stats.oom_retries += 1
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                raise self.hopeless(error, "weights, gradients and optimizer") from error
+
+    def hopeless(self, error: BaseException, what: str) -> TrainingError:
+        """The error for memory that runs out however small the micro-batches are."""
+        let_go(error, self._agent.device)
+        name = self._agent.name
+        return TrainingError(
+            f"agent {name!r}: {what} did not fit into the memory of {self._agent.device} beside what else is "
+            f"there. Give the agent a device of its own (agents.{name}.device), set agents.{name}.lora or "
+            f"agents.{name}.gradient_checkpointing=true, or lower rollout.max_new_tokens"
+        )
+
+    def _shrink(self, error: _TooLargeError) -> str:
+        """Halve, until a micro-batch like the one that failed would be smaller; a sentence about it."""
+        if error.samples == 1:
+            raise self.hopeless(error, f"learning from a single sample of {error.longest} tokens") from error
+        before = self.tokens
+        while self.tokens // error.longest >= error.samples:
+            self.tokens //= 2
+        return (
+            f"agent {self._agent.name!r}: learning from {error} at once did not fit into the memory of "
+            f"{self._agent.device}; learning.micro_batch_tokens counts as {self.tokens} instead of {before} "
+            "from now on. The update was begun again, nothing is lost"
+        )

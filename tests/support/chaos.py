@@ -1,0 +1,129 @@
+"""A run that is killed again and again, at random moments of chosen phases, and resumed each time."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hacrl.checkpoint.store import CheckpointStore
+from hacrl.config.loading import build_config
+from hacrl.config.schema import RunConfig
+from hacrl.execution.local import LocalRun
+from hacrl.execution.resume import open_run
+from hacrl.learning.observer import Observer, Phase
+
+PHASES = ("evaluate", "rollout", "verify", "learn", "checkpoint")  # of a step
+LAST = "save"  # of the agents, when all steps are done
+_CODES = {name: code for code, name in enumerate((*PHASES, LAST), start=1)}
+
+
+class _Tell(Observer):
+    """Writes the present phase where the killer can see it."""
+
+    def __init__(self, shared: Any) -> None:
+        self._shared = shared
+
+    def on_phase(self, step: int, phase: Phase, agent: str) -> None:
+        self._shared.value = _CODES[phase]
+
+
+def _child(config: RunConfig, shared: Any) -> None:
+    """One life of the run. Checkpoints are written in this thread, so that their phase can be told."""
+    os.setpgid(0, 0)
+    write = CheckpointStore.write
+
+    def told(store: CheckpointStore, *arguments: Any) -> None:
+        shared.value = _CODES["checkpoint"]
+        write(store, *arguments)
+
+    CheckpointStore.write = told  # type: ignore[method-assign]
+    folder = Path(config.output)
+    if (folder / "config.yaml").is_file():
+        found = open_run(folder)
+        if found.is_finished:
+            return
+        run = LocalRun(found.config, [_Tell(shared)], resumed=found.point)
+    else:
+        run = LocalRun(config, [_Tell(shared)], overwrite=folder.exists())
+    with run:
+        run.train()
+        run.save()
+
+
+@dataclass
+class Lives:
+    """What happened until the run was finished."""
+
+    kills: Counter[str] = field(default_factory=Counter)  # phase that was under way -> kills
+    starts: int = 0
+
+
+def run_with_kills(config: RunConfig, kills: int, seed: int) -> Lives:
+    """Kill the run ``kills`` times, as evenly over the phases as can be, then let it finish."""
+    rng = random.Random(seed)
+    context = multiprocessing.get_context("fork")  # everything is imported already: a life begins at once
+    shared = context.Value("i", 0, lock=False)
+    lives = Lives()
+    targets = [PHASES[number % len(PHASES)] for number in range(kills - kills // 10)]
+    rng.shuffle(targets)
+    targets += [LAST] * (kills // 10)
+    while True:
+        shared.value = 0
+        child = context.Process(target=_child, args=(config, shared))
+        child.start()
+        lives.starts += 1
+        if targets and _wait_for(_CODES[targets[0]], shared, child):
+            time.sleep(rng.expovariate(1 / 0.01))
+            os.kill(child.pid, signal.SIGKILL)
+            child.join()
+            if child.exitcode == -signal.SIGKILL:
+                lives.kills[targets.pop(0)] += 1
+                continue
+        child.join()
+        assert child.exitcode == 0, f"life {lives.starts} ended with {child.exitcode}"
+        assert not targets, f"the run was over before it could be killed in {targets}: give it more steps"
+        return lives
+
+
+def _wait_for(code: int, shared: Any, child: Any) -> bool:
+    while child.is_alive():
+        if shared.value == code:
+            return True
+        time.sleep(0.0005)
+    return False
+
+
+def chaos_config(output: Path, steps: int, **changes: Any) -> RunConfig:
+    """Two agents of different tokenizers, a checkpoint after every step."""
+    agents = [
+        {"name": "small", "model": "bundled:qwen-small-a"},
+        {"name": "llama", "model": "bundled:llama-pairs"},
+    ]
+    return build_config(
+        {
+            "output": str(output),
+            "steps": steps,
+            "threads": 1,
+            "agents": agents,
+            "method": {"name": "hacpo", "clip_low": 0.05, "clip_high": 0.05},
+            "rollout": {"prompts_per_step": 4, "rollouts_per_prompt": 4, "max_new_tokens": 24},
+            "learning": {"lr": 2e-4, "updates_per_source": 2},
+            "evaluation": {"problems": 8, "every": 3},
+            "checkpoint": {"every": 1, "background": False},
+            **changes,
+        }
+    )
+
+
+def differing_files(one: Path, other: Path) -> list[str]:
+    """Of a run's files, those that are not the same byte for byte; times aside."""
+    names = ["metrics.jsonl", "rollouts.jsonl", "evaluations.jsonl"]
+    names += [str(path.relative_to(one)) for path in sorted((one / "agents").rglob("*")) if path.is_file()]
+    return [name for name in names if (one / name).read_bytes() != (other / name).read_bytes()]
