@@ -83,7 +83,7 @@ class Watch(Observer):
 def main() -> None:
     """Train, print a table, and write JSON if asked to."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shapes", nargs=2, choices=SHAPES, default=["qwen3-tiny", "llama-tiny"])
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["qwen3-tiny", "llama-tiny"])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--python", help="interpreter with vLLM: engines are then servers")
     parser.add_argument("--steps", type=int, default=20)
@@ -94,6 +94,8 @@ def main() -> None:
     parser.add_argument("--memory", type=float, default=0.3)
     parser.add_argument("--engine-args", type=json.loads, default={})
     parser.add_argument("--micro-batch-tokens", type=int, default=8192)
+    parser.add_argument("--lora", type=int, help="rank of adapters; without it all weights are trained")
+    parser.add_argument("--checkpoint-every", type=int, default=0)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     on_gpu = options.device != "cpu"
@@ -109,10 +111,12 @@ def main() -> None:
             "engine_args": options.engine_args,
             **({} if options.python is None else {"python": options.python}),
         }
+        lora = {} if options.lora is None else {"lora": {"rank": options.lora, "alpha": 2.0 * options.lora}}
         config = build_config(
             {
                 "agents": agents,
-                "agent_defaults": {"engine": "vllm", "vllm": vllm},
+                "agent_defaults": {"engine": "vllm", "vllm": vllm, **lora},
+                "checkpoint": {"every": options.checkpoint_every},
                 "output": str(Path(folder) / "run"),
                 "device": options.device,
                 "steps": options.steps,
@@ -130,8 +134,9 @@ def main() -> None:
         start = time.perf_counter()
         with LocalRun(config, [watch], task=RewardTask(functions=meaningless, train=rows)) as run:
             run.train()
+            stalled = run.checkpoint_stalls
         print(f"{options.steps} steps in {time.perf_counter() - start:.0f} s, engines' start included")
-    found = summary(watch, options.shapes)
+    found = {**summary(watch, options.shapes), "checkpoint_stall_s": stalled}
     print(json.dumps(found, indent=1))
     if options.json:
         options.json.write_text(json.dumps(found) + "\n")

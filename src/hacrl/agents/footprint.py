@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from hacrl.agents.loading import torch_precision
+from hacrl.agents.logprobs import MOST_LOGITS
 from hacrl.agents.lora import add_adapters
 from hacrl.agents.settings import AgentSettings
 from hacrl.errors import ModelError
@@ -149,7 +150,7 @@ def agent_footprint(
         cache=cache,
         decoding=decoding,
         activations=workload.learnt_tokens * layer.layers * (layer.hidden * width if spared else saved),
-        logits=workload.learnt_tokens * layer.vocabulary * FLOAT32 * copies,
+        logits=min(workload.learnt_tokens * layer.vocabulary, MOST_LOGITS) * FLOAT32 * copies,
         # embeddings that are tied get gradients from both ends
         backward=(2 * counts.largest * width if full else 0) + workload.learnt_tokens * saved * spared,
         # on a GPU the optimizer works on all tensors at once, elsewhere on one after the other

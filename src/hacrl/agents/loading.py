@@ -64,6 +64,7 @@ def load_model(settings: AgentSettings, tokenizer: Any, device: str, seed: int =
     from transformers import AutoModelForCausalLM
 
     config = load_model_config(settings)
+    check_weights_are_there(settings)
     attention = {} if settings.attention is None else {"attn_implementation": settings.attention}
     with _explained(settings, "model"):
         model, report = AutoModelForCausalLM.from_pretrained(
@@ -71,6 +72,7 @@ def load_model(settings: AgentSettings, tokenizer: Any, device: str, seed: int =
             config=config,
             dtype=torch_precision(settings, config, device),
             output_loading_info=True,
+            use_safetensors=True,  # the older .bin files are pickles, which can run code when they are loaded
             **attention,
             **_where(settings),
         )
@@ -128,6 +130,10 @@ def _explained(settings: AgentSettings, part: str) -> Iterator[None]:
             ) from error
         if "trust_remote_code" in str(error):
             hint = f". To run the model's own code, set agents.{settings.name}.trust_remote_code=true"
+        elif "no file named model.safetensors" in str(error) or "a file named model.safetensors" in str(
+            error
+        ):
+            hint = f". {_no_pickles(settings.model)}"
         raise ModelError(
             f"agent {settings.name!r}: cannot load {part} {settings.model!r}: {error}{hint}"
         ) from error
@@ -138,11 +144,28 @@ def check_weights_are_there(settings: AgentSettings) -> None:
     if settings.model == smollm2.REFERENCE:
         return  # made when it is first used
     folder = Path(resolve_model(settings.model))
-    if folder.is_dir() and not any(file.suffix in (".safetensors", ".bin") for file in folder.iterdir()):
+    suffixes = {file.suffix for file in folder.iterdir()} if folder.is_dir() else {".safetensors"}
+    if ".safetensors" in suffixes:
+        return
+    if suffixes & {".bin", ".pt", ".pth"}:
         raise ModelError(
-            f"agents.{settings.name}.model: folder {settings.model} has no weights, e.g. model.safetensors; "
-            "was it copied in full?"
+            f"agents.{settings.name}.model: folder {settings.model} has no weights as model.safetensors. "
+            + _no_pickles(settings.model)
         )
+    raise ModelError(
+        f"agents.{settings.name}.model: folder {settings.model} has no weights, e.g. model.safetensors; "
+        "was it copied in full?"
+    )
+
+
+def _no_pickles(model: str) -> str:
+    """What to do about weights in the older format."""
+    new = f"{model.rstrip('/').rsplit('/', 1)[-1]}-safetensors"
+    return (
+        "Files such as pytorch_model.bin are pickles, which can run code, and are not loaded. To convert a "
+        'model you trust: python -c "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; '
+        f'[one.from_pretrained({model!r}).save_pretrained({new!r}) for one in (M, T)]", then use {new}'
+    )
 
 
 def _check_weights(settings: AgentSettings, report: dict[str, Any]) -> None:

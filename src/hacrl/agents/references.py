@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.resources import files
 from pathlib import Path
 
@@ -30,16 +31,16 @@ def resolve_model(reference: str) -> str:
         if name not in bundled:
             raise ModelError(f"model: there is no bundled agent {name!r}; there are {', '.join(bundled)}")
         return str(bundled[name])
-    path = Path(reference).expanduser()
+    path = Path(os.path.expanduser(reference))  # unlike Path's own: no error where there is no such user
     if not reference.strip():
         raise ModelError(
             f"model: {reference!r} names nothing; give a folder, a Hugging Face id or bundled:NAME"
         )
-    if path.is_file():
+    if os.path.isfile(path):  # unlike Path's own: no error for a name that is too long
         raise ModelError(
             f"model: {reference} is a file; give the folder that has config.json and the weights"
         )
-    if path.is_dir():
+    if os.path.isdir(path):
         if not (path / "config.json").is_file():
             raise ModelError(f"model: folder {reference} has no config.json: is it a Hugging Face folder?")
         return str(path)

@@ -9,7 +9,7 @@ from typing import Any
 
 from hacrl.errors import ConfigError
 
-MOST_VALUES = 100_000  # far above any recipe, and little work
+MOST_VALUES = 20_000  # far above any recipe, and little work
 DEEPEST = 64  # levels of nesting
 _LARGEST = 1024  # bits of a whole number: beyond it there is no float
 _LONGEST_LINE = 500  # characters of one line of an error

@@ -149,7 +149,7 @@ def weights_digest(settings: AgentSettings) -> str:
 
 def looks_like_a_hub_id(reference: str) -> bool:
     """Whether a reference is neither bundled nor a folder."""
-    return reference == resolve_model(reference) and not Path(reference).exists()
+    return reference == resolve_model(reference) and not os.path.exists(reference)
 
 
 def default_output(candidates: Sequence[Candidate], names: Sequence[str]) -> Path:

@@ -6,6 +6,7 @@ here, they can be told to look there at once.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -35,14 +36,14 @@ def needs_hub(config: RunConfig, loaded: Collection[str] = (), has_task: bool = 
     for agent in config.agents:
         if agent.name not in loaded:
             place = Path(resolve_model(agent.model))
-            if not place.is_absolute() and not place.is_dir():
+            if not place.is_absolute() and not os.path.isdir(place):  # no error for a name that is too long
                 return True
     return not has_task and data_needs_hub(config.task)
 
 
 def data_needs_hub(task: TaskSettings) -> bool:
     """Whether a task names data that are not here."""
-    return any(not Path(path).expanduser().exists() for path in _data_paths(task))
+    return any(not os.path.exists(os.path.expanduser(path)) for path in _data_paths(task))
 
 
 def _data_paths(task: TaskSettings) -> list[str]:

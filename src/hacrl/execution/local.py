@@ -125,6 +125,11 @@ class LocalRun:
         except TrainingInterrupted:
             self.is_interrupted = True
 
+    @property
+    def checkpoint_stalls(self) -> list[float]:
+        """Seconds that training waited for each checkpoint."""
+        return list(self._checkpoints.stalled)
+
     def interrupt(self) -> None:
         """Leave off after the phase under way; :meth:`save` then writes what is needed to go on."""
         self.trainer.interrupt()

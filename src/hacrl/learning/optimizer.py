@@ -25,7 +25,10 @@ class MasterWeightAdamW:
         self._pairs = [(parameter, _master(parameter)) for parameter in parameters]
         self._masters = [master for _, master in self._pairs]
         self._hooks: list[RemovableHandle] = []
-        self.adamw = torch.optim.AdamW(self._masters, lr=lr, betas=betas, weight_decay=weight_decay)
+        on_gpu = all(master.is_cuda for master in self._masters)  # elsewhere it would only round differently
+        self.adamw = torch.optim.AdamW(
+            self._masters, lr=lr, betas=betas, weight_decay=weight_decay, fused=on_gpu or None
+        )
 
     def zero_gradients(self) -> None:
         """Begin an update: until its step, gradients of the parameters are handed to their masters.

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from hacrl.rollout.vllm.backend import Ask, EngineError, EngineLostError, Said, sampling_fields
 from hacrl.rollout.vllm.guard import Guard
 
 WORKER = "hacrl.rollout.vllm.in_vllm.hacrl_vllm_worker.WeightReceiver"
+LOOK_EVERY = 2.0  # seconds between looks at whether the child process is still there
 
 
 class InProcessBackend:
@@ -26,6 +30,7 @@ class InProcessBackend:
         self._environment = dict(environment)
         self._llm: Any = None
         self._guard: Guard | None = None
+        self._children: list[BaseProcess] = []
         self._asked = 0
 
     def start(self) -> None:
@@ -34,7 +39,7 @@ class InProcessBackend:
         with _environment(self._environment):
             from vllm import LLM  # its logger reads the environment when it is imported
 
-            earlier = {child.pid for child in multiprocessing.active_children()}
+            earlier = set(multiprocessing.active_children())
             try:
                 self._llm = LLM(
                     **self._engine_args,
@@ -44,8 +49,8 @@ class InProcessBackend:
                 )
             except (RuntimeError, ValueError, TypeError, OSError, AssertionError) as error:
                 raise EngineError(f"{self.name} does not start: {error}") from error
-        started = {child.pid for child in multiprocessing.active_children()} - earlier
-        self._guard = Guard([pid for pid in started if pid is not None])
+        self._children = [child for child in multiprocessing.active_children() if child not in earlier]
+        self._guard = Guard([child.pid for child in self._children if child.pid is not None])
 
     def generate(self, asks: Sequence[Ask]) -> Iterator[tuple[int, Said]]:
         """See :class:`hacrl.rollout.vllm.backend.Backend`."""
@@ -55,7 +60,8 @@ class InProcessBackend:
 
         engine = self._llm.llm_engine
         positions = {}
-        with self._explained("generating"):
+
+        def ask_all() -> None:
             for position, ask in enumerate(asks):
                 self._asked += 1
                 positions[str(self._asked)] = position
@@ -63,38 +69,35 @@ class InProcessBackend:
                     **sampling_fields(ask), detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
                 )
                 engine.add_request(str(self._asked), {"prompt_token_ids": list(ask.prompt_ids)}, params)
+
+        self._do("generating", ask_all)
         try:
             while engine.has_unfinished_requests():
-                with self._explained("generating"):
-                    outputs = engine.step()
-                for output in outputs:
+                for output in self._do("generating", engine.step):
                     if output.finished:
                         yield positions.pop(output.request_id), _said(output.outputs[0])
         finally:  # whoever takes responses may stop taking them
             if positions and self._llm is not None:
-                with suppress(Exception):
-                    engine.abort_request(list(positions))
+                with suppress(EngineError):
+                    self._do("stopping", lambda: engine.abort_request(list(positions)))
 
     def call(self, method: str, *arguments: str) -> list[Any]:
         """See :class:`hacrl.rollout.vllm.backend.Backend`."""
-        with self._explained(method):
-            results: list[Any] = self._llm.collective_rpc(method, args=arguments)
+        results: list[Any] = self._do(method, lambda: self._llm.collective_rpc(method, args=arguments))
         return results
 
     def forget_prefixes(self) -> None:
         """See :class:`hacrl.rollout.vllm.backend.Backend`."""
-        with self._explained("resetting its prefix cache"):
-            self._llm.reset_prefix_cache()
+        self._do("resetting its prefix cache", self._llm.reset_prefix_cache)
 
     def sleep(self) -> None:
         """See :class:`hacrl.rollout.vllm.backend.Backend`."""
-        with self._explained("going to sleep"):
-            self._llm.sleep(level=2)  # 2: weights are not kept either, the learner has them
+        # 2: weights are not kept either, the learner has them
+        self._do("going to sleep", lambda: self._llm.sleep(level=2))
 
     def wake(self, part: str) -> None:
         """See :class:`hacrl.rollout.vllm.backend.Backend`."""
-        with self._explained(f"waking up ({part})"):
-            self._llm.wake_up(tags=[part])
+        self._do(f"waking up ({part})", lambda: self._llm.wake_up(tags=[part]))
 
     def close(self) -> None:
         """See :class:`hacrl.rollout.vllm.backend.Backend`."""
@@ -105,17 +108,33 @@ class InProcessBackend:
         if guard is not None:
             guard.end()
 
-    @contextmanager
-    def _explained(self, doing: str) -> Iterator[None]:
-        """vLLM's errors, with the engine's name in front; a dead engine is told from a mere failure."""
+    def _do(self, doing: str, work: Callable[[], Any]) -> Any:
+        """Let vLLM work; its errors get the engine's name, and a dead engine is told from a mere failure.
+
+        In a thread, because vLLM waits for ever for a child process that was killed: it must be looked after.
+        """
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        try:
-            yield
-        except EngineDeadError as error:
+        results: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+
+        def run() -> None:
+            try:
+                results.put((work(), None))
+            except Exception as error:
+                results.put((None, error))
+
+        threading.Thread(target=run, name="hacrl-vllm", daemon=True).start()
+        while True:
+            with suppress(queue.Empty):
+                result, error = results.get(timeout=LOOK_EVERY)
+                break
+            if not all(child.is_alive() for child in self._children):
+                raise EngineLostError(f"{self.name} died while {doing}: its process is gone.")
+        if isinstance(error, EngineDeadError):
             raise EngineLostError(f"{self.name} died while {doing}: {error}.") from error
-        except Exception as error:  # whatever the worker raised, as vLLM passes it on
+        if error is not None:  # whatever the worker raised, as vLLM passes it on
             raise EngineError(f"{self.name} failed while {doing}: {error}") from error
+        return result
 
 
 def _said(completion: Any) -> Said:
