@@ -150,12 +150,18 @@ def agent_footprint(
         cache=cache,
         decoding=decoding,
         activations=workload.learnt_tokens * layer.layers * (layer.hidden * width if spared else saved),
-        logits=min(workload.learnt_tokens * layer.vocabulary, MOST_LOGITS) * FLOAT32 * copies,
+        logits=_logit_bytes(workload.learnt_tokens * layer.vocabulary, copies),
         # embeddings that are tied get gradients from both ends
         backward=(2 * counts.largest * width if full else 0) + workload.learnt_tokens * saved * spared,
-        # on a GPU the optimizer works on all tensors at once, elsewhere on one after the other
-        update=FLOAT32 * (counts.largest if device == "cpu" else counts.trainable),
+        # on a CPU the optimizer makes one temporary tensor after the other, on a GPU the fused one makes none
+        update=FLOAT32 * counts.largest if device == "cpu" else 0,
     )
+
+
+def _logit_bytes(logits: int, copies: int) -> int:
+    """In pieces, if they are many; then those of a piece once more in the weights' precision, both ways."""
+    in_pieces = logits > MOST_LOGITS
+    return min(logits, MOST_LOGITS) * FLOAT32 * (copies + in_pieces)
 
 
 def count_parameters(settings: AgentSettings, config: Any) -> ParameterCounts:

@@ -7,11 +7,14 @@ from collections import Counter
 from hacrl.config.schema import RunConfig
 from hacrl.errors import ConfigError
 
+_MOST_UPDATES = 100_000  # of one agent in one step
+
 
 def check_config(config: RunConfig) -> None:
     """Refuse what is valid key by key but cannot work together."""
     _agent_names_differ(config)
     _something_to_compare(config)
+    _updates_have_an_end(config)
     _clip_schedule_stays_open(config)
 
 
@@ -46,6 +49,25 @@ def _something_to_compare(config: RunConfig) -> None:
             )
 
 
+def _updates_have_an_end(config: RunConfig) -> None:
+    """Each is a backward pass: a number with a slip in it would seem to hang."""
+    updates = updates_per_step(config)
+    if updates > _MOST_UPDATES:
+        raise ConfigError(
+            f"learning: {updates:,} updates in one step, from {_where_updates_come_from(config)}; "
+            f"at most {_MOST_UPDATES:,} are possible"
+        )
+
+
+def _where_updates_come_from(config: RunConfig) -> str:
+    learning = config.learning
+    return (
+        f"learning.updates_per_step={learning.updates_per_step}, "
+        f"updates_per_source={learning.updates_per_source}, epochs={learning.epochs} "
+        f"and {len(config.agents)} agents"
+    )
+
+
 def _clip_schedule_stays_open(config: RunConfig) -> None:
     if len(config.agents) == 1:
         return  # no cross-agent response to clip: one agent is exactly GSPO
@@ -54,7 +76,5 @@ def _clip_schedule_stays_open(config: RunConfig) -> None:
         config.method.check_updates(updates)
     except ValueError as error:
         raise ConfigError(
-            f"method: {error}. The {updates} updates come from learning.updates_per_step="
-            f"{config.learning.updates_per_step}, updates_per_source={config.learning.updates_per_source}, "
-            f"epochs={config.learning.epochs} and {len(config.agents)} agents"
+            f"method: {error}. The {updates} updates come from {_where_updates_come_from(config)}"
         ) from error

@@ -157,7 +157,6 @@ class Watchdog(Observer):
             for thread in threading.enumerate():
                 file.write(f"  0x{thread.ident or 0:016x} {printable(thread.name)}\n")
             file.write("\n")
-            file.flush()
             faulthandler.dump_traceback(file, all_threads=True)
             file.write(f"\n{'-' * 80}\n")
         return f"What all threads and processes are doing: {path}"

@@ -98,7 +98,7 @@ class TransformersEngine:
     ) -> tuple[Sequence[Problem], int]:
         """Whole groups if they fit, else as much of one as does: problems, and responses to each."""
         place, said = divmod(done, group)
-        if said or self.max_batch < group:
+        if self.max_batch < group:
             return problems[place : place + 1], min(self.max_batch, group - said)
         return problems[place : place + self.max_batch // group], group
 

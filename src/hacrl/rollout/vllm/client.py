@@ -36,7 +36,7 @@ class ServerClient:
     def is_healthy(self) -> bool:
         """Whether the server says that it is ready."""
         try:
-            self._request("GET", "/health")
+            self._answer("GET", "/health")
         except EngineError:
             return False
         return True
@@ -94,6 +94,14 @@ class ServerClient:
 
     def _request(self, method: str, path: str, body: Any = None, seconds: float | None = None) -> Any:
         """One request; the answer's JSON, None if it has no body."""
+        text = self._answer(method, path, body, seconds)
+        try:
+            return json.loads(text) if text.strip() else None
+        except json.JSONDecodeError as error:
+            raise EngineError(f"{self.name} answered {path} with no JSON: is it a vLLM server?") from error
+
+    def _answer(self, method: str, path: str, body: Any = None, seconds: float | None = None) -> str:
+        """One request; the answer's text."""
         import aiohttp
 
         seconds = ANSWER_SECONDS if seconds is None else seconds
@@ -113,10 +121,7 @@ class ServerClient:
         except (aiohttp.ClientError, OSError) as error:
             raise EngineLostError(f"{self.name} cannot be reached: {error}.") from error
         self._check(status, text, path)
-        try:
-            return json.loads(text) if text.strip() else None
-        except json.JSONDecodeError as error:
-            raise EngineError(f"{self.name} answered {path} with no JSON: is it a vLLM server?") from error
+        return text
 
     def _check(self, status: int, text: str, path: str) -> None:
         if status == 200:
