@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -133,3 +135,37 @@ def test_a_tokenizer_that_is_not_the_models(tmp_path: Path) -> None:
     pair_agent().tokenizer.save_pretrained(tmp_path / "mixed")  # 122 tokens, the model has 22
     with pytest.raises(ModelError, match="has token 121, the model only 22 embeddings"):
         load(tmp_path / "mixed")
+
+
+def only_pickled(folder: Path) -> dict[str, torch.Tensor]:
+    """Turn a model's weights into the older format; the weights."""
+    from safetensors.torch import load_file
+
+    weights = load_file(folder / "model.safetensors")
+    torch.save(weights, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    return weights
+
+
+def test_pickled_weights_are_refused_with_a_command_that_converts_them(tmp_path: Path) -> None:
+    char_agent().save(tmp_path / "char")
+    weights = only_pickled(tmp_path / "char")
+    with pytest.raises(
+        ModelError, match=r"agents\.ada\.model: .* no weights as model\.safetensors"
+    ) as caught:
+        load(tmp_path / "char")
+    command = re.search(r'python -c "(.*)", then use char-safetensors', str(caught.value))
+    assert command is not None
+    done = subprocess.run([sys.executable, "-c", command[1]], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    converted = load(tmp_path / "char-safetensors")
+    assert all(torch.equal(converted.model.state_dict()[name], one) for name, one in weights.items())
+    (tmp_path / "char" / "other.safetensors").write_bytes(b"")  # transformers finds out for itself
+    with pytest.raises(ModelError, match="pickles, which can run code, and are not loaded"):
+        load(tmp_path / "char")
+
+
+def test_a_pickle_beside_the_weights_is_not_looked_at(tmp_path: Path) -> None:
+    char_agent().save(tmp_path / "char")
+    (tmp_path / "char" / "pytorch_model.bin").write_bytes(b"not even a pickle")
+    assert load(tmp_path / "char").name == "ada"

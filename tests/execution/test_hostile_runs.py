@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -243,7 +245,7 @@ def test_a_config_that_is_none_is_named(run, tmp_path):
     with pytest.raises(ConfigError, match=r"config\.yaml leads out of"):
         resolve_targets([str(run)])
     for target in (str(tmp_path / "mine.txt"), "./" + "x" * 300, "~nobody-has-this-name/x"):
-        with pytest.raises(ModelError, match="is a file|does not exist"):
+        with pytest.raises(ModelError, match=r"is a file|does not exist"):
             resolve_targets([target])
 
 
@@ -251,3 +253,12 @@ def test_another_tool_s_config_beside_a_model_is_none_of_ours(tmp_path):
     models = save_agents(tmp_path / "models")
     (tmp_path / "config.yaml").write_text("site: [")
     assert resolve_targets([models["char"]])[0].run is None
+
+
+def test_the_command_line_says_it_in_one_message(run):
+    (run / "config.yaml").unlink()
+    os.mkfifo(run / "config.yaml")
+    command = [sys.executable, "-m", "hacrl", "eval", str(run), "--device", "cpu"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: config file cannot be read: {run}/config.yaml is a pipe, not a file\n"

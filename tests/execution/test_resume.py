@@ -193,6 +193,9 @@ def test_changes_of_rounding_are_told(stopped):
     assert "learning.micro_batch_tokens changed" in found.point.notes[-1]
     assert "keep_last" not in found.point.notes[-1]
     assert found.config.learning.micro_batch_tokens == 64
+    learner = found.point.state["agents"]["llama"]["learner"]
+    assert learner["micro_batch_tokens"] == 64  # and not what the run had come down to
+    assert open_run(stopped).point.state["agents"]["llama"]["learner"]["micro_batch_tokens"] == 4096
 
 
 def test_other_problems_are_refused(stopped):

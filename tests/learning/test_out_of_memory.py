@@ -25,7 +25,16 @@ from hacrl.learning.settings import LearningSettings
 from hacrl.learning.stats import LearnStats
 from hacrl.types import LearnerSample
 from tests.learning.handmade import SAMPLING, largest_difference, sample, weights
-from tests.support.faults import Raise, Where, cpu_is_full, cublas_is_full, gpu_is_full, out_of_memory
+from tests.support.faults import (
+    Raise,
+    Where,
+    cpu_is_full,
+    cublas_is_full,
+    gpu_is_full,
+    in_a_circle,
+    no_collector,
+    out_of_memory,
+)
 from tests.support.tiny import char_agent, sharpened
 
 GSPO = GspoSettings(clip_low=0.1, clip_high=0.2)
@@ -241,14 +250,16 @@ def test_nothing_of_the_failed_attempt_is_held_by_the_next(where: Where) -> None
     outputs: list[weakref.ref[Tensor]] = []
     held: list[int] = []  # of the layer's outputs so far, at the start of each pass
 
-    with out_of_memory(agent.model, more_than(SMALL), where) as failed:
+    def remember(_: object, __: object, output: Tensor) -> None:
+        outputs.append(weakref.ref(output))
+        in_a_circle(output)
+
+    with no_collector(), out_of_memory(agent.model, more_than(SMALL), where) as failed:
         hooks = [
             agent.model.register_forward_pre_hook(
                 lambda *_: held.append(sum(one() is not None for one in outputs))
             ),
-            agent.model.model.layers[0].register_forward_hook(
-                lambda _, __, output: outputs.append(weakref.ref(output))
-            ),
+            agent.model.model.layers[0].register_forward_hook(remember),
         ]
         learner(agent, AMPLE).learn(samples, 1, seed=0)
     for hook in hooks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -26,6 +27,23 @@ def cpu_is_full() -> None:
 def cublas_is_full() -> None:
     """A GPU so full that a matrix product has no room to work in."""
     raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+
+
+@contextmanager
+def no_collector() -> Iterator[None]:
+    """Nothing that points at itself goes by itself, as if Python's collector had not come by yet."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def in_a_circle(value: object) -> None:
+    """Something holds the value, and itself."""
+    circle = [value]
+    circle.append(circle)
 
 
 @contextmanager

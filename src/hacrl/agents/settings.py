@@ -22,8 +22,8 @@ class LoraSettings:
     targets: str | tuple[str, ...] = "all-linear"  # names of the layers that get one
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ValueError(f"rank must be at least 1, not {self.rank}")
+        if not 1 <= self.rank <= 2**16:
+            raise ValueError(f"rank must be between 1 and {2**16}, not {self.rank}")
         if self.alpha <= 0:
             raise ValueError(f"alpha must be positive, not {self.alpha}")
         if not self.targets:

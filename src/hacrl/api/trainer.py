@@ -53,11 +53,12 @@ class HACRLTrainer:
         choice = choose_task(task, reward_funcs, train_dataset, eval_dataset, args)
         config = args.run_config([one.section for one in requests], choice.section, choice.held_out)
         loaded = make_loaded(requests, config.agents)
-        self._progress = _progress(config) if args.progress else None
+        point = resume_point_of(config) if args.resume else None
+        first_step = 0 if point is None else point.steps_done
+        self._progress = _progress(config, first_step) if args.progress else None
         watching = [*([self._progress] if self._progress else []), *_joined(callbacks, self)]
         self._closed = False
         self._has_trained = False
-        point = resume_point_of(config) if args.resume else None
         self._run = LocalRun(config, watching, args.overwrite, choice.task, loaded, point)
 
     @property
@@ -139,11 +140,11 @@ def _joined(callbacks: Sequence[Any], trainer: HACRLTrainer) -> Sequence[Observe
     return callbacks
 
 
-def _progress(config: RunConfig) -> RunProgress:
+def _progress(config: RunConfig, first_step: int) -> RunProgress:
     from rich.console import Console
 
     names = [agent.name for agent in config.agents]
-    return RunProgress(config.method.name.upper(), names, config.steps, Console())
+    return RunProgress(config.method.name.upper(), names, config.steps, Console(), first_step=first_step)
 
 
 @contextmanager

@@ -14,8 +14,13 @@ _CHUNK = 1 << 22
 
 def write_json(path: Path, value: Any) -> None:
     """Replace a JSON file at once."""
+    write_text(path, json.dumps(value, ensure_ascii=True) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a text file at once."""
     beside = path.with_name(f".{path.name}.new")
-    beside.write_text(json.dumps(value, ensure_ascii=True) + "\n", encoding="utf-8")
+    beside.write_text(text, encoding="utf-8")
     sync(beside)
     beside.replace(path)
     sync(path.parent)

@@ -77,9 +77,11 @@ def train(config: RunConfig, make_run: MakeRun, first_step: int = 0) -> None:
     console = Console()
     names = [agent.name for agent in config.agents]
     title = config.method.name.upper()
-    with told_when_interrupted("before the first step; no agents were saved"):
+    runs: list[LocalRun] = []
+    with told_when_interrupted(lambda: _what_is_left(config, runs)):
         progress = RunProgress(title, names, config.steps, console, first_step=first_step)
         with progress, make_run(config, [progress]) as run:
+            runs.append(run)
             say = partial(progress.on_note, run.trainer.steps_done)
             with stopping_on_signals(run.interrupt, say) as signals:
                 run.train()
@@ -91,6 +93,12 @@ def train(config: RunConfig, make_run: MakeRun, first_step: int = 0) -> None:
         )
         raise typer.Exit(exit_codes.stopped_by(signals.received) if signals.received else exit_codes.FAILED)
     show_result(console, config, run.result)
+
+
+def _what_is_left(config: RunConfig, runs: Sequence[LocalRun]) -> str:
+    if not runs:
+        return "before the first step; nothing was begun"
+    return f"after {runs[0].trainer.steps_done} steps; what was saved is in {config.output}"
 
 
 def show_result(console: Console, config: RunConfig, result: RunResult) -> None:

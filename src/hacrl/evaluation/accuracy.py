@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hacrl.rollout.engine import RolloutEngine
+from hacrl.rollout.engine import Finished, RolloutEngine
 from hacrl.rollout.verified import verify_rollouts
 from hacrl.tasks.base import Task
 from hacrl.types import Problem, Sampling
@@ -38,8 +38,9 @@ def evaluate(
     samples: int,
     sampling: Sampling,
     seed: int,
+    on_finished: Finished | None = None,
 ) -> Accuracy:
     """Ask one agent every problem ``samples`` times."""
-    verified = verify_rollouts(task, engine.generate(problems, samples, sampling, seed))
+    verified = verify_rollouts(task, engine.generate(problems, samples, sampling, seed, on_finished))
     rewards = [one.reward for one in verified]
     return accuracy_of([rewards[i : i + samples] for i in range(0, len(rewards), samples)])

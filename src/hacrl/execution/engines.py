@@ -39,7 +39,13 @@ def make_engine(config: RunConfig, settings: AgentSettings, agent: Agent, checke
 
     folder = Path(config.output) / ENGINE_FOLDER / agent.name
     probes = (checked.train or checked.test)[:PROBES]
-    return make_vllm_engine(agent, settings.vllm, probes, longest_exchange(config, agent, checked), folder)
+    longest, most = longest_exchange(config, agent, checked), settings.vllm.max_length
+    if most is not None and most < longest:
+        raise ConfigError(
+            f"agents.{agent.name}.vllm.max_length={most}, but the longest prompt and a full response are "
+            f"{longest} tokens; raise it or leave it out"
+        )
+    return make_vllm_engine(agent, settings.vllm, probes, longest, folder)
 
 
 def longest_exchange(config: RunConfig, agent: Agent, checked: Checked) -> int:

@@ -15,7 +15,6 @@ from pathlib import Path
 import torch
 
 from hacrl.agents.agent import Agent
-from hacrl.errors import TrainingError
 from hacrl.evaluation.benchmarks import BENCHMARKS
 from hacrl.evaluation.chunks import Chunk
 from hacrl.evaluation.results import PairResult, Results
@@ -103,18 +102,23 @@ def _run(
     watch: EvaluationObserver,
 ) -> Results:
     results = Results((), settings.seed, notes)
-    loaded: tuple[str, Agent] | None = None
+    loaded: tuple[str, TransformersEngine] | None = None
     for pair in pairs:
         left = folder.chunks_left(pair.record.key, pair.plan)
         if left and (loaded is None or loaded[0] != pair.candidate.label):
             loaded = None  # the last model goes before the next one comes
             _free_memory()
             watch.on_load(pair.candidate.label)
-            loaded = (pair.candidate.label, Agent.load(pair.candidate.settings, device))
+            agent = Agent.load(pair.candidate.settings, device)
+            most = max(chunk.responses for chunk in pair.plan.chunks)
+            loaded = (pair.candidate.label, TransformersEngine(agent, max(most, pair.exam.batch)))
+            del agent
         _report_progress(pair, folder, watch)
         for chunk in left:
             assert loaded is not None
             folder.append(pair.record.key, *_answers(loaded[1], pair, chunk, settings.seed))
+            for note in loaded[1].take_notes():
+                watch.on_note(note)
             _report_progress(pair, folder, watch)
         result = pair.result(folder.marks(pair.record.key), settings)
         results = replace(results, pairs=(*results.pairs, result))
@@ -123,7 +127,7 @@ def _run(
     return results
 
 
-def _answers(agent: Agent, pair: Pair, chunk: Chunk, seed: int) -> tuple[list[Mark], list[str]]:
+def _answers(engine: TransformersEngine, pair: Pair, chunk: Chunk, seed: int) -> tuple[list[Mark], list[str]]:
     """The chunk's responses, judged. Nothing outlives the call that would keep the model in memory."""
     problems = [pair.exam.problems[position] for position in chunk.positions]
     if not chunk.max_new_tokens:
@@ -132,14 +136,7 @@ def _answers(agent: Agent, pair: Pair, chunk: Chunk, seed: int) -> tuple[list[Ma
             slots
         )
     sampling = replace(pair.exam.sampling, max_new_tokens=chunk.max_new_tokens)
-    engine = TransformersEngine(agent, max(chunk.responses, pair.exam.batch))
-    try:
-        rollouts = engine.generate(problems, chunk.samples, sampling, chunk_seed(pair, chunk, seed))
-    except torch.OutOfMemoryError as error:
-        raise TrainingError(
-            f"{pair.candidate.label} on {pair.exam.name}: out of memory with {chunk.responses} responses "
-            f"side by side; use a --batch below {pair.exam.batch}, or fewer --max-new-tokens ({error})"
-        ) from error
+    rollouts = engine.generate(problems, chunk.samples, sampling, chunk_seed(pair, chunk, seed))
     verified = verify_rollouts(pair.exam.task, rollouts)
     marks = [
         Mark(

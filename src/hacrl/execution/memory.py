@@ -75,7 +75,10 @@ def workload(config: RunConfig, agent: AgentSettings, prompt_tokens: int) -> Wor
     def decoding(prompts: int, samples: int, new_tokens: int) -> Decoding:
         at_once = min(prompts, max(1, rollout.max_batch // samples))
         return Decoding(
-            prompts=at_once, responses=at_once * samples, prompt_tokens=prompt_tokens, new_tokens=new_tokens
+            prompts=at_once,
+            responses=min(at_once * samples, rollout.max_batch),
+            prompt_tokens=prompt_tokens,
+            new_tokens=new_tokens,
         )
 
     decodings = [

@@ -7,20 +7,20 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hacrl.checkpoint.store import CheckpointStore
 from hacrl.config.loading import build_config, read_recipe
 from hacrl.config.overrides import apply_override
 from hacrl.config.schema import RunConfig
 from hacrl.errors import CheckpointError, ConfigError, HacrlError
-from hacrl.evaluation.accuracy import Accuracy
 from hacrl.execution.checkpoints import CHECKPOINTS, trainer_state
-from hacrl.execution.results import RunResult
+from hacrl.execution.results import EvaluationLine, MetricsLine, RunResult
 from hacrl.execution.resume_point import ResumePoint
 from hacrl.execution.run_folder import STATUS_SCHEMA
-from hacrl.safe_files import check_inside, iterate_jsonl, read_json
+from hacrl.safe_files import as_record, check_inside, check_tree, iterate_jsonl, read_json
 
+Line = TypeVar("Line", MetricsLine, EvaluationLine)
 # Changes of the recipe that a run may go on with ...
 FREE = (
     "steps",
@@ -60,9 +60,11 @@ class Resumable:
 
 def open_run(folder: Path, overrides: Sequence[str] = ()) -> Resumable:
     """Look at a run's folder; nothing in it is changed."""
-    config, notes = _config(folder, overrides)
+    if folder.is_dir():
+        check_tree(folder, folder)  # nothing in it may lead elsewhere: it is going to be written to
+    began, config = _configs(folder, overrides)
     status = _status(folder)
-    point = _resume_point(folder, notes)
+    point = _resume_point(folder, began, config)
     if config.steps < point.steps_done:
         raise ConfigError(
             f"steps={config.steps}, but {folder} has made {point.steps_done} steps already; steps counts "
@@ -83,10 +85,11 @@ def resume_point_of(config: RunConfig) -> ResumePoint | None:
     config = config if config.threads else replace(config, threads=began.threads)
     _check_changes(folder, began, config)
     _status(folder)
-    return _resume_point(folder, rounding_notes(began, config))
+    return _resume_point(folder, began, config)
 
 
-def _config(folder: Path, overrides: Sequence[str]) -> tuple[RunConfig, list[str]]:
+def _configs(folder: Path, overrides: Sequence[str]) -> tuple[RunConfig, RunConfig]:
+    """How the run began, and how it is to go on."""
     path = folder / "config.yaml"
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no folder: name the folder of a run, e.g. runs/size")
@@ -100,7 +103,7 @@ def _config(folder: Path, overrides: Sequence[str]) -> tuple[RunConfig, list[str
         apply_override(data, override)
     config = build_config(data, str(path))
     _check_changes(folder, began, config)
-    return config, rounding_notes(began, config)
+    return began, config
 
 
 def _check_changes(folder: Path, began: RunConfig, now: RunConfig) -> None:
@@ -159,7 +162,8 @@ def _status(folder: Path) -> Mapping[str, Any]:
     return status
 
 
-def _resume_point(folder: Path, notes: Sequence[str]) -> ResumePoint:
+def _resume_point(folder: Path, began: RunConfig, config: RunConfig) -> ResumePoint:
+    notes = rounding_notes(began, config)
     found = CheckpointStore(folder / CHECKPOINTS).newest_good()
     if found is None:
         note = "there is no checkpoint yet: the run begins again"
@@ -169,6 +173,7 @@ def _resume_point(folder: Path, notes: Sequence[str]) -> ResumePoint:
         run = content.documents["run"]
         positions = {str(name): int(length) for name, length in run["positions"].items()}
         state, tensors = trainer_state(content)
+        _take_new_sizes(state, began, config)
         result = _result_until(folder, positions)
         place = f"step {which.steps}" + (", in the middle of the next one" if which.phases else "")
         told = [f"a checkpoint is damaged and was passed over: {problem}" for problem in problems]
@@ -182,22 +187,31 @@ def _resume_point(folder: Path, notes: Sequence[str]) -> ResumePoint:
         ) from error
 
 
+def _take_new_sizes(state: Mapping[str, Any], began: RunConfig, config: RunConfig) -> None:
+    """Batch sizes that memory had made smaller are forgotten if the user gives new ones."""
+    changed = changes(began, config)
+    for agent in state["agents"].values():
+        if "learning.micro_batch_tokens" in changed:
+            agent["learner"]["micro_batch_tokens"] = config.learning.micro_batch_tokens
+        if "rollout.max_batch" in changed:
+            agent["engine"]["max_batch"] = config.rollout.max_batch
+
+
 def _result_until(folder: Path, positions: Mapping[str, int]) -> RunResult:
     """What the run had shown by then."""
     result = RunResult(folder)
-    for line in _lines_until(folder / "evaluations.jsonl", folder, positions):
-        accuracies = {name: Accuracy(**values) for name, values in line["agents"].items()}
-        result.on_evaluation(line["step"], accuracies)
-    for line in _lines_until(folder / "metrics.jsonl", folder, positions):
-        for name, agent in line["agents"].items():
-            rollout, learning = agent["rollout"], agent["learning"]
-            result.add(name, rollout["reward"], rollout["rollouts"], learning["updates"])
+    for evaluation in _lines_until(folder / "evaluations.jsonl", folder, positions, EvaluationLine):
+        result.on_evaluation(evaluation.step, evaluation.agents)
+    for line in _lines_until(folder / "metrics.jsonl", folder, positions, MetricsLine):
+        for name, agent in line.agents.items():
+            result.add(name, agent.rollout.reward, agent.rollout.rollouts, agent.learning.updates)
     return result
 
 
-def _lines_until(path: Path, folder: Path, positions: Mapping[str, int]) -> Iterator[dict[str, Any]]:
-    if path.exists():
-        for line in iterate_jsonl(path, folder):
-            if line.end > positions.get(path.name, 0):
-                return
-            yield line.record
+def _lines_until(path: Path, folder: Path, positions: Mapping[str, int], kind: type[Line]) -> Iterator[Line]:
+    if not path.exists():
+        return
+    for line in iterate_jsonl(path, folder):
+        if line.end > positions.get(path.name, 0):
+            return
+        yield as_record(line.record, kind, f"{path}, line {line.number},")

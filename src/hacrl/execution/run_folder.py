@@ -16,20 +16,20 @@ tensorboard/      if that tracker was asked for
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 from hacrl.agents.agent import Agent
-from hacrl.checkpoint.durable import publish_folder, write_json
+from hacrl.checkpoint.durable import publish_folder, write_json, write_text
 from hacrl.config.loading import config_to_yaml
 from hacrl.config.schema import RunConfig
 from hacrl.errors import CheckpointError, ConfigError
 from hacrl.evaluation.accuracy import Accuracy
+from hacrl.execution.run_lock import LOCK, RunLock
 from hacrl.learning.observer import Observer
 from hacrl.learning.reports import StepReport
 from hacrl.plain_text import json_text, printable
@@ -37,7 +37,6 @@ from hacrl.types import VerifiedRollout
 
 STATUS_SCHEMA = 1
 RunState = Literal["running", "stopped", "failed", "finished"]
-LOCK = ".lock"  # held by the process that runs
 # what a step adds lines to, in the order it does
 GROWING = ("rollouts.jsonl", "metrics.jsonl", "evaluations.jsonl", "timings.jsonl", "notes.txt")
 RUN_FILES = frozenset(
@@ -96,7 +95,7 @@ class RunFolder(Observer):
     def __init__(self, config: RunConfig) -> None:
         self._config = config
         self.path = Path(config.output)
-        self._lock: IO[str] | None = None
+        self._lock = RunLock(self.path)
 
     def claim(self, overwrite: bool = False) -> None:
         """Make the folder, empty but for the config; an earlier run goes if it may."""
@@ -108,8 +107,8 @@ class RunFolder(Observer):
                 else:
                     (self.path / name).unlink(missing_ok=True)
             self.path.mkdir(parents=True, exist_ok=True)
-            self.lock()
-            (self.path / "config.yaml").write_text(config_to_yaml(self._config), encoding="utf-8")
+            self._lock.take()
+            write_text(self.path / "config.yaml", config_to_yaml(self._config))
         except OSError as error:
             raise ConfigError(f"output: cannot write to {self.path}: {error}") from error
 
@@ -158,41 +157,20 @@ class RunFolder(Observer):
         publish_folder(unfinished, folder)
         return folder
 
-    def lock(self) -> None:
-        """Make sure that no other process writes here; ends with this one, however it ends."""
-        if self._lock is not None:
-            return
-        file = (self.path / LOCK).open("a+", encoding="utf-8")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            file.seek(0)
-            owner = file.read(100).strip() or "unknown"
-            file.close()
-            raise ConfigError(
-                f"output: {self.path} is being written by process {owner}; wait for it"
-            ) from error
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
-        self._lock = file
-
     @property
     def is_open(self) -> bool:
         """Whether this process writes here."""
-        return self._lock is not None
+        return self._lock.is_held
 
     def reopen(self, positions: Mapping[str, int]) -> None:
         """Go on in a folder that another process left, from these positions."""
-        self.lock()
+        self._lock.take()
         self.cut_back(positions)
-        (self.path / "config.yaml").write_text(config_to_yaml(self._config), encoding="utf-8")
+        write_text(self.path / "config.yaml", config_to_yaml(self._config))
 
     def unlock(self) -> None:
         """Let others write here."""
-        lock, self._lock = self._lock, None
-        if lock is not None:
-            lock.close()
+        self._lock.give_up()
 
     def write_status(self, state: RunState, steps_done: int, message: str = "") -> None:
         """Say what has become of the run."""

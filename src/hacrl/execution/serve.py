@@ -51,6 +51,7 @@ def plan_server(config: RunConfig, name: str, host: str, port: int) -> ServerPla
         on_cpu=runs_on_cpu(device, settings),
         can_sleep=bool(settings.sleep),
     )
+    arguments["load_format"] = "safetensors"  # never pickled weights
     environment = engine_environment(device, settings)
     if key := api_key_of(settings):
         environment["VLLM_API_KEY"] = key

@@ -87,7 +87,7 @@ class Learner:
             for number in range(len(step.batches)):
                 self._update(step, number)
         finally:  # also of an update that was left out or broken off
-            self.optimizer._end_update()
+            self.optimizer.end_update()
         return step.stats
 
     def _update(self, step: _Step, number: int) -> None:

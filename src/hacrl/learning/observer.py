@@ -19,7 +19,7 @@ class Observer:
         """Work of one kind begins for one agent. Step 0 is before training."""
 
     def on_response(self, agent: str) -> None:
-        """One response of an agent has ended, in training; others are still under way."""
+        """One response of an agent has ended; others are still under way."""
 
     def on_rollouts(self, step: int, agent: str, rollouts: Sequence[VerifiedRollout]) -> None:
         """All of one agent's verified rollouts of a step."""

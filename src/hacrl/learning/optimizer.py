@@ -35,7 +35,7 @@ class MasterWeightAdamW:
 
         Zeros, not None: an update without any signal must move the weights as if all were computed.
         """
-        self._end_update()
+        self.end_update()
         for parameter, master in self._pairs:
             if master.grad is None:
                 master.grad = torch.zeros_like(master)
@@ -57,7 +57,7 @@ class MasterWeightAdamW:
         for parameter, master in self._pairs:
             if parameter is not master:
                 parameter.copy_(master)
-        self._end_update()
+        self.end_update()
 
     def tensors(self) -> dict[str, Tensor]:
         """Masters and moments, numbered in the order of the parameters: all that a resumed run needs."""
@@ -87,7 +87,7 @@ class MasterWeightAdamW:
                     for key, value in state.items()
                 }
 
-    def _end_update(self) -> None:
+    def end_update(self) -> None:
         """Between updates the parameters are anybody's, e.g. another optimizer's."""
         while self._hooks:
             self._hooks.pop().remove()

@@ -178,7 +178,13 @@ class Trainer:
             samples = self._evaluation.samples_per_problem
             with self._engine(participant, step) as engine, self._phase(step, "evaluate", participant.name):
                 accuracies[participant.name] = evaluate(
-                    engine, self._task, self._test_problems, samples, sampling, seed
+                    engine,
+                    self._task,
+                    self._test_problems,
+                    samples,
+                    sampling,
+                    seed,
+                    on_finished=lambda *_, name=participant.name: self._observer.on_response(name),
                 )
         self._evaluated = step
         self._observer.on_evaluation(step, accuracies)

@@ -152,7 +152,7 @@ class RunProgress(Observer):
         longest = max([len("agent"), *(name.cell_len for name in names.values())])
         last = {name: f"{values[-1]:.3f}" if values else "" for name, values in self._rewards.items()}
         # what the other columns take, with two spaces between any two
-        taken = longest + _NOW_WIDTH + max(map(len, last.values())) + len("accuracytokens/s") + 5 * 2
+        taken = longest + _NOW_WIDTH + max(5, *map(len, last.values())) + len("accuracytokens/s") + 5 * 2
         taken += len("3.1e-03") + 2 if gaps else 0
         width = min(24, self._console.width - taken)
         roomy = width >= len("reward")  # otherwise the curves go, and "now" takes several lines

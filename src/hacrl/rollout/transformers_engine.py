@@ -73,8 +73,8 @@ class TransformersEngine:
         return {"max_batch": self.max_batch}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Restore what :meth:`state_dict` gave."""
-        self.max_batch = state["max_batch"]
+        """Restore what :meth:`state_dict` gave; another kind of engine's has nothing for this one."""
+        self.max_batch = state.get("max_batch", self.max_batch)
 
     def rest(self) -> None:
         """Holds nothing between generations."""

@@ -45,6 +45,7 @@ class VllmEngine:
         self._is_started = False
         self._is_asleep = False
         self._report: EngineReport | None = None  # of the last synchronisation, while it holds
+        self._max_length: int | None = None  # most tokens of a prompt and its response, as the engine says
 
     @property
     def shares_weights(self) -> bool:
@@ -76,6 +77,7 @@ class VllmEngine:
         self.prepare()
         asked = [problem for problem in problems for _ in range(samples_per_prompt)]
         asks = [self._ask(problem, sampling, seed, place) for place, problem in enumerate(asked)]
+        self._check_lengths(asked, asks)
         rollouts: dict[int, Rollout] = {}
         for attempt in range(self._settings.restarts + 1):
             open_places = [place for place in range(len(asks)) if place not in rollouts]
@@ -142,6 +144,7 @@ class VllmEngine:
         if self._transport is None:
             workers = self.describe()
             check_model(self.agent, self.backend.name, workers)
+            self._max_length = min(worker["max_length"] for worker in workers)
             wanted = self._settings.weight_sync
             device = self.agent.device
             self._transport = make_transport(wanted, device, workers, self._same_host, self._learner_host)
@@ -172,6 +175,18 @@ class VllmEngine:
     def _ask(self, problem: Problem, sampling: Sampling, seed: int, place: int) -> Ask:
         own_seed = derive_seed(seed, place) if self._settings.seeded else None
         return Ask(self.agent.encode_prompt(problem), sampling, tuple(sorted(self.agent.stop_ids)), own_seed)
+
+    def _check_lengths(self, problems: Sequence[Problem], asks: Sequence[Ask]) -> None:
+        """vLLM would cut responses at the end of its context without a word."""
+        for problem, ask in zip(problems, asks, strict=True):
+            needed = len(ask.prompt_ids) + ask.sampling.max_new_tokens
+            if self._max_length is not None and needed > self._max_length:
+                raise EngineError(
+                    f"agent {self.agent.name!r}: problem {problem.id[:80]!r} and max_new_tokens="
+                    f"{ask.sampling.max_new_tokens} need {needed} tokens, {self.backend.name} takes "
+                    f"{self._max_length}: use shorter prompts or fewer new tokens, or an engine with a "
+                    f"larger agents.{self.agent.name}.vllm.max_length"
+                )
 
     def _rollout(self, problem: Problem, said: Said, sampling: Sampling) -> Rollout:
         if not said.token_ids:

@@ -1,0 +1,146 @@
+"""vLLM in hacrl's own process keeps the contract of engines, takes updates and is brought back.
+
+Needs an environment that has vLLM: ``python -m pytest tests/vllm -m vllm_in_process`` there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hacrl.agents.agent import Agent
+from hacrl.agents.engine_settings import VllmSettings
+from hacrl.rollout.vllm import guard as guarding
+from hacrl.rollout.vllm import in_process
+from hacrl.rollout.vllm.backend import EngineError
+from hacrl.rollout.vllm.engine import VllmEngine
+from hacrl.rollout.vllm.launch import make_vllm_engine
+from hacrl.types import Rollout, Sampling
+from tests.rollout.engine_contract import EngineContract, EngineOf
+from tests.support.engines import (
+    CONTEXT,
+    PROBLEMS,
+    AlreadyRunning,
+    change_weights,
+    engine_agent,
+    logprob_gap,
+    mean_gap,
+)
+from tests.vllm.processes import still_there
+
+pytestmark = [
+    pytest.mark.vllm_in_process,
+    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed here (make test-vllm)"),
+    pytest.mark.filterwarnings("ignore"),  # importing vllm warns of much
+]
+SETTINGS = VllmSettings(mode="in_process", kv_cache_gib=0.1, max_sequences=64, seeded=True)
+
+
+def children() -> list[psutil.Process]:
+    """Processes of an engine."""
+    return [p for p in psutil.Process().children(recursive=True) if p.name().startswith("VLLM::")]
+
+
+class TestVllmInProcess(EngineContract):
+    @pytest.fixture(scope="class")
+    def shared(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
+        folder = tmp_path_factory.mktemp("in_process")
+        engine = make_vllm_engine(engine_agent(), SETTINGS, PROBLEMS, CONTEXT, folder)
+        engine.prepare()
+        started = children()
+        assert started
+        yield engine
+        engine.close()
+        engine.close()
+        assert still_there(started) == []
+
+    @pytest.fixture
+    def engine_of(self, shared: VllmEngine) -> EngineOf:
+        def make(agent: Agent, seeded: bool = True) -> VllmEngine:
+            settings = VllmSettings(mode="in_process", seeded=seeded)
+            return VllmEngine(agent, AlreadyRunning(shared.backend), settings, PROBLEMS)
+
+        return make
+
+    def test_the_engine_is_watched_over_in_case_hacrl_is_killed(self, shared: VllmEngine) -> None:
+        """What a guard does is shown in tests/rollout/test_vllm_process.py."""
+        commands = [process.cmdline() for process in psutil.Process().children()]
+        (guard,) = [command for command in commands if guarding.__file__ in command]
+        (core,) = [process.pid for process in children() if "EngineCore" in process.name()]
+        assert guard[-2:] == [str(os.getpid()), str(core)]
+
+    def test_weights_may_be_broadcast(self, shared: VllmEngine) -> None:
+        agent = engine_agent(seed=5)
+        settings = VllmSettings(mode="in_process", seeded=True, weight_sync="gloo")
+        engine = VllmEngine(agent, AlreadyRunning(shared.backend), settings, PROBLEMS)
+        for version in (1, 2):
+            change_weights(agent, seed=version)
+            assert engine.prepare().weight_sync == "gloo"
+            said = engine.generate(PROBLEMS, 2, Sampling(12), seed=0)
+            assert logprob_gap(agent, said, Sampling(12)) < 1e-4
+
+    def test_what_nobody_waits_for_any_more_is_dropped(self, engine_of: EngineOf) -> None:
+        def stop(place: int, rollout: object) -> None:
+            raise KeyboardInterrupt
+
+        engine = engine_of(engine_agent(leaning={"<eos>": -100.0}))
+        with pytest.raises(KeyboardInterrupt):
+            engine.generate(PROBLEMS, 40, Sampling(50), 0, stop)
+        assert [r.num_tokens for r in engine.generate(PROBLEMS, 1, Sampling(3), 0)] == [3] * 5
+
+
+def test_tied_embeddings_and_a_death(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One engine's life: two updates, killed in the middle of generation, then an update that goes wrong."""
+    monkeypatch.setattr(in_process, "WORKER", "tests.vllm.stale_head.Forgetful")
+    agent = engine_agent("tess", tied=True)
+    settings = VllmSettings(mode="in_process", kv_cache_gib=0.1, max_sequences=4, seeded=True)
+    engine = make_vllm_engine(agent, settings, PROBLEMS, CONTEXT, tmp_path)
+    try:
+        before = engine.generate(PROBLEMS, 2, Sampling(12), seed=0)
+        for version in (1, 2):
+            change_weights(agent, seed=version)
+            after = engine.generate(PROBLEMS, 2, Sampling(12), seed=0)
+            assert logprob_gap(agent, after, Sampling(12)) < 1e-4
+            assert mean_gap(agent, before, Sampling(12)) > 0.3
+        rollouts, early = generate_and_kill(engine)
+        assert engine.restarts == 1
+        assert len(early) == 3
+        assert all(rollouts[place] is rollout for place, rollout in early.items())
+        assert logprob_gap(agent, rollouts, Sampling(40)) < 1e-4
+        assert {r.policy_version for r in rollouts} == {2}
+        engine.backend.call("hacrl_forget_the_tied_head")
+        change_weights(agent, seed=3)
+        with pytest.raises(EngineError, match=r"agent 'tess' is not at the agent's policy after a weight up"):
+            engine.prepare()
+    finally:
+        started = children()
+        engine.close()
+    assert still_there(started) == []
+
+
+def generate_and_kill(engine: VllmEngine) -> tuple[list[Rollout], dict[int, Rollout]]:
+    early: dict[int, Rollout] = {}
+    finished: dict[int, Rollout] = {}
+
+    def take(place: int, rollout: Rollout) -> None:
+        finished[place] = rollout
+        if len(finished) == 3:
+            early.update(finished)
+            (core,) = [p for p in children() if "EngineCore" in p.name()]
+            core.kill()
+
+    rollouts = engine.generate(PROBLEMS, 4, Sampling(40), 3, take)
+    assert sorted(finished) == list(range(20))
+    return rollouts, early
+
+
+def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
+    settings = VllmSettings(mode="in_process", engine_args={"no_such_option": 1})
+    engine = make_vllm_engine(engine_agent("eve"), settings, PROBLEMS, CONTEXT, tmp_path)
+    with pytest.raises(EngineError, match=r"vLLM engine of agent 'eve' does not start: .*no_such_option"):
+        engine.prepare()

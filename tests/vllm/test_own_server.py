@@ -1,0 +1,209 @@
+"""A server that hacrl starts for an agent with tied embeddings: it learns, it dies, it is brought back.
+
+The tests share one server, which costs half a minute to start; who needs it asks for it by ``prepare``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hacrl.agents.agent import Agent
+from hacrl.agents.engine_settings import VllmSettings
+from hacrl.rollout.vllm import client
+from hacrl.rollout.vllm.backend import EngineError
+from hacrl.rollout.vllm.engine import VllmEngine
+from hacrl.rollout.vllm.launch import make_vllm_engine
+from hacrl.types import Rollout, Sampling
+from tests.support.engines import (
+    CONTEXT,
+    PROBLEMS,
+    AlreadyRunning,
+    change_weights,
+    engine_agent,
+    logprob_gap,
+    mean_gap,
+)
+from tests.vllm.conftest import wait_until
+from tests.vllm.processes import engine_core, servers_of, still_there, with_children
+
+pytestmark = pytest.mark.vllm
+SAMPLING = Sampling(40)  # long enough to be killed in the middle
+
+
+@dataclass
+class Own:
+    """An engine that hacrl looks after."""
+
+    engine: VllmEngine
+    agent: Agent
+    settings: VllmSettings
+    folder: Path
+
+    @property
+    def server(self) -> psutil.Process:
+        (found,) = servers_of(self.folder)
+        return found
+
+    def beside(self, agent: Agent, **options) -> VllmEngine:
+        """Another engine on the same server, which does not start it."""
+        settings = VllmSettings(python=self.settings.python, seeded=True, **options)
+        return VllmEngine(agent, AlreadyRunning(self.engine.backend), settings, PROBLEMS)
+
+
+@pytest.fixture(scope="module")
+def own(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Own]:
+    folder = tmp_path_factory.mktemp("own")
+    agent = engine_agent("tess", tied=True)
+    settings = VllmSettings(
+        python=vllm_python,
+        kv_cache_gib=0.1,
+        max_sequences=4,  # so that responses end one after the other
+        seeded=True,
+    )
+    engine = make_vllm_engine(agent, settings, PROBLEMS, CONTEXT, folder)
+    yield Own(engine, agent, settings, folder)
+    engine.close()
+    engine.close()  # may be called more than once
+    assert servers_of(folder) == []
+
+
+@pytest.mark.parametrize("way", ["files", "gloo"])
+def test_tied_embeddings_arrive_at_both_ends(own: Own, way: str) -> None:
+    own.engine.prepare()
+    agent = engine_agent("other", seed=5, tied=True)
+    engine = own.beside(agent, weight_sync=way)
+    before = engine.generate(PROBLEMS, 2, Sampling(12), seed=0)
+    assert logprob_gap(agent, before, Sampling(12)) < 1e-4
+    for version in (1, 2):
+        change_weights(agent, seed=version)
+        report = engine.prepare()
+        assert (report.policy_version, report.weight_sync) == (version, way)
+        assert report.logprob_gap < 1e-4
+        after = engine.generate(PROBLEMS, 2, Sampling(12), seed=0)
+        assert logprob_gap(agent, after, Sampling(12)) < 1e-4
+        assert mean_gap(agent, before, Sampling(12)) > 0.3
+
+
+def generate_and_kill(own: Own, victim: psutil.Process) -> tuple[list[Rollout], dict[int, Rollout]]:
+    """All responses, and those that had ended when the victim was killed."""
+    finished: dict[int, Rollout] = {}
+
+    def take(place: int, rollout: Rollout) -> None:
+        assert place not in finished
+        finished[place] = rollout
+        if len(finished) == 3:
+            victim.kill()
+            early.update(finished)
+
+    early: dict[int, Rollout] = {}
+    rollouts = own.engine.generate(PROBLEMS, 4, SAMPLING, 3, take)
+    assert sorted(finished) == list(range(20))
+    assert all(rollouts[place] is rollout for place, rollout in finished.items())
+    return rollouts, early
+
+
+@pytest.mark.parametrize("killed", ["server", "engine core"])
+def test_responses_outlive_the_engine(own: Own, killed: str) -> None:
+    change_weights(own.agent, seed=own.agent.policy_version)
+    before = own.engine.prepare().restarts
+    undisturbed = own.engine.generate(PROBLEMS, 4, SAMPLING, 3)
+    server = own.server
+    old = with_children(server)
+    rollouts, early = generate_and_kill(own, server if killed == "server" else engine_core(server))
+    assert own.engine.restarts == before + 1
+    assert [r.problem.id for r in rollouts] == [p.id for p in PROBLEMS for _ in range(4)]
+    assert len(early) == 3
+    assert all(rollouts[place] is rollout for place, rollout in early.items())
+    assert {r.policy_version for r in rollouts} == {own.agent.policy_version}
+    assert logprob_gap(own.agent, rollouts, SAMPLING) < 1e-4
+    # a seed of its own for every response: what was asked again is what would have been said
+    assert [r.token_ids for r in rollouts] == [r.token_ids for r in undisturbed]
+    assert still_there(old) == []
+    (note,) = own.engine.take_notes()
+    assert "vLLM server of agent 'tess'" in note
+    assert "started again" in note
+    assert own.engine.prepare().restarts == before + 1
+
+
+def test_a_server_that_hangs_is_noticed(own: Own, monkeypatch: pytest.MonkeyPatch) -> None:
+    own.engine.prepare()
+    engine = own.beside(engine_agent("other", tied=True), restarts=0)
+    engine.prepare()
+    for name, value in (("HEALTH_EVERY", 0.2), ("HEALTH_MISSES", 2), ("ANSWER_SECONDS", 1.0)):
+        monkeypatch.setattr(client, name, value)
+    stopped = with_children(own.server)
+    try:
+        for process in stopped:
+            process.suspend()
+        with pytest.raises(EngineError, match=r"'tess' no longer answers.*0 restarts.*agents\.other\.vllm"):
+            engine.generate(PROBLEMS, 1, SAMPLING, 0)
+    finally:
+        for process in stopped:
+            process.resume()
+
+
+def test_a_dead_engine_is_said_to_be_dead_where_it_may_not_be_restarted(own: Own) -> None:
+    own.engine.prepare()
+    agent = engine_agent("other", tied=True)
+    asked, taught = own.beside(agent, restarts=0), own.beside(agent, restarts=0, weight_sync="gloo")
+    asked.prepare()
+    taught.prepare()
+    for process in with_children(own.server):
+        process.kill()
+    message = r"server of agent 'tess' .*died 1 times.*0 restarts in a row.*agents\.other\.vllm\.restarts"
+    with pytest.raises(EngineError, match=message):
+        asked.generate(PROBLEMS, 1, SAMPLING, 0)
+    change_weights(agent, seed=0)
+    with pytest.raises(EngineError, match=message):  # not what the broken connection for weights says
+        taught.prepare()
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from hacrl.agents.engine_settings import VllmSettings
+from hacrl.rollout.vllm.launch import make_vllm_engine
+from tests.support.engines import CONTEXT, PROBLEMS, engine_agent
+
+settings = VllmSettings(python=sys.argv[1], kv_cache_gib=0.1)
+make_vllm_engine(engine_agent(), settings, PROBLEMS, CONTEXT, Path(sys.argv[2])).prepare()
+"""
+
+
+def test_a_server_does_not_outlive_hacrl(vllm_python: str, tmp_path: Path) -> None:
+    """Killed while its server loads, which is when vLLM itself does not heed signals."""
+    command = [sys.executable, "-c", KILLED, vllm_python, str(tmp_path)]
+    here = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    hacrl = subprocess.Popen(command, env=here)
+
+    def has_children() -> bool:
+        return any(
+            "EngineCore" in " ".join(p.cmdline()) for s in servers_of(tmp_path) for p in with_children(s)
+        )
+
+    wait_until(has_children, lambda: hacrl.poll() is None, tmp_path / "server.log")
+    (server,) = servers_of(tmp_path, hacrl.pid)
+    started = with_children(server)
+    hacrl.send_signal(signal.SIGKILL)
+    hacrl.wait()
+    assert still_there(started) == []
+
+
+def test_a_server_that_cannot_start_says_why(vllm_python: str, tmp_path: Path) -> None:
+    settings = VllmSettings(python=vllm_python, engine_args={"no_such_option": 1})
+    engine = make_vllm_engine(engine_agent("eve"), settings, PROBLEMS, CONTEXT, tmp_path)
+    with pytest.raises(EngineError) as caught:
+        engine.prepare()
+    assert "vLLM server of agent 'eve' does not start (exit code 2)" in str(caught.value)
+    assert "unrecognized arguments: --no-such-option" in str(caught.value)
+    assert str(tmp_path / "server.log") in str(caught.value)
+    assert servers_of(tmp_path) == []
