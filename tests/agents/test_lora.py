@@ -308,8 +308,8 @@ def test_without_peft_the_error_says_what_to_install(folder: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rank": 0}, "rank must be at least 1, not 0"),
-        ({"rank": -4}, "rank must be at least 1, not -4"),
+        ({"rank": 0}, "rank must be between 1 and 65536, not 0"),
+        ({"rank": 2**63}, "rank must be between 1 and 65536, not 9223372036854775808"),
         ({"alpha": 0.0}, "alpha must be positive, not 0.0"),
         ({"alpha": -1.0}, "alpha must be positive, not -1.0"),
         ({"targets": ()}, "targets must name layers"),

@@ -75,7 +75,7 @@ def test_an_empty_section_says_nothing(defaults: dict[str, Any] | None) -> None:
     [
         ({"lorra": {}}, {}, ["agents.0.lorra: unknown key", "'lora'"]),
         ({"lora": {"rnk": 8}}, {}, ["agents.0.lora.rnk: unknown key"]),
-        ({"lora": {"rank": 0}}, {}, ["agents.0.lora", "rank must be at least 1, not 0"]),
+        ({"lora": {"rank": 0}}, {}, ["agents.0.lora", "rank must be between 1 and 65536, not 0"]),
         ({"lora": {"rank": 2.5}}, {}, ["agents.0.lora.rank", "2.5"]),
         ({"precision": "float8"}, {}, ["agents.0.precision", "'float8'"]),
         ({"lora": {"rank": 8}}, {"lora": 3}, ["agents.0.lora", "3"]),

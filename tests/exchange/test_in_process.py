@@ -53,4 +53,4 @@ def test_a_silent_agent_is_noticed() -> None:
     exchange = InProcessExchange()
     exchange.publish(1, "ada", answers(ADA, {"1:": ["1"]}))
     with pytest.raises(AssertionError, match="step 1: nothing published by \\['bob'\\]"):
-        exchange.collect(1, ["ada"])
+        exchange.collect(1, ["ada", "bob"])

@@ -94,9 +94,11 @@ class Failing(Watched):
 
 @pytest.mark.parametrize("singly", [True, False])
 def test_an_error_of_the_task_is_raised_where_verdicts_are_asked_for(singly: bool) -> None:
-    with Judging(Failing(singly)) as judging:
+    task = Failing(singly)
+    with Judging(task) as judging:
         for place, one in enumerate(SAID):
             judging.take(place, one)  # an engine's loop is not disturbed
+            assert not (singly and place == 0) or task.judged.acquire(timeout=SECONDS)
         with pytest.raises(TaskError, match="17 cannot be judged"):
             judging.verdicts(SAID)
 

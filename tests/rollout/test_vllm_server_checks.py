@@ -27,6 +27,7 @@ from hacrl.rollout.vllm.transports import free_port
 from hacrl.types import Sampling
 
 Answers = dict[str, tuple[int, object]]  # path -> status, JSON
+NEVER = 0  # instead of a status: no answer
 MODELS: Answers = {"/health": (200, None), "/v1/models": (200, {"data": [{"id": "ada"}]})}
 DESCRIBED = (200, {"results": [{"protocol": 1, "device": "cpu", "gpu": None, "model": {}}]})
 
@@ -35,10 +36,15 @@ DESCRIBED = (200, {"results": [{"protocol": 1, "device": "cpu", "gpu": None, "mo
 def serving(answers: Answers) -> Iterator[str]:
     """A server that gives these answers, and 404 otherwise: its address."""
 
+    over = threading.Event()
+
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
             status, body = answers.get(self.path, (404, {"detail": "Not Found"}))
+            if status == NEVER:
+                over.wait()
+                return
             content = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(content)))
@@ -54,9 +60,12 @@ def serving(answers: Answers) -> Iterator[str]:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            over.set()
+            server.shutdown()
+            thread.join()
 
 
 def config(tmp_path: Path, *settings: VllmSettings) -> RunConfig:
@@ -198,6 +207,14 @@ def test_a_server_that_falls_silent_is_given_up(monkeypatch: pytest.MonkeyPatch)
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(EngineLostError, match=r"it no longer answers\."):
             list(ServerClient("it", url, None, model="ada").generate(ASKS))
+
+
+def test_a_server_that_falls_ill_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vLLM server whose engine is dead still answers: that it is not well."""
+    monkeypatch.setattr(http_client, "HEALTH_EVERY", 0.05)
+    answers = {**MODELS, "/health": (503, None), "/v1/completions": (NEVER, None)}
+    with serving(answers) as url, pytest.raises(EngineLostError, match=r"it no longer answers\."):
+        list(ServerClient("it", url, None).generate(ASKS))
 
 
 def test_a_process_that_ended_is_noticed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,8 +68,9 @@ def check_output(config: RunConfig, overwrite: bool) -> None:
     except OSError as error:
         raise ConfigError(f"output: cannot use {config.output!r}: {error}") from error
     if present and not overwrite:
+        go_on = f"go on with it by `hacrl resume {path}`, " if "config.yaml" in present else ""
         raise ConfigError(
-            f"output: {path} exists already and is kept; use another output=FOLDER, "
+            f"output: {path} exists already and is kept; {go_on}use another output=FOLDER, "
             "or --overwrite to replace that run"
         )
     foreign = sorted(present - RUN_FILES)
