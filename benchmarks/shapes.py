@@ -32,6 +32,17 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 5,
         "tie_word_embeddings": False,
     },
+    "qwen3-60m": {
+        "kind": "qwen3",
+        "vocab_size": 32768,
+        "hidden_size": 512,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "tie_word_embeddings": True,
+    },
     "qwen3-tiny": {
         "kind": "qwen3",
         "vocab_size": 2048,

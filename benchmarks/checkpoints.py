@@ -1,0 +1,83 @@
+"""Seconds that training waits for a checkpoint, written in the background and not; one run each.
+
+    python benchmarks/checkpoints.py --shape qwen3-0.6b --device cuda
+
+Steps between checkpoints are made long enough that a write is over before the next one begins, as it should
+be in a real run; only what the run itself waits for is counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from shapes import SHAPES, make_agent, prompts
+
+from hacrl.config.loading import build_config
+from hacrl.execution.local import LocalRun
+from hacrl.tasks.rewards import RewardTask
+
+CHECKPOINTS = 3
+
+
+def meaningless(completions: list[str], **_: object) -> list[float]:
+    """A number between 0 and 1 that responses differ in."""
+    return [sum(map(ord, text)) % 7 / 6 for text in completions]
+
+
+def stalls(folder: Path, model: Path, device: str, background: bool) -> tuple[list[float], int]:
+    """What a run waited for each checkpoint, and the size of one in bytes."""
+    config = build_config(
+        {
+            "agents": [{"name": "agent", "model": str(model)}],
+            "output": str(folder),
+            "device": device,
+            "steps": CHECKPOINTS + 1,
+            "method": {"name": "gspo"},
+            "rollout": {"prompts_per_step": 2, "rollouts_per_prompt": 4, "max_new_tokens": 8},
+            "checkpoint": {"every": 1, "background": background, "keep_last": 1},
+        }
+    )
+    rows = [{"prompt": text} for text in prompts(2 * (CHECKPOINTS + 1), 60)]
+    with LocalRun(config, task=RewardTask(functions=meaningless, train=rows)) as run:
+        after_step = run.trainer.after_step
+
+        def patiently() -> None:
+            after_step()
+            while list((folder / "checkpoints").glob(".*.unfinished")):
+                time.sleep(0.05)
+
+        run.trainer.after_step = patiently
+        run.train()
+        waited = run.checkpoint_stalls
+    size = sum(file.stat().st_size for file in (folder / "checkpoints").rglob("*") if file.is_file())
+    return waited[1:], size  # the first one also begins the thread
+
+
+def main() -> None:
+    """Measure, print, and write JSON if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", choices=SHAPES, default="qwen3-tiny")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        dtype = torch.float32 if options.device == "cpu" else torch.bfloat16
+        model = make_agent(options.shape, Path(folder) / "agent", dtype, options.device)
+        for background in (True, False):
+            waited, size = stalls(Path(folder) / str(background), model, options.device, background)
+            found["background" if background else "foreground"] = statistics.median(waited)
+            words = "in the background" if background else "while training waits"
+            print(f"{size / 2**30:.2f} GiB {words}: training waits {statistics.median(waited):.3f} s")
+    if options.json:
+        options.json.write_text(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()
