@@ -7,6 +7,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -59,9 +60,11 @@ class InProcessBackend:
         from vllm import SamplingParams
 
         engine = self._llm.llm_engine
-        positions = {}
+        positions: dict[str, int] = {}
+        finished: queue.SimpleQueue[tuple[int, Said] | None] = queue.SimpleQueue()
+        is_left = threading.Event()  # by whoever takes responses
 
-        def ask_all() -> None:
+        def work() -> None:
             for position, ask in enumerate(asks):
                 self._asked += 1
                 positions[str(self._asked)] = position
@@ -69,17 +72,22 @@ class InProcessBackend:
                     **sampling_fields(ask), detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
                 )
                 engine.add_request(str(self._asked), {"prompt_token_ids": list(ask.prompt_ids)}, params)
-
-        self._do("generating", ask_all)
-        try:
-            while engine.has_unfinished_requests():
-                for output in self._do("generating", engine.step):
+            while engine.has_unfinished_requests() and not is_left.is_set():
+                for output in engine.step():
                     if output.finished:
-                        yield positions.pop(output.request_id), _said(output.outputs[0])
-        finally:  # whoever takes responses may stop taking them
-            if positions and self._llm is not None:
-                with suppress(EngineError):
-                    self._do("stopping", lambda: engine.abort_request(list(positions)))
+                        finished.put((positions.pop(output.request_id), _said(output.outputs[0])))
+            if positions:
+                engine.abort_request(list(positions))
+            finished.put(None)
+
+        result = self._begin(work)
+        try:
+            while (item := self._next(finished, result, "generating")) is not None:
+                yield item
+        finally:
+            is_left.set()
+            with suppress(EngineError):  # what went wrong has been told, or nobody asks any more
+                self._wait(result, "stopping")
 
     def call(self, method: str, *arguments: str) -> list[Any]:
         """See :class:`hacrl.rollout.vllm.backend.Backend`."""
@@ -109,32 +117,49 @@ class InProcessBackend:
             guard.end()
 
     def _do(self, doing: str, work: Callable[[], Any]) -> Any:
-        """Let vLLM work; its errors get the engine's name, and a dead engine is told from a mere failure.
+        """Let vLLM work, and wait for it."""
+        return self._wait(self._begin(work), doing)
 
-        In a thread, because vLLM waits for ever for a child process that was killed: it must be looked after.
-        """
-        from vllm.v1.engine.exceptions import EngineDeadError
-
-        results: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+    def _begin(self, work: Callable[[], Any]) -> Future[Any]:
+        """In a thread, because vLLM waits for ever for a child process that was killed: we must not."""
+        result: Future[Any] = Future()
 
         def run() -> None:
             try:
-                results.put((work(), None))
+                result.set_result(work())
             except Exception as error:
-                results.put((None, error))
+                result.set_exception(error)
 
         threading.Thread(target=run, name="hacrl-vllm", daemon=True).start()
+        return result
+
+    def _wait(self, result: Future[Any], doing: str) -> Any:
+        """Its result; its errors get the engine's name, and a dead engine is told from a mere failure."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        while not wait([result], timeout=LOOK_EVERY).done:
+            self._check_alive(doing)
+        try:
+            return result.result()
+        except EngineDeadError as error:
+            raise EngineLostError(f"{self.name} died while {doing}: {error}.") from error
+        except Exception as error:  # whatever the worker raised, as vLLM passes it on
+            raise EngineError(f"{self.name} failed while {doing}: {error}") from error
+
+    def _next(self, items: queue.SimpleQueue[Any], result: Future[Any], doing: str) -> Any:
+        """The next item; if the work ends without one, its error."""
         while True:
             with suppress(queue.Empty):
-                result, error = results.get(timeout=LOOK_EVERY)
-                break
-            if not all(child.is_alive() for child in self._children):
-                raise EngineLostError(f"{self.name} died while {doing}: its process is gone.")
-        if isinstance(error, EngineDeadError):
-            raise EngineLostError(f"{self.name} died while {doing}: {error}.") from error
-        if error is not None:  # whatever the worker raised, as vLLM passes it on
-            raise EngineError(f"{self.name} failed while {doing}: {error}") from error
-        return result
+                return items.get(timeout=LOOK_EVERY)
+            if result.done():
+                if items.empty():
+                    self._wait(result, doing)
+            else:
+                self._check_alive(doing)
+
+    def _check_alive(self, doing: str) -> None:
+        if not all(child.is_alive() for child in self._children):
+            raise EngineLostError(f"{self.name} died while {doing}: its process is gone.")
 
 
 def _said(completion: Any) -> Said:
