@@ -151,3 +151,11 @@ def test_gspo_x2_doubles_a_given_number_of_updates_too():
     recipe = {**read_recipe(Path("demo")), "learning": {"updates_per_step": 3}}
     config = build_config({**variant_recipe(recipe, "gspo_x2"), "output": "x"})
     assert updates_per_step(config) == 6
+
+
+def test_a_study_keeps_no_checkpoints_unless_asked_to(tmp_path):
+    demo = read_recipe(Path("demo"))
+    (plain,) = plan_runs(demo, ["gspo"], 1, tmp_path)
+    assert plain.config.checkpoint.every == 0
+    (asked,) = plan_runs({**demo, "checkpoint": {"every": 5}}, ["gspo"], 1, tmp_path)
+    assert asked.config.checkpoint.every == 5

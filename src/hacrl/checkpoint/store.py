@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from hacrl.checkpoint.content import CheckpointContent
 from hacrl.checkpoint.durable import digest, publish_folder, write_json
 from hacrl.errors import CheckpointError
+from hacrl.safe_files import UnreadableFileError, open_inside, read_json
 
 SCHEMA = 1  # raised when the content changes so that older code could not read it
 MANIFEST = "manifest.json"  # written last: every other file with its size and checksum
@@ -110,12 +111,12 @@ class CheckpointStore:
         """What a checkpoint says it holds."""
         path = self.path(which) / MANIFEST
         try:
-            if path.is_symlink() or not path.is_file():
-                raise CheckpointError(f"{path} is missing or no regular file")
-            manifest = json.loads(path.read_text("utf-8"))
+            manifest = read_json(path, self.path(which))
             schema, files = manifest["schema"], manifest["files"]
             sound = isinstance(files, dict) and all(_is_entry(key, value) for key, value in files.items())
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except UnreadableFileError as error:
+            raise CheckpointError(str(error)) from error
+        except (KeyError, TypeError) as error:
             raise CheckpointError(f"{path} is damaged: {error!r}") from error
         if schema != SCHEMA:
             raise CheckpointError(
@@ -183,18 +184,12 @@ def _is_entry(name: object, value: object) -> bool:
 
 
 def _check_file(file: Path, folder: Path, expected: dict[str, Any]) -> None:
-    if file.is_symlink() or not file.is_file():
-        raise CheckpointError(f"{file} is missing or no regular file")
-    if file.resolve().parent != folder.resolve():
-        raise CheckpointError(f"{file} lies outside of its checkpoint")
-    if file.stat().st_size != expected["bytes"]:
-        raise CheckpointError(
-            f"{file} is damaged: {file.stat().st_size} bytes instead of {expected['bytes']}"
-        )
+    try:
+        with open_inside(file, folder) as opened:
+            size = opened.seek(0, os.SEEK_END)
+    except UnreadableFileError as error:
+        raise CheckpointError(str(error)) from error
+    if size != expected["bytes"]:
+        raise CheckpointError(f"{file} is damaged: {size} bytes instead of {expected['bytes']}")
     if digest(file) != expected["sha256"]:
         raise CheckpointError(f"{file} is damaged: its checksum is not what was written")
-
-
-def total_size(paths: Sequence[Path]) -> int:
-    """Bytes on disk of files and folders."""
-    return sum(file.stat().st_size for path in paths for file in path.rglob("*") if file.is_file())

@@ -21,6 +21,10 @@ from hacrl.learning.settings import LearningSettings
 from hacrl.safe_files import UnreadableFileError, check_inside, read_text
 from hacrl.tasks.registry import make_task
 
+# What a study's runs do without unless the recipe asks for it: a run that was broken off is begun again, so
+# checkpoints would only fill the disk.
+STUDY_DEFAULTS: Recipe = {"threads": 1, "logged_rollouts": 0, "checkpoint": {"every": 0}}
+
 
 @dataclass(frozen=True)
 class PlannedRun:
@@ -52,7 +56,7 @@ def plan_runs(recipe: Recipe, variants: Sequence[str], seeds: int, output: Path)
     for seed in range(base.seed, base.seed + seeds):
         for variant in dict.fromkeys(variants):
             folder = output / variant.replace("/", "_") / f"seed-{seed}"
-            data = {"threads": 1, "logged_rollouts": 0, **variant_recipe(recipe, variant)}
+            data = {**STUDY_DEFAULTS, **variant_recipe(recipe, variant)}
             config = build_config({**data, "seed": seed, "output": str(folder)}, f"variant {variant}")
             tasks.check(config)
             runs.append(PlannedRun(variant, seed, config))

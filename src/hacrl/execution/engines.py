@@ -13,7 +13,6 @@ from hacrl.rollout.engine import RolloutEngine
 from hacrl.rollout.transformers_engine import TransformersEngine
 
 ENGINE_FOLDER = "engines"  # in a run's folder: logs, and what servers start from
-PROBES = 4
 
 
 def check_engines(config: RunConfig) -> None:
@@ -35,10 +34,11 @@ def make_engine(config: RunConfig, settings: AgentSettings, agent: Agent, checke
     """The agent's engine; one that runs elsewhere is started when it is first needed."""
     if config.engine(settings) == "transformers":
         return TransformersEngine(agent, config.rollout.max_batch)
+    from hacrl.rollout.vllm.agreement import PROBED_PROMPTS
     from hacrl.rollout.vllm.launch import make_vllm_engine
 
     folder = Path(config.output) / ENGINE_FOLDER / agent.name
-    probes = (checked.train or checked.test)[:PROBES]
+    probes = (checked.train or checked.test)[:PROBED_PROMPTS]
     longest, most = longest_exchange(config, agent, checked), settings.vllm.max_length
     if most is not None and most < longest:
         raise ConfigError(
