@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
-from hacrl.agents import logprobs
+from hacrl.agents import output_layer
 from hacrl.agents.logprobs import response_logprobs
 from hacrl.agents.lora import add_adapters
 from hacrl.agents.settings import AgentSettings, LoraSettings
@@ -33,7 +33,7 @@ def tiny_gemma(tokenizer, seed=0):
 
 
 def computed(model, sampling, monkeypatch, most_logits):
-    monkeypatch.setattr(logprobs, "MOST_LOGITS", most_logits)
+    monkeypatch.setattr(output_layer, "MOST_LOGITS", most_logits)
     model.zero_grad()
     values, mask = response_logprobs(model, PAIRS, sampling, torch.device("cpu"))
     (values * torch.linspace(-1, 2, values.numel()).reshape(values.shape)).sum().backward()

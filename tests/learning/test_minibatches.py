@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from hacrl.learning.minibatches import micro_batches, minibatches
+from hacrl.learning.minibatches import batch_tokens, micro_batches, minibatches
 from hacrl.types import LearnerSample
 
 
@@ -90,3 +90,15 @@ def test_a_sample_beyond_the_budget_goes_alone() -> None:
     # 51 > 8: alone; then 4 each, 8 // 4 = 2
     assert [indices(batch) for batch in micro_batches(samples, 8)] == [[1], [0, 2]]
     assert [indices(batch) for batch in micro_batches(samples, 1)] == [[1], [0], [2]]
+
+
+def test_packed_samples_take_what_they_are_long() -> None:
+    # lengths 9, 6, 5, 3, 3, 2; budget 12: 9 (+6 = 15 does not fit); 6 + 5 = 11; 3 + 3 + 2 = 8
+    lengths = [(4, 5), (1, 2), (3, 3), (4, 1), (2, 1), (1, 1)]
+    samples = [made(i, prompt=p, response=r) for i, (p, r) in enumerate(lengths)]
+    assert [indices(batch) for batch in micro_batches(samples, 12, packed=True)] == [[0], [2, 3], [1, 4, 5]]
+    # budget 14: 9 + 6 = 15; 6 + 5 + 3 = 14, padded 3 * 6 = 18 would not; 3 + 2
+    assert [indices(batch) for batch in micro_batches(samples, 14, packed=True)] == [[0], [2, 3, 1], [4, 5]]
+    assert [indices(batch) for batch in micro_batches(samples, 14)] == [[0], [2, 3], [1, 4, 5]]
+    assert batch_tokens(samples[:3], packed=True) == 9 + 3 + 6
+    assert batch_tokens(samples[:3], packed=False) == 3 * 9

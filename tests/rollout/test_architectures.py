@@ -7,7 +7,8 @@ import torch
 import transformers
 
 from hacrl.agents.agent import Agent
-from hacrl.agents.logprobs import response_logprobs
+from hacrl.agents.logprobs import packed_logprobs, padded_logprobs, response_logprobs
+from hacrl.agents.ragged import can_be_ragged
 from hacrl.errors import ModelError
 from hacrl.rollout.transformers_engine import TransformersEngine
 from hacrl.types import Problem, Sampling
@@ -51,10 +52,43 @@ def agent_of(name: str, options: dict) -> Agent:
     return Agent(name, model, TOKENIZER)
 
 
+RAGGED = {"GPT2", "OPT", "GPTNeoX", "Llama", "Mistral", "Phi3", "Qwen3Moe"}  # can be laid end to end
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_sampler_and_learner_agree(name: str) -> None:
+def test_who_can_be_laid_end_to_end(name: str) -> None:
+    """Bloom has attention code of its own; Gemma 2 caps its scores, which the kernel does not."""
+    assert can_be_ragged(agent_of(name, ARCHITECTURES[name]).model) == (name in RAGGED)
+
+
+@pytest.mark.parametrize("name", sorted(RAGGED))
+def test_padded_and_packed_are_the_same(name: str) -> None:
+    model = agent_of(name, ARCHITECTURES[name]).model
+    pairs = [((3, 4, 5), (6, 7) * 8), ((9,), (10, 11, 12)), ((5,) * 14, (13,))]
+    lengths = torch.tensor([len(response) for _, response in pairs])
+    mask = torch.arange(16) < lengths.unsqueeze(1)
+    found = []
+    for compute in (padded_logprobs, packed_logprobs):
+        model.zero_grad()
+        logprobs = compute(model, pairs, mask, SAMPLING)
+        (logprobs * torch.linspace(-1, 2, 48).reshape(3, 16)).sum().backward()
+        gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        found.append((logprobs.detach(), gradients))
+    (padded, gradients), (packed, gradients_again) = found
+    torch.testing.assert_close(packed, padded, atol=1e-5, rtol=0)
+    assert gradients.keys() == gradients_again.keys()
+    for key, gradient in gradients.items():
+        torch.testing.assert_close(gradients_again[key], gradient, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "continuous"),
+    [*((name, False) for name in ARCHITECTURES), *((name, True) for name in sorted(RAGGED))],
+)
+def test_sampler_and_learner_agree(name: str, continuous: bool) -> None:
     agent = agent_of(name, ARCHITECTURES[name])
-    rollouts = TransformersEngine(agent).generate(PROBLEMS, 3, SAMPLING, seed=1)
+    slots = 4 if continuous else 512  # for 9 responses
+    rollouts = TransformersEngine(agent, slots, continuous).generate(PROBLEMS, 3, SAMPLING, seed=1)
     pairs = [(agent.encode_prompt(rollout.problem), rollout.token_ids) for rollout in rollouts]
     with torch.no_grad():
         logprobs_BT, _ = response_logprobs(agent.model, pairs, SAMPLING, agent.device)

@@ -1,4 +1,4 @@
-"""The transformers engine keeps the contract of engines."""
+"""The transformers engine keeps the contract of engines, whichever way it decodes."""
 
 from __future__ import annotations
 
@@ -14,5 +14,16 @@ class TestTransformersEngine(EngineContract):
     def engine_of(self) -> EngineOf:
         def make(agent: Agent, seeded: bool = True) -> TransformersEngine:
             return TransformersEngine(agent)
+
+        return make
+
+
+class TestContinuously(EngineContract):
+    """As on a GPU, but for the graphs, and with fewer slots than there are responses."""
+
+    @pytest.fixture(params=[3, 512])
+    def engine_of(self, request: pytest.FixtureRequest) -> EngineOf:
+        def make(agent: Agent, seeded: bool = True) -> TransformersEngine:
+            return TransformersEngine(agent, request.param, continuous=True)
 
         return make

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from hacrl.agents.loading import torch_precision
-from hacrl.agents.logprobs import MOST_LOGITS
 from hacrl.agents.lora import add_adapters
+from hacrl.agents.output_layer import MOST_LOGITS
 from hacrl.agents.settings import AgentSettings
 from hacrl.errors import ModelError
 

@@ -1,37 +1,64 @@
-"""log pi_k of given responses: one forward pass over right-padded prompt + response.
+"""log pi_k of given responses: one forward pass over prompts and responses.
 
-Logits over a large vocabulary would take most of a learner's memory. Where they would be many, the output
-layer is applied to a piece of the response tokens at a time, and again in the backward pass.
+On a GPU they are laid end to end and nothing is computed for padding. Elsewhere rows are padded on the right,
+where a causal model cannot see it: no attention mask needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
+from hacrl.agents import output_layer
+from hacrl.agents.output_layer import logprobs_in_pieces, plain_model, separate_head
+from hacrl.agents.ragged import packed_inputs, packs, ragged
 from hacrl.agents.sampling import token_logprobs
 from hacrl.types import Sampling
 
 TokenPair = tuple[Sequence[int], Sequence[int]]  # prompt ids, response ids
-MOST_LOGITS = 2**26  # that exist at a time: 256 MiB in float32, a few times that with what is made of them
-_HEADS: WeakKeyDictionary[Any, Callable[[Tensor], Tensor] | None] = WeakKeyDictionary()
 
 
 def response_logprobs(
     model: Any, pairs: Sequence[TokenPair], sampling: Sampling, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities (B, T) of response tokens under the sampling distribution, and their mask.
-
-    Padding stands behind the last token, where a causal model cannot see it: no attention mask needed.
-    """
-    starts = torch.tensor([len(prompt) for prompt, _ in pairs], device=device)
+    """Log-probabilities (B, T) of response tokens under the sampling distribution, and their mask."""
     lengths = torch.tensor([len(response) for _, response in pairs], device=device)
-    total, width = int((starts + lengths).max()), int(lengths.max())
+    mask_BT = torch.arange(int(lengths.max()), device=device) < lengths.unsqueeze(1)
+    compute = packed_logprobs if packs(model) else padded_logprobs
+    return compute(model, pairs, mask_BT, sampling), mask_BT
+
+
+def packed_logprobs(model: Any, pairs: Sequence[TokenPair], mask_BT: Tensor, sampling: Sampling) -> Tensor:
+    """(B, T), all sequences in one row."""
+    device = mask_BT.device
+    inputs = packed_inputs([(*prompt, *response) for prompt, response in pairs], device)
+    token_ids = inputs["input_ids"][0]
+    first = inputs["cu_seq_lens_q"][:-1] + torch.tensor(
+        [len(prompt) - 1 for prompt, _ in pairs], device=device
+    )
+    rows, columns = mask_BT.nonzero(as_tuple=True)
+    places = first[rows] + columns  # of the token before
+    targets = token_ids[places + 1]
+    vocabulary = model.get_output_embeddings().weight.shape[0]
+    head = separate_head(model)
+    with ragged(model):
+        if head is None:
+            logits = model(**inputs, logits_to_keep=places).logits[0]
+            logprobs_N = token_logprobs(logits, targets, sampling)
+        else:
+            hidden = plain_model(model).base_model(**inputs).last_hidden_state[0]
+            logprobs_N = logprobs_in_pieces(head, hidden[places], targets, sampling, vocabulary)
+    return _spread(logprobs_N, rows, columns, mask_BT)
+
+
+def padded_logprobs(model: Any, pairs: Sequence[TokenPair], mask_BT: Tensor, sampling: Sampling) -> Tensor:
+    """(B, T), a row for each sequence."""
+    device, width = mask_BT.device, mask_BT.shape[1]
+    starts = torch.tensor([len(prompt) for prompt, _ in pairs], device=device)
+    total = max(len(prompt) + len(response) for prompt, response in pairs)
     input_ids = torch.zeros(len(pairs), total, dtype=torch.long)
     for row, (prompt, response) in enumerate(pairs):
         input_ids[row, : len(prompt) + len(response)] = torch.tensor([*prompt, *response])
@@ -39,65 +66,26 @@ def response_logprobs(
 
     first = int(starts.min()) - 1  # the position that predicts the earliest response token
     offsets_BT = (starts - first - 1).unsqueeze(1) + torch.arange(width, device=device)
-    mask_BT = torch.arange(width, device=device) < lengths.unsqueeze(1)
     vocabulary = model.get_output_embeddings().weight.shape[0]
-    head = _separate_head(model) if len(pairs) * (total - first) * vocabulary > MOST_LOGITS else None
+    many = len(pairs) * (total - first) * vocabulary > output_layer.MOST_LOGITS
+    head = separate_head(model) if many else None
     if head is not None:
-        places_BT = offsets_BT + first  # of the token before
-        logprobs_BT = _in_pieces(model, head, input_ids, places_BT, mask_BT, sampling, vocabulary)
-        return logprobs_BT, mask_BT
+        hidden = plain_model(model).base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+        rows, columns = mask_BT.nonzero(as_tuple=True)
+        places = offsets_BT[rows, columns] + first  # of the token before
+        logprobs_N = logprobs_in_pieces(
+            head, hidden[rows, places], input_ids[rows, places + 1], sampling, vocabulary
+        )
+        return _spread(logprobs_N, rows, columns, mask_BT)
 
     # Logits are computed from the shortest prompt's last token on, never over the prompts themselves.
     logits = model(input_ids=input_ids, logits_to_keep=total - first, use_cache=False).logits
     logprobs_BS = token_logprobs(logits[:, :-1], input_ids[:, first + 1 :], sampling)
     logprobs_BT = logprobs_BS.gather(1, offsets_BT.clamp(max=logprobs_BS.shape[1] - 1))
-    return logprobs_BT.masked_fill(~mask_BT, 0.0), mask_BT
+    return logprobs_BT.masked_fill(~mask_BT, 0.0)
 
 
-def _in_pieces(
-    model: Any,
-    head: Callable[[Tensor], Tensor],
-    input_ids: Tensor,
-    places_BT: Tensor,
-    mask_BT: Tensor,
-    sampling: Sampling,
-    vocabulary: int,
-) -> Tensor:
-    """The response tokens of all rows as one list, a piece of which has logits at a time."""
-    hidden = _plain(model).base_model(input_ids=input_ids, use_cache=False).last_hidden_state
-    rows, columns = mask_BT.nonzero(as_tuple=True)
-    places = places_BT[rows, columns]
-    hidden_N, targets_N = hidden[rows, places], input_ids[rows, places + 1]
-
-    def logprobs_of(piece: Tensor, targets: Tensor) -> Tensor:
-        return token_logprobs(head(piece), targets, sampling)
-
-    size = max(1, MOST_LOGITS // vocabulary)
-    pieces = [
-        checkpoint(logprobs_of, piece, targets, use_reentrant=False, preserve_rng_state=False)
-        for piece, targets in zip(torch.split(hidden_N, size), torch.split(targets_N, size), strict=True)
-    ]
-    return torch.zeros(mask_BT.shape, dtype=pieces[0].dtype, device=hidden.device).index_put(
-        (rows, columns), torch.cat(pieces)
-    )
-
-
-def _plain(model: Any) -> Any:
-    """The Hugging Face model itself; adapters are inside of it."""
-    return model.get_base_model() if hasattr(model, "peft_config") else model
-
-
-def _separate_head(model: Any) -> Callable[[Tensor], Tensor] | None:
-    """From hidden states to logits, if for this model that is its output layer and nothing else.
-
-    Some architectures scale or cap their logits. Whether this one does is seen by trying, once.
-    """
-    if model not in _HEADS:
-        head = _plain(model).get_output_embeddings()
-        with torch.no_grad():
-            probe = torch.arange(1, 5, device=model.device).unsqueeze(0)
-            whole = model(input_ids=probe, use_cache=False).logits
-            apart = head(_plain(model).base_model(input_ids=probe, use_cache=False).last_hidden_state)
-            same = whole.shape == apart.shape and torch.allclose(whole, apart, rtol=1e-3, atol=1e-3)
-        _HEADS[model] = head if same else None
-    return _HEADS[model]
+def _spread(logprobs_N: Tensor, rows: Tensor, columns: Tensor, mask_BT: Tensor) -> Tensor:
+    """One list of tokens as rows of responses, 0 elsewhere."""
+    empty = torch.zeros(mask_BT.shape, dtype=logprobs_N.dtype, device=logprobs_N.device)
+    return empty.index_put((rows, columns), logprobs_N)

@@ -51,3 +51,18 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, sampling: Sampling) -> Ten
     logits = sampling_logits(logits, sampling, keep_ids=token_ids)
     chosen = logits.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
     return chosen - logits.logsumexp(dim=-1)
+
+
+def draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """One token per row and its log-probability; (B, V) -> (B,), (B,). Greedy tokens have probability 1.
+
+    The largest of probability / noise, with exponential noise, is drawn with that probability. Nothing in
+    here waits for the device. A row that is not finite has a log-probability that is not.
+    """
+    if sampling.temperature == 0:
+        values, token_ids = logits.float().max(dim=-1)
+        return token_ids, values - values  # 0, but not for a number that is not finite
+    logprobs = sampling_logits(logits, sampling).log_softmax(dim=-1)
+    noise = torch.empty_like(logprobs).exponential_(generator=generator)
+    token_ids = (logprobs.exp() / noise).argmax(dim=-1)
+    return token_ids, logprobs.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -11,13 +12,15 @@ import torch
 from torch import Tensor
 
 from hacrl.agents.agent import Agent
+from hacrl.agents.compiled import compiled, why_not_compiled
 from hacrl.agents.logprobs import response_logprobs
 from hacrl.agents.lora import check_trainable
+from hacrl.agents.ragged import packs, ragged
 from hacrl.agents.reference import make_reference
 from hacrl.algorithms.methods import Method
 from hacrl.errors import TrainingError
 from hacrl.learning.checkpointing import checkpointed_layers
-from hacrl.learning.minibatches import micro_batches, minibatches
+from hacrl.learning.minibatches import minibatches
 from hacrl.learning.old_policy import OldLogprobs, first_uses, sampler_differences, spread_out
 from hacrl.learning.optimizer import MasterWeightAdamW
 from hacrl.learning.settings import LearningSettings
@@ -68,6 +71,7 @@ class Learner:
             weight_decay=settings.weight_decay,
         )
         self._budget = TokenBudget(settings.micro_batch_tokens, agent)
+        self._compiles: bool | None = None  # not tried yet
         self._bad_in_a_row = 0  # updates left out since the last one that was made
 
     def state_dict(self) -> dict[str, int]:
@@ -112,7 +116,12 @@ class Learner:
         self.optimizer.zero_gradients()
         loss_sum = 0.0
         for micro_batch in self._micro_batches(active):
-            with self._budget.charged_to(micro_batch), checkpointed_layers(self.agent.model):
+            with (
+                self._budget.charged_to(micro_batch),
+                self._compiled(step.stats),
+                ragged(self.agent.model, packs(self.agent.model)),  # in the backward pass as well
+                checkpointed_layers(self.agent.model),
+            ):
                 batch = self.loss_batch(micro_batch, step.stats.updates, step.old)
                 terms = self.method.loss(batch)
                 # the mean is over the whole mini-batch: samples without signal count with loss 0
@@ -158,7 +167,7 @@ class Learner:
             needed = [spread_out([sample for samples in own for sample in samples], GAP_SAMPLES)]
         for samples in needed:
             for micro_batch in self._micro_batches(samples):
-                with self._budget.charged_to(micro_batch), torch.no_grad():
+                with self._budget.charged_to(micro_batch), self._compiled(stats), torch.no_grad():
                     logprobs_BT, _ = self._logprobs(micro_batch)
                     old.remember(micro_batch, logprobs_BT)
                 stats.sampler_differences += sampler_differences(micro_batch, logprobs_BT)
@@ -173,7 +182,21 @@ class Learner:
         if self._recomputes_old:
             parts = [[s for s in samples if s.is_own], [s for s in samples if not s.is_own]]
         for part in parts:
-            yield from micro_batches(part, self._budget.tokens)
+            yield from self._budget.micro_batches(part)
+
+    def _compiled(self, stats: LearnStats) -> AbstractContextManager[None]:
+        """With the model's layers compiled, if that is wanted and works; whether it does is tried once."""
+        model = self.agent.model
+        if self._compiles is None:
+            self._compiles = packs(model) if self._settings.compile is None else self._settings.compile
+            problem = why_not_compiled(model) if self._compiles else None
+            if problem is not None:
+                self._compiles = False
+                stats.notes.append(
+                    f"agent {self.agent.name!r}: its layers could not be compiled ({problem}), so learning "
+                    "is slower than it could be. learning.compile=false says that it need not be tried"
+                )
+        return compiled(model, self._compiles)
 
     def _carries_signal(self, sample: LearnerSample) -> bool:
         return sample.advantage != 0 or (self._reference is not None and sample.is_own)

@@ -36,18 +36,30 @@ def minibatches(
     return [minibatch for minibatch in cut if minibatch]
 
 
-def micro_batches(samples: Sequence[LearnerSample], token_budget: int) -> Iterator[list[LearnerSample]]:
-    """Groups of similar length whose padded size fits the budget, longest first.
+def micro_batches(
+    samples: Sequence[LearnerSample], token_budget: int, packed: bool = False
+) -> Iterator[list[LearnerSample]]:
+    """Groups of similar length that fit the budget, padding included unless they are packed; longest first.
 
     Longest first, so that running out of memory shows in the first forward pass, not in the last.
     A sample longer than the budget goes alone.
     """
-    by_length = sorted(samples, key=_length, reverse=True)
-    while by_length:
-        size = max(1, token_budget // _length(by_length[0]))
-        yield by_length[:size]
-        by_length = by_length[size:]
+    batch: list[LearnerSample] = []
+    for sample in sorted(samples, key=sample_length, reverse=True):
+        if batch and batch_tokens([*batch, sample], packed) > token_budget:
+            yield batch
+            batch = []
+        batch.append(sample)
+    if batch:
+        yield batch
 
 
-def _length(sample: LearnerSample) -> int:
+def batch_tokens(samples: Sequence[LearnerSample], packed: bool) -> int:
+    """Tokens that a forward pass over these samples computes."""
+    lengths = [sample_length(sample) for sample in samples]
+    return sum(lengths) if packed else len(lengths) * max(lengths)
+
+
+def sample_length(sample: LearnerSample) -> int:
+    """Tokens of prompt and response."""
     return len(sample.prompt_ids) + len(sample.response_ids)

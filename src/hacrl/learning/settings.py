@@ -7,6 +7,8 @@ from typing import Literal
 
 MinibatchOrder = Literal["mixed", "self_first"]
 OldPolicy = Literal["auto", "sampler", "learner"]
+OffloadLevel = Literal["never", "optimizer", "all"]
+Offload = Literal["auto", OffloadLevel]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,13 +25,19 @@ class LearningSettings:
     updates_per_source: int = 2  # a learner with n sources makes n times as many updates a step ...
     updates_per_step: int | None = None  # ... unless the number is given
     epochs: int = 1  # passes over the step's samples; multiplies the updates unless their number is given
+    # Most responses of others per prompt that a learner learns from, those that teach most first; None: all.
+    max_cross_rollouts: int | None = None
     minibatch_order: MinibatchOrder = "mixed"
     learn_stop_token: bool = True
-    micro_batch_tokens: int = 4096  # most padded tokens in one forward pass; fewer once memory runs out
+    micro_batch_tokens: int = 4096  # most tokens in one forward pass; fewer once memory runs out
+    compile: bool | None = None  # layers compiled by torch; None: on a GPU in 16 bits, where it is of most use
     # Whose log-probabilities of own rollouts are pi_old: the sampler's, or the learner's before the step's
     # first update. "auto": the learner's where the rollout engine's numerics differ from its own.
     old_policy: OldPolicy = "auto"
     mismatch_cap: float = 2.0  # C: the learner's pi_old over the sampler's weighs own rollouts, up to this
+    # What agents on a GPU send to the machine's memory while they do not need it: nothing, masters and
+    # moments, or also the weights of those not at work. "auto": as little as fits. No number changes.
+    offload: Offload = "auto"
     max_bad_updates: int = 5  # updates in a row with a loss or gradient that is not finite; then the run ends
 
     def __post_init__(self) -> None:
@@ -40,6 +48,11 @@ class LearningSettings:
             raise ValueError(
                 f"updates_per_step={self.updates_per_step} must be at least epochs={self.epochs}: "
                 "every pass over the samples makes an update"
+            )
+        if self.max_cross_rollouts is not None and self.max_cross_rollouts < 1:
+            raise ValueError(
+                f"max_cross_rollouts must be at least 1, not {self.max_cross_rollouts}; null means all, and "
+                "agents that are to learn from themselves alone have method.name: gspo"
             )
         for key in ("lr", "max_grad_norm"):
             if getattr(self, key) <= 0:

@@ -8,7 +8,9 @@ from typing import TypeVar
 
 from hacrl.agents.agent import Agent
 from hacrl.agents.out_of_memory import is_out_of_memory, let_go
+from hacrl.agents.ragged import packs
 from hacrl.errors import TrainingError
+from hacrl.learning.minibatches import batch_tokens, micro_batches, sample_length
 from hacrl.learning.stats import LearnStats
 from hacrl.types import LearnerSample
 
@@ -18,18 +20,23 @@ Result = TypeVar("Result")
 class _TooLargeError(Exception):
     """Memory ran out over a micro-batch."""
 
-    def __init__(self, samples: Sequence[LearnerSample]) -> None:
+    def __init__(self, samples: Sequence[LearnerSample], packed: bool) -> None:
         self.samples = len(samples)
-        self.longest = max(len(sample.prompt_ids) + len(sample.response_ids) for sample in samples)
+        self.longest = max(map(sample_length, samples))
+        self.tokens = batch_tokens(samples, packed)
         super().__init__(f"{self.samples} samples of up to {self.longest} tokens")
 
 
 class TokenBudget:
-    """Most padded tokens of a micro-batch. It shrinks when memory runs out and stays so for the whole run."""
+    """Most tokens of a micro-batch, padding included. Shrinks when memory runs out, for the whole run."""
 
     def __init__(self, tokens: int, agent: Agent) -> None:
         self.tokens = tokens
         self._agent = agent
+
+    def micro_batches(self, samples: Sequence[LearnerSample]) -> Iterator[list[LearnerSample]]:
+        """The samples in groups that fit."""
+        return micro_batches(samples, self.tokens, packs(self._agent.model))
 
     @contextmanager
     def charged_to(self, micro_batch: Sequence[LearnerSample]) -> Iterator[None]:
@@ -39,7 +46,7 @@ class TokenBudget:
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            raise _TooLargeError(micro_batch) from error
+            raise _TooLargeError(micro_batch, packs(self._agent.model)) from error
 
     def fit(self, attempt: Callable[[], Result], stats: LearnStats) -> Result:
         """What ``attempt`` gives in micro-batches that fit: until they do, it is begun again."""
@@ -70,7 +77,7 @@ class TokenBudget:
         if error.samples == 1:
             raise self.hopeless(error, f"learning from a single sample of {error.longest} tokens") from error
         before = self.tokens
-        while self.tokens // error.longest >= error.samples:
+        while self.tokens >= error.tokens:
             self.tokens //= 2
         return (
             f"agent {self._agent.name!r}: learning from {error} at once did not fit into the memory of "

@@ -1,7 +1,13 @@
-"""Rollouts with the agent's own transformers model: prompts prefilled once, then decoded as groups of G."""
+"""Rollouts with the agent's own transformers model: a prompt is computed once for all responses to it.
+
+On a GPU each response is decoded at its own pace, in recorded graphs, and one that ends makes room for
+another (:mod:`hacrl.rollout.continuous`). On a CPU, and for models whose attention cannot do that, a batch is
+decoded in step (:mod:`hacrl.rollout.decoding`).
+"""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -9,20 +15,29 @@ from torch import Tensor
 
 from hacrl.agents.agent import Agent
 from hacrl.agents.out_of_memory import is_out_of_memory, let_go
-from hacrl.agents.sampling import sampling_logits
+from hacrl.agents.ragged import can_be_ragged
+from hacrl.agents.sampling import draw
 from hacrl.errors import ModelError, TrainingError
+from hacrl.rollout.continuous import NotFinite, Request, decode_all
 from hacrl.rollout.decoding import Decoding
 from hacrl.rollout.engine import Finished
+from hacrl.rollout.slot_decoder import Said, SlotDecoder
+from hacrl.rollout.slots import slots_that_fit, worth_keeping
+from hacrl.seeding import derive_seed
 from hacrl.types import Problem, Rollout, Sampling
+
+LENGTH_STEP = 64  # slots are this many tokens long, or a multiple of it, so that the next step's fit as well
 
 
 class TransformersEngine:
-    """Decodes a whole batch in step; rows that have ended leave it once they are half of it."""
+    """Samples with the learner's own weights. ``continuous``: as on a GPU, or not; None finds out."""
 
-    def __init__(self, agent: Agent, max_batch: int = 512) -> None:
+    def __init__(self, agent: Agent, max_batch: int = 512, continuous: bool | None = None) -> None:
         self.agent = agent
         self.max_batch = max_batch  # most responses decoded side by side; fewer once memory has run out
         self.notes: list[str] = []  # sentences for the user
+        self._continuous = continuous
+        self._decoder: SlotDecoder | None = None  # with its graphs, for the next step
 
     @property
     def shares_weights(self) -> bool:
@@ -43,23 +58,80 @@ class TransformersEngine:
     ) -> list[Rollout]:
         """See :class:`hacrl.rollout.engine.RolloutEngine`."""
         self._check_context(problems, sampling)
+        if self._continuous is None:
+            self._continuous = self.agent.device.type == "cuda" and can_be_ragged(self.agent.model)
+        generate = self._continuously if self._continuous else self._in_step
+        return generate(problems, samples_per_prompt, sampling, seed, on_finished or (lambda *_: None))
+
+    def _continuously(
+        self, problems: Sequence[Problem], group: int, sampling: Sampling, seed: int, on_finished: Finished
+    ) -> list[Rollout]:
+        """Every response at its own pace; those that had ended when memory ran out are kept."""
+        prompts = [self.agent.encode_prompt(problem) for problem in problems]
+        asked = [
+            Request(place, prompts[place // group], sampling.max_new_tokens)
+            for place in range(len(problems) * group)
+        ]
+        rollouts: dict[int, Rollout] = {}
+
+        def on_ended(request: Request, said: Said) -> None:
+            problem = problems[request.place // group]
+            rollout = self._rollout(problem, said.token_ids, said.logprobs)
+            rollouts[request.place] = rollout
+            on_finished(request.place, rollout)
+
+        while missing := [request for request in asked if request.place not in rollouts]:
+            # from the beginning, what was drawn for others would be drawn again
+            draws = derive_seed(seed, "again", len(rollouts)) if rollouts else seed
+            try:
+                decode_all(self._decoder_for(missing, sampling), missing, draws, on_ended)
+            except NotFinite:
+                raise self._not_finite() from None
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                side_by_side = self._slots(len(missing))
+                self._decoder = None
+                let_go(error, self.agent.device)
+                self._take_fewer(side_by_side, missing[0].prompt, sampling, error)
+        return [rollouts[request.place] for request in asked]
+
+    def _decoder_for(self, requests: Sequence[Request], sampling: Sampling) -> SlotDecoder:
+        """The last one if it will do, else a new one."""
+        longest = max(len(request.prompt) for request in requests) + sampling.max_new_tokens
+        length = -(-longest // LENGTH_STEP) * LENGTH_STEP
+        slots, model, stop_ids = self._slots(len(requests)), self.agent.model, sorted(self.agent.stop_ids)
+        kept = self._decoder
+        if kept is None or not kept.will_do(slots, length, sampling):
+            self._decoder = kept = None  # before another is made
+            slots = min(slots, slots_that_fit(model, length))
+            self._decoder = kept = SlotDecoder(model, slots, length, sampling, stop_ids)
+        return kept
+
+    def _slots(self, responses: int) -> int:
+        return min(self.max_batch, responses)
+
+    def _in_step(
+        self, problems: Sequence[Problem], group: int, sampling: Sampling, seed: int, on_finished: Finished
+    ) -> list[Rollout]:
+        """Batch after batch."""
         rollouts: list[Rollout] = []
         generator = torch.Generator(device=self.agent.device).manual_seed(seed)
-        while len(rollouts) < len(problems) * samples_per_prompt:
-            chunk, group = self._next_chunk(problems, samples_per_prompt, len(rollouts))
+        while len(rollouts) < len(problems) * group:
+            chunk, responses = self._next_chunk(problems, group, len(rollouts))
             start = generator.get_state()
             try:
-                finished = self._generate_chunk(chunk, group, sampling, generator)
+                finished = self._generate_chunk(chunk, responses, sampling, generator)
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
                 let_go(error, self.agent.device)
-                self._take_fewer(chunk, group, sampling, error)
+                prompt = self.agent.encode_prompt(chunk[0])
+                self._take_fewer(len(chunk) * responses, prompt, sampling, error)
                 generator.set_state(start)
                 continue
             for rollout in finished:
-                if on_finished is not None:
-                    on_finished(len(rollouts), rollout)
+                on_finished(len(rollouts), rollout)
                 rollouts.append(rollout)
         return rollouts
 
@@ -77,10 +149,16 @@ class TransformersEngine:
         self.max_batch = state.get("max_batch", self.max_batch)
 
     def rest(self) -> None:
-        """Holds nothing between generations."""
+        """Give the cache back, unless it is small: recording graphs anew takes a moment."""
+        if self._decoder is not None and not worth_keeping(self._decoder.cache):
+            self.close()
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Let go of the cache and the graphs that go with it."""
+        if self._decoder is not None:
+            self._decoder = None
+            gc.collect()
+            torch.cuda.empty_cache()
 
     def _check_context(self, problems: Sequence[Problem], sampling: Sampling) -> None:
         limit = self.agent.context_length
@@ -103,12 +181,12 @@ class TransformersEngine:
         return problems[place : place + self.max_batch // group], group
 
     def _take_fewer(
-        self, chunk: Sequence[Problem], group: int, sampling: Sampling, error: RuntimeError
+        self, responses: int, prompt: Sequence[int], sampling: Sampling, error: RuntimeError
     ) -> None:
-        """Halve, until a chunk like the one that did not fit would be smaller."""
-        name, device, responses = self.agent.name, self.agent.device, len(chunk) * group
+        """Halve, until a batch like the one that did not fit would be smaller."""
+        name, device = self.agent.name, self.agent.device
         if responses == 1:
-            tokens = len(self.agent.encode_prompt(chunk[0])) + sampling.max_new_tokens
+            tokens = len(prompt) + sampling.max_new_tokens
             raise TrainingError(
                 f"agent {name!r}: a single response of up to {tokens} tokens, prompt included, did not fit "
                 f"into the memory of {device} beside what else is there. Give the agent a device of its own "
@@ -126,11 +204,14 @@ class TransformersEngine:
     def _check_finite(self, logits: Tensor) -> None:
         """A model that answers NaN has no next token; sampling would fail without saying whose it was."""
         if not bool(logits.isfinite().all()):
-            raise TrainingError(
-                f"agent {self.agent.name!r} gives logits that are not finite after "
-                f"{self.agent.policy_version} updates: its weights are damaged or have diverged; check them, "
-                "or lower learning.lr"
-            )
+            raise self._not_finite()
+
+    def _not_finite(self) -> TrainingError:
+        return TrainingError(
+            f"agent {self.agent.name!r} gives logits that are not finite after "
+            f"{self.agent.policy_version} updates: its weights are damaged or have diverged; check them, "
+            "or lower learning.lr"
+        )
 
     def _generate_chunk(
         self, problems: Sequence[Problem], group: int, sampling: Sampling, generator: torch.Generator
@@ -161,13 +242,3 @@ class TransformersEngine:
             finish_reason="stop" if stopped else "length",
             policy_version=self.agent.policy_version,
         )
-
-
-def draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """One token per row and its log-probability; (B, V) -> (B,), (B,). Greedy tokens have probability 1."""
-    if sampling.temperature == 0:
-        token_ids = logits.argmax(dim=-1)
-        return token_ids, torch.zeros_like(token_ids, dtype=torch.float32)
-    logprobs = sampling_logits(logits, sampling).log_softmax(dim=-1)
-    token_ids = torch.multinomial(logprobs.exp(), num_samples=1, generator=generator)
-    return token_ids.squeeze(-1), logprobs.gather(-1, token_ids).squeeze(-1)

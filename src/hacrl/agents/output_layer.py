@@ -1,0 +1,68 @@
+"""From hidden states to log-probabilities, a piece at a time.
+
+Logits over a large vocabulary would take most of a learner's memory. They are made for a piece of the tokens
+at a time, and again in the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from hacrl.agents.compiled import compiled_if_wanted
+from hacrl.agents.ragged import packed_inputs, packs, ragged
+from hacrl.agents.sampling import token_logprobs
+from hacrl.types import Sampling
+
+MOST_LOGITS = 2**26  # that exist at a time: 256 MiB in float32, a few times that with what is made of them
+_HEADS: WeakKeyDictionary[Any, Callable[[Tensor], Tensor] | None] = WeakKeyDictionary()
+
+
+def plain_model(model: Any) -> Any:
+    """The Hugging Face model itself; adapters are inside of it."""
+    return model.get_base_model() if hasattr(model, "peft_config") else model
+
+
+def separate_head(model: Any) -> Callable[[Tensor], Tensor] | None:
+    """From hidden states to logits, if for this model that is its output layer and nothing else.
+
+    Some architectures scale or cap their logits. Whether this one does is seen by trying, once.
+    """
+    if model not in _HEADS:
+        plain = plain_model(model)
+        head = plain.get_output_embeddings()
+        probe = (
+            packed_inputs([range(1, 5)], model.device)
+            if packs(model)
+            else {"input_ids": torch.arange(1, 5, device=model.device).unsqueeze(0), "use_cache": False}
+        )
+        with torch.no_grad(), ragged(model, packs(model)):
+            whole = model(**probe).logits
+            apart = head(plain.base_model(**probe).last_hidden_state)
+            same = whole.shape == apart.shape and torch.allclose(whole, apart, rtol=1e-3, atol=1e-3)
+        _HEADS[model] = head if same else None
+    return _HEADS[model]
+
+
+def logprobs_in_pieces(
+    head: Callable[[Tensor], Tensor], hidden_N: Tensor, targets_N: Tensor, sampling: Sampling, vocabulary: int
+) -> Tensor:
+    """log-probability of each target, (N, hidden), (N,) -> (N,)."""
+    compute = compiled_if_wanted(_piece_logprobs)
+    size = max(1, MOST_LOGITS // vocabulary)
+    pieces = [
+        checkpoint(compute, head, piece, targets, sampling, use_reentrant=False, preserve_rng_state=False)
+        for piece, targets in zip(torch.split(hidden_N, size), torch.split(targets_N, size), strict=True)
+    ]
+    return torch.cat(pieces)
+
+
+def _piece_logprobs(
+    head: Callable[[Tensor], Tensor], piece: Tensor, targets: Tensor, sampling: Sampling
+) -> Tensor:
+    return token_logprobs(head(piece), targets, sampling)

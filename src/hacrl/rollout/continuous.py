@@ -1,0 +1,126 @@
+"""Continuous batching: a response that has ended makes room for one that waits.
+
+Prompts are computed once for all responses to them, many at a time; a response begins by copying its prompt's
+keys and values into a free slot.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hacrl.agents.ragged import packed_inputs, ragged
+from hacrl.rollout.slot_decoder import Said, SlotDecoder
+from hacrl.rollout.slots import PrefilledPrompts
+
+STEPS_BETWEEN_LOOKS = 4  # looking at who has ended waits for the device
+PREFILLED_TOKENS = 16384  # of prompts computed at a time: enough to keep a GPU busy
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One response to come."""
+
+    place: int  # in the list that was asked for
+    prompt: tuple[int, ...]
+    limit: int  # most new tokens
+
+
+class NotFinite(Exception):  # noqa: N818 - the caller knows what to say of it
+    """The model gave numbers from which nothing can be drawn."""
+
+
+class Prompts:
+    """Keys and values of prompts that are about to be answered, computed when the first of them is needed."""
+
+    def __init__(self, model: Any, prompts: Sequence[tuple[int, ...]]) -> None:
+        self._model = model
+        self._ahead = deque(prompt for prompt, _ in groupby(prompts))  # in the order of answering
+        self._states: dict[tuple[int, ...], Tensor] = {}
+
+    def states(self, prompt: tuple[int, ...]) -> Tensor:
+        """(layers, 2, tokens, heads, D) of all tokens but the last. Older prompts are forgotten."""
+        if prompt not in self._states:
+            self._states.clear()
+            self._compute()
+        return self._states[prompt]
+
+    def _compute(self) -> None:
+        """The next prompts, as many as go together."""
+        batch: list[tuple[int, ...]] = []
+        tokens = 0
+        while self._ahead and (not batch or tokens + len(self._ahead[0]) <= PREFILLED_TOKENS):
+            batch.append(self._ahead.popleft())
+            tokens += len(batch[-1])
+        heads = [prompt[:-1] for prompt in batch if len(prompt) > 1]
+        inputs = packed_inputs(heads or [batch[0]], self._model.device)
+        starts, longest = inputs["cu_seq_lens_q"], inputs["max_length_q"]
+        like = torch.empty(0, dtype=self._model.dtype, device=self._model.device)
+        kept = PrefilledPrompts(self._model.config, starts, longest, inputs["input_ids"].shape[1], like)
+        with ragged(self._model):
+            self._model(**inputs, slots=kept, logits_to_keep=1)
+        sizes = [len(head) for head in heads]
+        parts = iter(torch.split(kept.states, sizes, dim=2) if heads else ())
+        nothing = kept.states[:, :, :0]
+        self._states = {prompt: next(parts) if len(prompt) > 1 else nothing for prompt in batch}
+
+
+def decode_all(
+    decoder: SlotDecoder, requests: Sequence[Request], seed: int, on_ended: Callable[[Request, Said], None]
+) -> None:
+    """Answer all requests, in their order as slots become free; ``on_ended`` hears of each as it ends.
+
+    What is done with ended responses is done while the device works on the others.
+    """
+    decoder.reset(seed)
+    waiting = deque(requests)
+    prompts = Prompts(decoder.model, [request.prompt for request in requests])
+    free = list(range(decoder.cache.slots))
+    running: dict[int, Request] = {}
+    ended: list[tuple[Request, Said]] = []
+    changed = True
+    while running or waiting:
+        if free and waiting:
+            _admit(decoder, prompts, waiting, free, running)
+            changed = True
+        if changed:
+            size = decoder.work_on(sorted(running))
+        for _ in range(min(STEPS_BETWEEN_LOOKS, max(request.limit for request in running.values()))):
+            decoder.step(size)
+        for request, response in ended:
+            on_ended(request, response)
+        alive, broken = decoder.look()
+        if broken:
+            raise NotFinite
+        done = [slot for slot in running if not alive[slot]]
+        ended = (
+            list(zip([running.pop(slot) for slot in done], decoder.said(done), strict=True)) if done else []
+        )
+        free = sorted([*free, *done])
+        changed = bool(done)
+    for request, response in ended:
+        on_ended(request, response)
+
+
+def _admit(
+    decoder: SlotDecoder,
+    prompts: Prompts,
+    waiting: deque[Request],
+    free: list[int],
+    running: dict[int, Request],
+) -> None:
+    """Fill free slots, the responses to one prompt together."""
+    while free and waiting:
+        prompt = waiting[0].prompt
+        together: list[tuple[int, Request]] = []
+        while free and waiting and waiting[0].prompt == prompt:
+            together.append((free.pop(0), waiting.popleft()))
+        slots = [slot for slot, _ in together]
+        decoder.admit(prompt, prompts.states(prompt), slots, [request.limit for _, request in together])
+        running.update(together)

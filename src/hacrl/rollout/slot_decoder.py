@@ -1,0 +1,172 @@
+"""One token more for every running response, each at its own position; on a GPU as one recorded graph.
+
+A decoder layer is dozens of small kernels, which a GPU runs faster than Python can launch them. A CUDA graph
+is recorded once for each size of batch and replayed with a single launch. It remembers addresses: all that it
+reads and writes is allocated once, here, and it is recorded anew if the model's weights have moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hacrl.agents.ragged import ragged
+from hacrl.agents.sampling import draw
+from hacrl.rollout.slots import DecodedTokens, SlotCache
+from hacrl.types import Sampling
+
+SPARE = 1.25  # how much larger than needed a cache may be to be used once more
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a response consists of."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+
+
+class SlotDecoder:
+    """The cache and, for every slot, what its response has said so far. The last slot is nobody's."""
+
+    def __init__(
+        self, model: Any, slots: int, length: int, sampling: Sampling, stop_ids: Sequence[int]
+    ) -> None:
+        device = model.device
+        self.model = model
+        self.sampling = sampling
+        self.cache = SlotCache(model.config, slots, length, model.dtype, device)
+        self.generator = torch.Generator(device=device)
+        self._stop_ids = torch.tensor(sorted(stop_ids), device=device)
+        rows = slots + 1
+        self._rows = torch.full((slots,), self.cache.nobody, device=device)  # slots at work, then nobody's
+        self._token = torch.zeros(rows, dtype=torch.long, device=device)  # the last one, not in the cache yet
+        self._position = torch.zeros(rows, dtype=torch.long, device=device)  # of that token
+        self._alive = torch.zeros(rows, dtype=torch.bool, device=device)
+        self._count = torch.zeros(rows, dtype=torch.long, device=device)
+        self._limit = torch.zeros(rows, dtype=torch.long, device=device)
+        # one column more, for what rows say that have ended without anybody having looked yet
+        said = (rows, sampling.max_new_tokens + 1)
+        self._said_ids = torch.zeros(said, dtype=torch.long, device=device)
+        self._said_logprobs = torch.zeros(said, dtype=torch.float32, device=device)
+        self._broken = torch.zeros(1, dtype=torch.bool, device=device)  # a number was not finite
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._addresses = self._weight_addresses()
+        self._pool: Any = None
+
+    def will_do(self, slots: int, length: int, sampling: Sampling) -> bool:
+        """Whether it can be used for this work and would not be much larger than needed."""
+        cache = self.cache
+        return (
+            self.sampling == sampling
+            and length <= cache.length <= SPARE * length
+            and slots <= cache.slots <= SPARE * slots
+        )
+
+    def admit(
+        self, prompt: Sequence[int], states: Tensor, slots: Sequence[int], limits: Sequence[int]
+    ) -> None:
+        """Begin responses to a prompt; ``states`` are keys and values of all of it but the last token.
+
+        The last token is the first that is decoded: so the first new token is drawn as all others are.
+        """
+        device = self._token.device
+        places = torch.tensor(slots, device=device)
+        self.cache.fill(states, places)
+        self._token[places] = prompt[-1]
+        self._position[places] = len(prompt) - 1
+        self._count[places] = 0
+        self._limit[places] = torch.tensor(limits, device=device)
+        self._alive[places] = True
+
+    def work_on(self, slots: Sequence[int]) -> int:
+        """Say which slots the next steps are for; returns the size of the batch that will be computed."""
+        size = self._batch_size(len(slots))
+        rows = [*slots, *[self.cache.nobody] * (len(self._rows) - len(slots))]
+        self._rows.copy_(torch.tensor(rows))
+        return size
+
+    def step(self, size: int) -> None:
+        """One token for each of the first ``size`` rows."""
+        if self._rows.is_cuda:
+            if size not in self._graphs:
+                self._record(size)
+            self._graphs[size].replay()
+        else:
+            self._decode(size)
+
+    def look(self) -> tuple[list[bool], bool]:
+        """Which slots are still running, and whether a number was not finite. Waits for the device."""
+        *alive, broken = torch.cat([self._alive, self._broken]).tolist()
+        return alive, broken
+
+    def said(self, slots: Sequence[int]) -> list[Said]:
+        """What has been said in these slots."""
+        places = torch.tensor(slots, device=self._rows.device)
+        counts = self._count[places].tolist()
+        ids, logprobs = self._said_ids[places].tolist(), self._said_logprobs[places].tolist()
+        return [
+            Said(one_ids[:count], one_logprobs[:count])
+            for count, one_ids, one_logprobs in zip(counts, ids, logprobs, strict=True)
+        ]
+
+    def reset(self, seed: int) -> None:
+        """Nobody is running, and draws begin anew."""
+        self._alive.fill_(False)
+        self._broken.fill_(False)
+        self.generator.manual_seed(seed)
+        if self._weight_addresses() != self._addresses:
+            self._graphs.clear()
+            self._addresses = self._weight_addresses()
+
+    def _batch_size(self, running: int) -> int:
+        """The next power of two, or everybody: few sizes, so that few graphs are recorded."""
+        return min(1 << (running - 1).bit_length(), len(self._rows))
+
+    def _weight_addresses(self) -> int:
+        return hash(tuple(parameter.data_ptr() for parameter in self.model.parameters()))
+
+    def _record(self, size: int) -> None:
+        """Record a step, made for nobody so that it changes nothing; draws go on as if it had not been."""
+        rows, state = self._rows.clone(), self.generator.get_state()
+        self._rows.fill_(self.cache.nobody)
+        stream = torch.cuda.Stream(self._rows.device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(self._rows.device))
+        with torch.cuda.stream(stream):
+            self._decode(size)  # libraries choose and set up their kernels the first time
+        torch.cuda.current_stream(self._rows.device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(self.generator)
+        with torch.cuda.graph(graph, pool=self._pool):
+            self._decode(size)
+        self._pool = self._pool or graph.pool()
+        self._graphs[size] = graph
+        self._rows.copy_(rows)
+        self.generator.set_state(state)
+
+    def _decode(self, size: int) -> None:
+        rows = self._rows[:size]
+        positions, alive = self._position[rows], self._alive[rows]
+        with ragged(self.model):
+            logits = self.model(
+                input_ids=self._token[rows].unsqueeze(0),
+                position_ids=positions.unsqueeze(0),
+                slots=DecodedTokens(self.cache, rows, positions),
+                use_cache=False,
+            ).logits[0]
+        token_ids, logprobs = draw(logits, self.sampling, self.generator)
+        columns = torch.where(alive, self._count[rows], self.sampling.max_new_tokens)
+        self._said_ids[rows, columns] = token_ids
+        self._said_logprobs[rows, columns] = logprobs
+        counts = self._count[rows] + alive
+        ended = (token_ids.unsqueeze(1) == self._stop_ids).any(dim=1) | (counts >= self._limit[rows])
+        self._count[rows] = counts
+        self._token[rows] = token_ids
+        self._alive[rows] = alive & ~ended
+        # whoever has ended goes on at the beginning of its slot, where there is little to look at
+        self._position[rows] = torch.where(alive & ~ended, positions + 1, 0)
+        self._broken |= (alive & ~logprobs.isfinite()).any()

@@ -1,0 +1,144 @@
+"""A cache of keys and values with a slot for each response: one ends, another takes its place.
+
+Every slot is as long as the longest response may become, and every response has its own position in it, so
+that responses need neither begin nor end together, and nothing ever moves.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from hacrl.agents.footprint import SAMPLED_LOGIT_COPIES
+from hacrl.agents.ragged import has_kernel, packed_attention
+
+FILLED = 0.8  # of the free memory: prompts are computed beside the cache
+SMALL = 0.1  # of a device's memory
+
+
+class SlotCache:
+    """Keys and values of ``slots`` responses of up to ``length`` tokens, prompt included.
+
+    There is one slot more: what is computed for nobody, to fill a batch up, is written there.
+    """
+
+    def __init__(
+        self, config: Any, slots: int, length: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        layers, heads, width = cache_shape(config)
+        self.slots, self.length = slots, length
+        self.states = torch.zeros(layers, 2, slots + 1, length, heads, width, dtype=dtype, device=device)
+
+    @property
+    def nobody(self) -> int:
+        """The slot that belongs to no response."""
+        return self.slots
+
+    def fill(self, prompt: Tensor, slots: Tensor) -> None:
+        """Give each of the slots a prompt's keys and values, (layers, 2, tokens, heads, D)."""
+        self.states[:, :, slots, : prompt.shape[2]] = prompt.unsqueeze(2)
+
+
+class DecodedTokens:
+    """One new token for each of some slots: writes its keys and values, then looks at the whole slot."""
+
+    def __init__(self, cache: SlotCache, slots: Tensor, positions: Tensor) -> None:
+        self._cache = cache
+        self._slots = slots
+        count, device = len(slots), slots.device
+        self._places = slots * cache.length + positions  # in a layer's keys as one long list
+        self._used = (positions + 1).to(torch.int32)
+        self._query_starts = torch.arange(count + 1, dtype=torch.int32, device=device)
+        ends = slots.new_zeros(1)  # the kernel asks for one more start than there are sequences
+        self._key_starts = (torch.cat([slots, ends]) * cache.length).to(torch.int32)
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int
+    ) -> Tensor:
+        """See :class:`hacrl.agents.ragged.Slots`; (N, heads, D)."""
+        keys, values = (states.flatten(0, 1) for states in self._cache.states[layer])
+        keys.index_copy_(0, self._places, key)
+        values.index_copy_(0, self._places, value)
+        if has_kernel(query):
+            return torch.ops.aten._flash_attention_forward(  # type: ignore[no-any-return]
+                query,
+                keys,
+                values,
+                self._query_starts,
+                self._key_starts,
+                1,
+                self._cache.length,
+                0.0,
+                False,
+                False,
+                scale=scale,
+                window_size_left=window,
+                window_size_right=0 if window >= 0 else -1,
+                seqused_k=self._used,
+            )[0]
+        return self._plainly(layer, query, scale, window)
+
+    def _plainly(self, layer: int, query: Tensor, scale: float, window: int) -> Tensor:
+        keys, values = (states[self._slots].transpose(1, 2) for states in self._cache.states[layer])
+        columns = torch.arange(self._cache.length, device=query.device)
+        used = self._used.unsqueeze(1)
+        seen = columns < used
+        if window >= 0:
+            seen &= columns >= used - 1 - window
+        out = scaled_dot_product_attention(
+            query.unsqueeze(2), keys, values, attn_mask=seen[:, None, None], scale=scale, enable_gqa=True
+        )
+        return out.squeeze(2)
+
+
+class PrefilledPrompts:
+    """Prompts laid end to end: their keys and values are kept, layer by layer."""
+
+    def __init__(self, config: Any, starts: Tensor, longest: int, tokens: int, like: Tensor) -> None:
+        layers, heads, width = cache_shape(config)
+        self.states = like.new_empty(layers, 2, tokens, heads, width)
+        self._starts, self._longest = starts, longest
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int
+    ) -> Tensor:
+        """See :class:`hacrl.agents.ragged.Slots`; (N, heads, D)."""
+        self.states[layer, 0], self.states[layer, 1] = key, value
+        return packed_attention(query, key, value, self._starts, self._longest, scale, window)
+
+
+def cache_shape(config: Any) -> tuple[int, int, int]:
+    """Layers, heads of keys and values, and the width of one."""
+    text = config.get_text_config()
+    heads = text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // heads
+    return text.num_hidden_layers, getattr(text, "num_key_value_heads", None) or heads, width
+
+
+def slot_bytes(config: Any, length: int, dtype: torch.dtype) -> int:
+    """What one slot takes."""
+    layers, heads, width = cache_shape(config)
+    return 2 * layers * heads * width * length * dtype.itemsize
+
+
+def slots_that_fit(model: Any, length: int) -> int:
+    """How many slots there is memory for, with what decoding needs for each; at least one."""
+    if model.device.type != "cuda":
+        return sys.maxsize
+    free = torch.cuda.mem_get_info(model.device)[0]
+    free += torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
+    vocabulary: int = model.get_output_embeddings().weight.shape[0]
+    each = slot_bytes(model.config, length, model.dtype) + SAMPLED_LOGIT_COPIES * 4 * vocabulary
+    return max(1, int(FILLED * free) // each)
+
+
+def worth_keeping(cache: SlotCache) -> bool:
+    """Whether learning will not miss the memory."""
+    if not cache.states.is_cuda:
+        return True
+    free, total = torch.cuda.mem_get_info(cache.states.device)
+    return cache.states.nbytes <= SMALL * total and free >= total / 2

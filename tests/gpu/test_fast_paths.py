@@ -1,0 +1,188 @@
+"""What is done differently on a GPU: recorded graphs, slots, packing, compiled layers. Skipped without one."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from hacrl.agents.agent import Agent
+from hacrl.agents.logprobs import packed_logprobs, padded_logprobs
+from hacrl.agents.ragged import packs
+from hacrl.algorithms.methods import make_method
+from hacrl.algorithms.settings import GspoSettings
+from hacrl.learning.learner import Learner
+from hacrl.learning.settings import LearningSettings
+from hacrl.rollout.transformers_engine import TransformersEngine
+from hacrl.types import LearnerSample, Problem, Sampling
+from tests.support.tiny import character_tokenizer
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+PROBLEMS = [Problem(text, text, "0") for text in ("(23+14)*2:", "1", "(39-19)+7:", "5*5:", "((1+2)*3-4)*5:")]
+SAMPLINGS = [Sampling(24), Sampling(24, 0.7), Sampling(24, 1.0, 5), Sampling(24, 0.8, 0, 0.9)]
+
+
+def agent_of(dtype: torch.dtype, window: int | None = None) -> Agent:
+    torch.manual_seed(0)
+    tokenizer = character_tokenizer()
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=256,
+        eos_token_id=1,
+        pad_token_id=0,
+        use_sliding_window=window is not None,
+        sliding_window=window,
+        max_window_layers=0,
+    )
+    model = Qwen3ForCausalLM(config).eval()
+    with torch.no_grad():  # sharp enough that a wrong position or neighbour shows
+        model.get_output_embeddings().weight.mul_(8.0)
+    return Agent("ada", model.to("cuda", dtype), tokenizer)
+
+
+def plain_logprobs(agent: Agent, rollouts, sampling: Sampling) -> list[torch.Tensor]:
+    pairs = [(agent.encode_prompt(rollout.problem), rollout.token_ids) for rollout in rollouts]
+    lengths = torch.tensor([rollout.num_tokens for rollout in rollouts], device="cuda")
+    mask = torch.arange(int(lengths.max()), device="cuda") < lengths.unsqueeze(1)
+    with torch.no_grad():
+        found = padded_logprobs(agent.model, pairs, mask, sampling)
+    return [row[: rollout.num_tokens].cpu() for row, rollout in zip(found, rollouts, strict=True)]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "gap"), [(torch.float32, 1e-3), (torch.bfloat16, 0.05)], ids=["float32", "bfloat16"]
+)
+def test_graphs_sample_with_the_probabilities_of_a_plain_forward_pass(dtype, gap, sampling) -> None:
+    agent = agent_of(dtype)
+    engine = TransformersEngine(agent, max_batch=6)  # of 20 responses: slots are used again
+    for seed in (0, 1):  # the second time with graphs recorded before
+        rollouts = engine.generate(PROBLEMS, 4, sampling, seed)
+        assert engine._decoder is not None
+        assert engine._decoder._graphs
+        assert len({rollout.num_tokens for rollout in rollouts}) > 3
+        for rollout, expected in zip(rollouts, plain_logprobs(agent, rollouts, sampling), strict=True):
+            difference = (torch.tensor(rollout.token_logprobs) - expected).abs()
+            assert difference.mean() < gap, (rollout.text, difference)
+
+
+@pytest.mark.parametrize("window", [3, 8])
+def test_a_sliding_window_is_kept_to(window) -> None:
+    agent = agent_of(torch.bfloat16, window)
+    rollouts = TransformersEngine(agent, 6).generate(PROBLEMS, 4, Sampling(24), 0)
+    for rollout, expected in zip(rollouts, plain_logprobs(agent, rollouts, Sampling(24)), strict=True):
+        assert (torch.tensor(rollout.token_logprobs) - expected).abs().mean() < 0.05
+
+
+def test_a_seed_fixes_the_responses_whether_or_not_graphs_are_there_already() -> None:
+    engine = TransformersEngine(agent_of(torch.bfloat16), 8)
+    first = engine.generate(PROBLEMS, 4, Sampling(16), seed=5)
+    again = engine.generate(PROBLEMS, 4, Sampling(16), seed=5)
+    other = engine.generate(PROBLEMS, 4, Sampling(16), seed=6)
+    assert [r.token_ids for r in again] == [r.token_ids for r in first]
+    assert [r.token_ids for r in other] != [r.token_ids for r in first]
+
+
+def test_tokens_are_as_frequent_as_they_are_likely() -> None:
+    agent, draws = agent_of(torch.float32), 4000
+    rollouts = TransformersEngine(agent, 512).generate(PROBLEMS[:1], draws, Sampling(1, 0.8, 9), seed=7)
+    counts = Counter(rollout.token_ids[0] for rollout in rollouts)
+    with torch.no_grad():
+        prompt = torch.tensor([agent.encode_prompt(PROBLEMS[0])], device="cuda")
+        logits = agent.model(input_ids=prompt).logits[0, -1] / 0.8
+    likely = torch.softmax(logits.where(logits >= logits.topk(9).values[-1], -torch.inf), -1).tolist()
+    assert all(likely[token] > 0 for token in counts)
+    for token, p in enumerate(likely):
+        assert abs(counts[token] - draws * p) <= 5 * (draws * p * (1 - p)) ** 0.5 + 1
+
+
+def test_graphs_follow_weights_that_change_and_weights_that_move() -> None:
+    agent = agent_of(torch.float32)
+    engine = TransformersEngine(agent, 8)
+    sampling = Sampling(12)
+    engine.generate(PROBLEMS, 2, sampling, 0)
+    recorded = engine._decoder
+    with torch.no_grad():
+        agent.model.get_output_embeddings().weight.mul_(0.5)  # in place
+    rollouts = engine.generate(PROBLEMS, 2, sampling, 0)
+    assert engine._decoder is recorded
+    for rollout, expected in zip(rollouts, plain_logprobs(agent, rollouts, sampling), strict=True):
+        torch.testing.assert_close(torch.tensor(rollout.token_logprobs), expected, atol=1e-3, rtol=0)
+    old = [parameter.data for parameter in agent.model.parameters()]  # kept, so that addresses are new
+    for parameter in agent.model.parameters():
+        parameter.data = parameter.data.clone() * 1.1
+    rollouts = engine.generate(PROBLEMS, 2, sampling, 0)
+    assert len(old) > 0
+    for rollout, expected in zip(rollouts, plain_logprobs(agent, rollouts, sampling), strict=True):
+        torch.testing.assert_close(torch.tensor(rollout.token_logprobs), expected, atol=1e-3, rtol=0)
+
+
+def sample(index: int, length: int) -> LearnerSample:
+    ids = [3 + (index * 7 + place * place) % 19 for place in range(length + 5)]
+    return LearnerSample(
+        prompt_ids=tuple(ids[:5]),
+        response_ids=tuple(ids[5:]),
+        behaviour_logprobs=(-3.0,) * length,
+        behaviour_logprob=-3.0 * length,
+        source_length=length,
+        source="ada",
+        is_own=True,
+        advantage=1.0 if index % 2 else -0.5,
+    )
+
+
+def gradients(checkpointing: bool, packed: bool, monkeypatch: pytest.MonkeyPatch, compile: bool = False):
+    """Of one update, before it is made, summed in float32."""
+    agent = agent_of(torch.bfloat16)
+    if checkpointing:
+        agent.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    assert packs(agent.model)
+    if not packed:
+        for place in ("agents.logprobs", "agents.output_layer", "learning.learner", "learning.token_budget"):
+            monkeypatch.setattr(f"hacrl.{place}.packs", lambda model: False)
+    settings = LearningSettings(micro_batch_tokens=100, compile=compile, max_grad_norm=1e9)
+    learner = Learner(agent, make_method(GspoSettings(clip_low=9, clip_high=9)), settings, Sampling(64))
+    kept = []
+    step = learner.optimizer.step
+    learner.optimizer.step = lambda: (kept.extend(m.grad.clone() for m in learner.optimizer._masters), step())
+    stats = learner.learn([sample(i, length) for i, length in enumerate((40, 3, 17, 29, 8, 30))], 1, 0)
+    monkeypatch.undo()
+    assert stats.notes == []
+    return torch.cat([gradient.flatten() for gradient in kept]), stats.losses
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("compiling", [False, True])
+def test_packed_and_compiled_gradients_are_those_of_padded_rows(
+    compiling, checkpointing, monkeypatch
+) -> None:
+    expected, loss = gradients(checkpointing, False, monkeypatch)
+    found, packed_loss = gradients(checkpointing, True, monkeypatch, compiling)
+    assert packed_loss == pytest.approx(loss, abs=0.05)
+    cosine = torch.nn.functional.cosine_similarity(found, expected, dim=0)
+    assert cosine > 0.995  # 16 bits; one sequence that saw another's would be far below
+    assert found.norm() == pytest.approx(expected.norm().item(), rel=0.05)
+
+
+def test_packed_logprobs_in_16_bits_are_as_near_to_the_truth_as_padded_ones() -> None:
+    agent, exact = agent_of(torch.bfloat16), agent_of(torch.bfloat16)
+    exact.model.to(torch.float32)
+    pairs = [(sample(i, n).prompt_ids, sample(i, n).response_ids) for i, n in enumerate((40, 3, 17, 29))]
+    lengths = torch.tensor([len(response) for _, response in pairs], device="cuda")
+    mask = torch.arange(40, device="cuda") < lengths.unsqueeze(1)
+    with torch.no_grad():
+        truth = padded_logprobs(exact.model, pairs, mask, Sampling(64))
+        padded = (padded_logprobs(agent.model, pairs, mask, Sampling(64)) - truth).abs().sum()
+        packed = (packed_logprobs(agent.model, pairs, mask, Sampling(64)) - truth).abs().sum()
+    assert packed < 1.5 * padded + 0.1

@@ -1,0 +1,104 @@
+"""Learning from samples laid end to end, and with compiled layers: the same losses, gradients and weights.
+
+On a GPU that is the usual way. Here it is made to be, with attention that is not fused and a compiler that
+traces as on a GPU but generates no code.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from hacrl.agents import compiled, logprobs, output_layer
+from hacrl.agents.agent import Agent
+from hacrl.algorithms.methods import make_method
+from hacrl.algorithms.settings import HacpoSettings
+from hacrl.learning import learner as learner_module
+from hacrl.learning import token_budget
+from hacrl.learning.learner import Learner
+from hacrl.learning.settings import LearningSettings
+from tests.learning.handmade import SAMPLING, largest_difference, sample, weights
+from tests.support.tiny import char_agent, sharpened
+
+METHOD = HacpoSettings(kl_coefficient=0.01)
+
+
+def fresh(checkpointing: bool) -> Agent:
+    agent = sharpened(char_agent(), 10.0)
+    if checkpointing:
+        agent.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return agent
+
+
+def pack(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (logprobs, output_layer, learner_module, token_budget, compiled):
+        monkeypatch.setattr(module, "packs", lambda model: True)
+
+
+def learn(agent: Agent, **settings):
+    learner = Learner(agent, make_method(METHOD), LearningSettings(lr=1e-2, **settings), SAMPLING)
+    samples = [
+        sample(agent, 0, ratio=1.0, advantage=1.0),
+        sample(agent, 1, ratio=1.2, advantage=2.0),
+        sample(agent, 2, ratio=0.9, advantage=-1.0),
+        sample(agent, 3, ratio=1.05, advantage=-1.5),
+    ]
+    return learner.learn(samples, updates=2, seed=0)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's compiler looks at them
+@pytest.mark.parametrize("budget", [12, 4096])
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("compiling", [False, True])
+def test_packed_and_compiled_learning_is_the_same(monkeypatch, checkpointing, compiling, budget) -> None:
+    plain = fresh(checkpointing)
+    before = weights(plain)
+    expected = learn(plain, micro_batch_tokens=budget, compile=False)
+    assert largest_difference(weights(plain), before) > 1e-2
+    pack(monkeypatch)
+    monkeypatch.setattr(compiled.torch, "compile", partial(torch.compile, backend="aot_eager"))
+    packed = fresh(checkpointing)
+    found = learn(packed, micro_batch_tokens=budget, compile=compiling)
+    assert found.notes == []
+    assert found.losses == pytest.approx(expected.losses, abs=1e-5)
+    assert found.grad_norms == pytest.approx(expected.grad_norms, rel=1e-4)
+    assert largest_difference(weights(packed), weights(plain)) < 1e-4
+
+
+def test_layers_are_compiled_within_the_block_only(monkeypatch) -> None:
+    compiled_with: list[object] = []
+
+    def compile_nothing(function, dynamic):
+        compiled_with.append(dynamic)
+        return lambda *arguments, **keywords: function(*arguments, **keywords)
+
+    monkeypatch.setattr(compiled.torch, "compile", compile_nothing)
+    model = char_agent().model
+    layers = compiled.decoder_layers(model)
+    own = [layer.forward for layer in layers]
+    for _ in range(2):
+        with compiled.compiled(model):
+            assert all(layer.forward != mine for layer, mine in zip(layers, own, strict=True))
+        assert [layer.forward for layer in layers] == own
+    assert compiled_with == [True] * len(layers)  # once each
+    with compiled.compiled(model, wanted=False):
+        assert [layer.forward for layer in layers] == own
+
+
+def test_what_cannot_be_compiled_is_said_and_done_without(monkeypatch) -> None:
+    def no_compiler(function, dynamic):
+        def fail(*arguments, **keywords):
+            raise RuntimeError("no C compiler found\nand much more")
+
+        return fail
+
+    expected = learn(fresh(False), compile=False)
+    monkeypatch.setattr(compiled.torch, "compile", no_compiler)
+    found = learn(fresh(False), compile=True)
+    assert found.losses == expected.losses
+    assert found.notes == [
+        "agent 'char': its layers could not be compiled (RuntimeError: no C compiler found), so learning is "
+        "slower than it could be. learning.compile=false says that it need not be tried"
+    ]

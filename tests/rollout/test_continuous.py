@@ -1,0 +1,104 @@
+"""Continuous batching: who is decoded when, worked out by hand, and what is computed for it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hacrl.agents.agent import Agent
+from hacrl.rollout import continuous
+from hacrl.rollout.continuous import NotFinite, Request, decode_all
+from hacrl.rollout.slot_decoder import Said, SlotDecoder
+from hacrl.types import Sampling
+from tests.support.tiny import char_agent, sharpened, with_logit_bias
+
+LONG, SHORT, ONE = (3, 4, 5, 6, 7, 8), (9, 10, 11), (12,)
+
+
+@pytest.fixture
+def agent() -> Agent:
+    """Never stops by itself."""
+    agent = sharpened(char_agent(), 5.0)
+    with_logit_bias(agent, {"<eos>": -100.0})
+    return agent
+
+
+def run(agent: Agent, slots: int, requests: list[Request], sampling: Sampling, seed: int = 0):
+    """Sizes of the batches decoded, tokens of prompts computed, and the answers in the order of ending."""
+    decoder = SlotDecoder(agent.model, slots, 32, sampling, sorted(agent.stop_ids))
+    computed: list[int] = []
+    prefilled: list[int] = []
+    ended: list[tuple[Request, Said]] = []
+
+    def watch(module, arguments, keywords):
+        kept = isinstance(keywords["slots"], continuous.PrefilledPrompts)
+        (prefilled if kept else computed).append(keywords["input_ids"].shape[1])
+
+    handle = agent.model.register_forward_pre_hook(watch, with_kwargs=True)
+    try:
+        with torch.inference_mode():
+            decode_all(decoder, requests, seed, lambda *one: ended.append(one))
+    finally:
+        handle.remove()
+    return computed, prefilled, ended
+
+
+def test_who_waits_takes_the_place_of_who_has_ended(agent, monkeypatch) -> None:
+    """Two slots and limits 5, 2, 4, 1: one has 5 tokens, then 1; the other 2, then 4."""
+    monkeypatch.setattr(continuous, "STEPS_BETWEEN_LOOKS", 1)
+    requests = [Request(place, SHORT, limit) for place, limit in enumerate([5, 2, 4, 1])]
+    computed, _, ended = run(agent, 2, requests, Sampling(5))
+    # tokens 1-2 of A and B; B ends; 3-5 of A with 1-3 of C; A ends; 4 of C with 1 of D
+    assert computed == [2] * 6
+    assert [request.place for request, _ in ended] == [1, 0, 2, 3]
+    assert [len(said.token_ids) for _, said in ended] == [2, 5, 4, 1]
+
+
+def test_the_batch_shrinks_to_the_next_power_of_two(agent, monkeypatch) -> None:
+    monkeypatch.setattr(continuous, "STEPS_BETWEEN_LOOKS", 1)
+    requests = [Request(place, SHORT, limit) for place, limit in enumerate([1, 1, 3, 3, 3, 4])]
+    computed, _, _ = run(agent, 6, requests, Sampling(4))
+    # six, all slots; four are left for two tokens; one for the last
+    assert computed == [6, 4, 4, 1]
+
+
+@pytest.mark.parametrize("between", [1, 3, 4, 7])
+def test_looking_later_changes_no_response(agent, monkeypatch, between) -> None:
+    """Rows that have ended say no more, however long nobody looks; others' draws need not be the same."""
+    monkeypatch.setattr(continuous, "STEPS_BETWEEN_LOOKS", between)
+    limits = [5, 2, 4, 1, 7, 7, 3]
+    requests = [Request(place, (LONG, SHORT, ONE)[place % 3], limit) for place, limit in enumerate(limits)]
+    _, _, ended = run(agent, 3, requests, Sampling(7, temperature=0))
+    said = {request.place: (request, said) for request, said in ended}
+    assert sorted(said) == list(range(7))
+    for request, one in said.values():
+        ids = list(request.prompt)
+        for _ in range(request.limit):
+            with torch.no_grad():
+                ids.append(int(agent.model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
+        assert one.token_ids == ids[len(request.prompt) :]
+
+
+def test_a_prompt_is_computed_once_for_all_responses_to_it(agent, monkeypatch) -> None:
+    requests = [Request(place, (LONG, SHORT, ONE)[place // 4], 2) for place in range(12)]
+    _, prefilled, _ = run(agent, 5, requests, Sampling(2))
+    assert prefilled == [5 + 2]  # all tokens but the last, which is decoded
+    monkeypatch.setattr(continuous, "PREFILLED_TOKENS", 8)
+    _, prefilled, _ = run(agent, 5, requests, Sampling(2))
+    assert prefilled == [5, 2]  # 6 and 3 are too many together
+
+
+def test_equal_prompts_need_not_follow_each_other(agent) -> None:
+    requests = [Request(place, (LONG, SHORT, LONG)[place], 3) for place in range(3)]
+    _, prefilled, ended = run(agent, 1, requests, Sampling(3, temperature=0))
+    said = {request.place: said.token_ids for request, said in ended}
+    assert said[0] == said[2] != said[1]
+    assert prefilled == [5 + 2 + 5]
+
+
+def test_numbers_that_are_not_finite_are_noticed(agent) -> None:
+    with torch.no_grad():
+        agent.model.get_output_embeddings().weight.fill_(float("nan"))
+    for sampling in (Sampling(4), Sampling(4, temperature=0)):
+        with pytest.raises(NotFinite):
+            run(agent, 2, [Request(0, SHORT, 4)], sampling)
