@@ -1,4 +1,4 @@
-"""What is done differently on a GPU: recorded graphs, slots, packing, compiled layers. Skipped without one."""
+"""What a GPU does differently: recorded graphs, slots, packing, compiled layers. Skipped without one."""
 
 from __future__ import annotations
 
@@ -186,3 +186,27 @@ def test_packed_logprobs_in_16_bits_are_as_near_to_the_truth_as_padded_ones() ->
         padded = (padded_logprobs(agent.model, pairs, mask, Sampling(64)) - truth).abs().sum()
         packed = (packed_logprobs(agent.model, pairs, mask, Sampling(64)) - truth).abs().sum()
     assert packed < 1.5 * padded + 0.1
+
+
+@pytest.mark.parametrize("window", [-1, 0, 5, 70])
+@pytest.mark.parametrize(("heads", "key_heads", "width"), [(16, 8, 128), (12, 2, 64), (8, 8, 64)])
+def test_the_decode_kernel_is_plain_attention(heads, key_heads, width, window) -> None:
+    from hacrl.rollout.decode_kernel import can_decode, decode_attention
+
+    torch.manual_seed(0)
+    rows, slots, length = 300, 310, 200
+    keys, values = (torch.randn(slots, length, key_heads, width, device="cuda").bfloat16() for _ in "kv")
+    query = torch.randn(1, heads, rows, width, device="cuda").bfloat16().squeeze(0).transpose(0, 1)
+    places = torch.randperm(slots, device="cuda")[:rows]
+    used = torch.randint(1, length + 1, (rows,), device="cuda", dtype=torch.int32)
+    assert can_decode(query, key_heads)
+    found = decode_attention(query, keys, values, places, used, 0.11, window).float()
+    columns = torch.arange(length, device="cuda")
+    seen = columns < used.unsqueeze(1)
+    if window >= 0:
+        seen &= columns >= used.unsqueeze(1) - 1 - window
+    shared = [states[places].float().repeat_interleave(heads // key_heads, 2) for states in (keys, values)]
+    scores = torch.einsum("nhd,nlhd->nhl", query.float(), shared[0]) * 0.11
+    weights = scores.masked_fill(~seen.unsqueeze(1), -torch.inf).softmax(-1)
+    expected = torch.einsum("nhl,nlhd->nhd", weights, shared[1])
+    torch.testing.assert_close(found, expected, atol=0.02, rtol=0.02)

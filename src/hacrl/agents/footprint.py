@@ -27,6 +27,7 @@ LOGIT_COPIES = 4
 FILTERED_LOGIT_COPIES = (
     12  # top-k and top-p sort them first: values, positions (two copies' worth), sums, ...
 )
+PREFILLED_TOKENS = 16384  # of prompts that are computed at a time on a GPU: enough to keep it busy
 SAMPLED_LOGIT_COPIES = 4  # while decoding: float32, log-probabilities, probabilities, random numbers
 
 
@@ -136,7 +137,9 @@ def agent_footprint(
     copies = FILTERED_LOGIT_COPIES if workload.filtered else LOGIT_COPIES
     layer = _Layer(config, width)
     saved = layer.saved(settings, workload.longest_sample, device)
-    decodings = [_decoding_bytes(layer, decoding, workload.filtered) for decoding in workload.decodings]
+    decodings = [
+        _decoding_bytes(layer, decoding, workload.filtered, device) for decoding in workload.decodings
+    ]
     cache, decoding = max(decodings, key=sum, default=(0, 0))
     return Footprint(
         agent=settings.name,
@@ -237,20 +240,24 @@ def _inner_width(text: Any) -> int:
     return 4 * int(text.hidden_size)
 
 
-def _decoding_bytes(layer: _Layer, decoding: Decoding, filtered: bool) -> tuple[int, int]:
+def _decoding_bytes(layer: _Layer, decoding: Decoding, filtered: bool, device: str) -> tuple[int, int]:
     """The cache when responses are longest, and what else is there at the larger of two peaks.
 
-    The one is the first pass over the prompts, the other the last token: keys and values of a layer are then
-    copied to append one, and repeated for every head that shares them.
+    The one is a pass over prompts, the other a token's. On a GPU the cache is there from the beginning; on a
+    CPU the last token is the largest: keys and values of a layer are copied to append one, and repeated for
+    every head that shares them.
     """
     width = layer.width
     cache = decoding.responses * decoding.longest * layer.cached
-    shared = layer.query // layer.key
-    one_layer = cache // layer.layers
-    last = one_layer // 2 + (one_layer * shared if shared > 1 else 0)
     copies = FILTERED_LOGIT_COPIES if filtered else SAMPLED_LOGIT_COPIES
-    last += decoding.responses * layer.vocabulary * (FLOAT32 * copies + width)
+    token = decoding.responses * layer.vocabulary * (FLOAT32 * copies + width)
     per_token = width * (3 * layer.inner + 2 * layer.query + 2 * layer.key)
     per_token += (FLOAT32 + 3 * width) * layer.hidden + layer.cached
-    first = decoding.prompts * decoding.prompt_tokens * per_token
-    return cache, max(last, first - cache)
+    prompts = decoding.prompts * decoding.prompt_tokens
+    if device != "cpu":
+        most = max(PREFILLED_TOKENS, decoding.prompt_tokens)
+        return cache, max(token, min(prompts, most) * per_token)
+    shared = layer.query // layer.key
+    one_layer = cache // layer.layers
+    last = one_layer // 2 + (one_layer * shared if shared > 1 else 0) + token
+    return cache, max(last, prompts * per_token - cache)

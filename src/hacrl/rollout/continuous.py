@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hacrl.agents.footprint import PREFILLED_TOKENS
 from hacrl.agents.ragged import packed_inputs, ragged
 from hacrl.rollout.slot_decoder import Said, SlotDecoder
 from hacrl.rollout.slots import PrefilledPrompts
 
 STEPS_BETWEEN_LOOKS = 4  # looking at who has ended waits for the device
-PREFILLED_TOKENS = 16384  # of prompts computed at a time: enough to keep a GPU busy
 
 
 @dataclass(frozen=True, slots=True)

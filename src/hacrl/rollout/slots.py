@@ -7,6 +7,8 @@ that responses need neither begin nor end together, and nothing ever moves.
 from __future__ import annotations
 
 import sys
+from functools import cache
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -31,7 +33,8 @@ class SlotCache:
     ) -> None:
         layers, heads, width = cache_shape(config)
         self.slots, self.length = slots, length
-        self.states = torch.zeros(layers, 2, slots + 1, length, heads, width, dtype=dtype, device=device)
+        shape = (2, slots + 1, length, heads, width)  # a tensor for each layer: memory may be in pieces
+        self.states = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
 
     @property
     def nobody(self) -> int:
@@ -40,7 +43,13 @@ class SlotCache:
 
     def fill(self, prompt: Tensor, slots: Tensor) -> None:
         """Give each of the slots a prompt's keys and values, (layers, 2, tokens, heads, D)."""
-        self.states[:, :, slots, : prompt.shape[2]] = prompt.unsqueeze(2)
+        for mine, given in zip(self.states, prompt, strict=True):
+            mine[:, slots, : prompt.shape[2]] = given.unsqueeze(1)
+
+    @property
+    def nbytes(self) -> int:
+        """Of all layers."""
+        return sum(states.nbytes for states in self.states)
 
 
 class DecodedTokens:
@@ -64,6 +73,13 @@ class DecodedTokens:
         keys.index_copy_(0, self._places, key)
         values.index_copy_(0, self._places, value)
         if has_kernel(query):
+            kernel = decode_kernel()
+            if kernel is not None and kernel.can_decode(query, key.shape[1]):
+                states = self._cache.states[layer]
+                attended: Tensor = kernel.decode_attention(
+                    query, states[0], states[1], self._slots, self._used, scale, window
+                )
+                return attended
             return torch.ops.aten._flash_attention_forward(  # type: ignore[no-any-return]
                 query,
                 keys,
@@ -93,6 +109,15 @@ class DecodedTokens:
             query.unsqueeze(2), keys, values, attn_mask=seen[:, None, None], scale=scale, enable_gqa=True
         )
         return out.squeeze(2)
+
+
+@cache
+def decode_kernel() -> Any:
+    """Our kernel's module; None where there is no Triton, which comes with torch for GPUs on Linux."""
+    try:
+        return import_module("hacrl.rollout.decode_kernel")
+    except ImportError:
+        return None
 
 
 class PrefilledPrompts:
@@ -138,7 +163,8 @@ def slots_that_fit(model: Any, length: int) -> int:
 
 def worth_keeping(cache: SlotCache) -> bool:
     """Whether learning will not miss the memory."""
-    if not cache.states.is_cuda:
+    device = cache.states[0].device
+    if device.type != "cuda":
         return True
-    free, total = torch.cuda.mem_get_info(cache.states.device)
-    return cache.states.nbytes <= SMALL * total and free >= total / 2
+    free, total = torch.cuda.mem_get_info(device)
+    return cache.nbytes <= SMALL * total and free >= total / 2

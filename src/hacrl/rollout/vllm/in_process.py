@@ -55,10 +55,6 @@ class InProcessBackend:
 
     def generate(self, asks: Sequence[Ask]) -> Iterator[tuple[int, Said]]:
         """See :class:`hacrl.rollout.vllm.backend.Backend`."""
-        from vllm.sampling_params import RequestOutputKind
-
-        from vllm import SamplingParams
-
         engine = self._llm.llm_engine
         positions: dict[str, int] = {}
         finished: queue.SimpleQueue[tuple[int, Said] | None] = queue.SimpleQueue()
@@ -68,10 +64,7 @@ class InProcessBackend:
             for position, ask in enumerate(asks):
                 self._asked += 1
                 positions[str(self._asked)] = position
-                params = SamplingParams(
-                    **sampling_fields(ask), detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
-                )
-                engine.add_request(str(self._asked), {"prompt_token_ids": list(ask.prompt_ids)}, params)
+                engine.add_request(str(self._asked), *_request(ask))
             while engine.has_unfinished_requests() and not is_left.is_set():
                 for output in engine.step():
                     if output.finished:
@@ -162,10 +155,27 @@ class InProcessBackend:
             raise EngineLostError(f"{self.name} died while {doing}: its process is gone.")
 
 
+def _request(ask: Ask) -> tuple[Any, Any]:
+    """A prompt and its sampling parameters, as vLLM takes them with the least work for each response."""
+    from vllm.inputs import tokens_input
+    from vllm.sampling_params import RequestOutputKind
+
+    from vllm import SamplingParams
+
+    params = SamplingParams(
+        **sampling_fields(ask),
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        flat_logprobs=True,  # plain lists; else an object and a dict for every token
+        skip_clone=True,  # nobody else has these parameters
+    )
+    return tokens_input(list(ask.prompt_ids)), params
+
+
 def _said(completion: Any) -> Said:
-    token_ids = tuple(completion.token_ids)
-    logprobs = (at[token].logprob for token, at in zip(token_ids, completion.logprobs, strict=True))
-    return Said(token_ids, tuple(logprobs))
+    flat = completion.logprobs
+    # the sampled token stands first at its position
+    return Said(tuple(completion.token_ids), tuple([flat.logprobs[first] for first in flat.start_indices]))
 
 
 @contextmanager

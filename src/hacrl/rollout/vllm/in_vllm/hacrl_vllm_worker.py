@@ -51,12 +51,11 @@ class WeightReceiver:
 
     def hacrl_load_ipc(self, handles: str) -> dict[str, Any]:
         """Take weights straight out of the learner's memory on the same GPU."""
-
-        def weights() -> Iterator[tuple[str, torch.Tensor]]:
-            for one in json.loads(handles):
-                yield one["name"], _opened(one)
-
-        result = self._hacrl_load(weights())
+        # All are opened before the first is read: they lie in a few large pieces of memory, and a piece is
+        # mapped into this process anew whenever the last tensor in it has been let go.
+        opened = [(one["name"], _opened(one)) for one in json.loads(handles)]
+        result = self._hacrl_load(opened)
+        del opened
         torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
         return result
 
