@@ -22,6 +22,28 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 128,
         "tie_word_embeddings": True,
     },
+    "qwen3-1.7b": {
+        "kind": "qwen3",
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "tie_word_embeddings": True,
+    },
+    "qwen3-4b": {
+        "kind": "qwen3",
+        "vocab_size": 151936,
+        "hidden_size": 2560,
+        "intermediate_size": 9728,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "tie_word_embeddings": True,
+    },
     "llama-0.5b": {
         "kind": "llama",
         "vocab_size": 49152,
@@ -41,6 +63,17 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
         "head_dim": 64,
+        "tie_word_embeddings": True,
+    },
+    "qwen3-0.85m": {
+        "kind": "qwen3",
+        "vocab_size": 30,
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "head_dim": 32,
         "tie_word_embeddings": True,
     },
     "qwen3-tiny": {
@@ -68,8 +101,13 @@ SHAPES: dict[str, dict[str, Any]] = {
 PEAKED = 4.0
 
 
-def make_agent(shape: str, folder: Path, dtype: torch.dtype, device: str, seed: int = 0) -> Path:
-    """A Hugging Face folder with random weights and a tokenizer that has a text for every id."""
+def make_agent(
+    shape: str, folder: Path, dtype: torch.dtype, device: str, seed: int = 0, stops: bool = True
+) -> Path:
+    """A Hugging Face folder with random weights and a tokenizer that has a text for every id.
+
+    One that never ``stops`` gives responses of full length whatever draws them: equal work for all.
+    """
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
     numbers = dict(SHAPES[shape])
@@ -91,9 +129,21 @@ def make_agent(shape: str, folder: Path, dtype: torch.dtype, device: str, seed: 
         model = model_class(config).to(dtype)
     with torch.no_grad():  # or all tokens would be about as likely, whatever the weights
         model.get_output_embeddings().weight.mul_(PEAKED)
+        if not stops:
+            _never_stop(model, tokenizer.eos_token_id)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def _never_stop(model: Any, stop_id: int) -> None:
+    """The first number of the residual stream stays 1, and the stop token's score is -1000 times it."""
+    model.get_input_embeddings().weight[:, 0] = 1.0
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight[0] = 0.0
+        layer.mlp.down_proj.weight[0] = 0.0
+    model.get_output_embeddings().weight[stop_id] = 0.0
+    model.get_output_embeddings().weight[stop_id, 0] = -1000.0
 
 
 def letter_tokenizer(size: int, seed: int) -> Any:

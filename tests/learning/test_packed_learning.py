@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 import torch
 
-from hacrl.agents import compiled, logprobs, output_layer
+from hacrl.agents import compile_trial, compiled, logprobs, output_layer
 from hacrl.agents.agent import Agent
 from hacrl.algorithms.methods import make_method
 from hacrl.algorithms.settings import HacpoSettings
@@ -33,7 +33,7 @@ def fresh(checkpointing: bool) -> Agent:
 
 
 def pack(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (logprobs, output_layer, learner_module, token_budget, compiled):
+    for module in (logprobs, output_layer, learner_module, token_budget, compile_trial):
         monkeypatch.setattr(module, "packs", lambda model: True)
 
 

@@ -53,7 +53,8 @@ def test_learning() -> None:
         notes=["something to know"],
     )
     dropped = Counter({("bob", "too_long"): 2, ("ada", "non_finite"): 1, ("bob", "not_representable"): 3})
-    samples = LearnerSamples(dropped=dropped, length_ratios={"bob": [0.5, 0.7]})
+    left_out = Counter({"carl": 6, "bob": 4})
+    samples = LearnerSamples(dropped=dropped, length_ratios={"bob": [0.5, 0.7]}, left_out=left_out)
     assert learn_report(stats, samples) == LearnReport(
         updates=2,
         loss=pytest.approx(0.2),
@@ -81,6 +82,7 @@ def test_learning() -> None:
         retokenised={"bob": RetokeniseReport(2, 0.4, pytest.approx(0.6))},
         bad_updates=3,
         oom_retries=1,
+        left_out={"bob": 4, "carl": 6},
     )
 
 

@@ -16,6 +16,7 @@ from hacrl.learning.settings import LearningSettings
         ("epochs", 0, "at least 1"),
         ("micro_batch_tokens", 0, "at least 1"),
         ("max_bad_updates", 0, "at least 1"),
+        ("max_cross_rollouts", 0, "at least 1"),
         ("lr", 0.0, "positive"),
         ("lr", -1e-6, "positive"),
         ("max_grad_norm", 0.0, "positive"),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
+from hacrl.agents import compiled
 from hacrl.agents.agent import Agent
 from hacrl.rollout import continuous
 from hacrl.rollout.continuous import NotFinite, Request, decode_all
@@ -94,6 +97,35 @@ def test_equal_prompts_need_not_follow_each_other(agent) -> None:
     said = {request.place: said.token_ids for request, said in ended}
     assert said[0] == said[2] != said[1]
     assert prefilled == [5 + 2 + 5]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's compiler looks at them
+def test_compiled_layers_say_the_same(agent, monkeypatch) -> None:
+    """With a compiler that traces as on a GPU but generates no code."""
+    monkeypatch.setattr(compiled.torch, "compile", partial(torch.compile, backend="aot_eager"))
+    requests = [Request(place, (LONG, SHORT, ONE)[place % 3], 2 + place) for place in range(7)]
+    said = []
+    for compiles in (False, True):
+        decoder = SlotDecoder(agent.model, 3, 32, Sampling(9), sorted(agent.stop_ids), compiles)
+        ended: dict[int, Said] = {}
+        with torch.inference_mode():
+            decode_all(
+                decoder, requests, 5, lambda request, one, ended=ended: ended.update({request.place: one})
+            )
+        assert (decoder.compiles, decoder.problem) == (compiles, "")
+        said.append([ended[place] for place in range(7)])
+    for plain, fused in zip(*said, strict=True):
+        assert fused.token_ids == plain.token_ids
+        assert fused.logprobs == pytest.approx(plain.logprobs, abs=1e-5)
+
+
+def test_sizes_of_batches() -> None:
+    decoder = SlotDecoder(char_agent().model, 700, 8, Sampling(1), [1])
+    sizes = {
+        running: decoder._batch_size(running) for running in (1, 2, 3, 33, 48, 49, 97, 192, 193, 385, 600)
+    }
+    expected = {1: 1, 2: 2, 3: 4, 33: 48, 48: 48, 49: 64, 97: 128, 192: 192, 193: 256, 385: 512, 600: 700}
+    assert sizes == expected
 
 
 def test_numbers_that_are_not_finite_are_noticed(agent) -> None:

@@ -89,6 +89,7 @@ def report(step: int) -> StepReport:
                 sampler_capped=None if index else 0.5,
                 sources=sources,
                 retokenised={other: RetokeniseReport(6, 0.75, 1.25)},
+                left_out={other: 9 + index},
             ),
         )
     return StepReport(step, agents)
@@ -135,6 +136,7 @@ EXPECTED = {
     "llama/from/qwen/ratio_mean": {1: 20.5, 2: 36.5},
     "qwen/from/llama/clipped": {1: 0.125, 2: 0.125},
     "qwen/from/llama/retokenised/length_ratio": {1: 1.25, 2: 1.25},
+    "llama/from/qwen/left_out": {1: 10.0, 2: 10.0},
     "qwen/from/llama/dropped/not_representable": {1: 2.0, 2: 2.0},
     "seconds/rollout/qwen": {1: 0.5, 2: 0.5},
     "seconds/learn/llama": {1: 0.25, 2: 0.25},

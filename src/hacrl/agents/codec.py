@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -13,7 +13,10 @@ from hacrl.types import Problem, Turn
 
 _NEUTRAL_LEADS = (":", "\n")  # characters that hardly merge with what follows
 _MARKER = "answer"  # stands for a response when a chat template is asked how turns end
+BROKEN_CHARACTER = "\ufffd"  # what incomplete UTF-8 decodes to
 PROMPTS_REMEMBERED = 65536  # every step asks for the same prompt's ids several times
+
+PlainIds = dict[str, tuple[int, ...]]  # text -> its tokens, taken as nothing but text
 
 
 class Codec:
@@ -120,26 +123,47 @@ class Codec:
         return text
 
     def encode_response(self, text: str, prompt_ids: Sequence[int]) -> tuple[int, ...] | None:
-        """Somebody's text in this agent's tokens, as a continuation of its prompt; None if it has no such.
+        """One text; see :meth:`encode_responses`."""
+        return self.encode_responses([text], [prompt_ids])[0]
+
+    def encode_responses(
+        self, texts: Sequence[str], prompts: Sequence[Sequence[int]], known: PlainIds | None = None
+    ) -> list[tuple[int, ...] | None]:
+        """Texts in this agent's tokens, each as a continuation of its prompt; None for what it cannot write.
 
         Tokenizers of the sentencepiece kind put a space before the first word of whatever they are given.
-        Behind a character that is cut off again, the text no longer comes first.
+        Behind a character that is cut off again, the text no longer comes first. ``known`` remembers what
+        was encoded, for whoever has this tokenizer.
         """
+        known = {} if known is None else known
+        written: list[tuple[int, ...] | None] = [None] * len(texts)
+        left = list(range(len(texts)))
         for lead in ("", *_NEUTRAL_LEADS):
-            lead_ids, ids = self._plain_ids(lead) if lead else [], self._plain_ids(lead + text)
-            response_ids = tuple(ids[len(lead_ids) :])
-            if (
-                ids[: len(lead_ids)] == lead_ids
-                and self.control_ids.isdisjoint(response_ids)
-                and self.decode_response(response_ids, prompt_ids) == text
-            ):
-                return response_ids
-        return None
+            self._encode_plain([lead, *(lead + texts[i] for i in left)], known)
+            lead_ids = known[lead] if lead else ()
+            cut = len(lead_ids)
+            encoded = ((i, known[lead + texts[i]]) for i in left)
+            tried = {
+                i: ids[cut:]
+                for i, ids in encoded
+                if ids[:cut] == lead_ids and self.control_ids.isdisjoint(ids[cut:])
+            }
+            said = self.decode_responses(list(tried.values()), [prompts[i] for i in tried])
+            for (i, ids), text in zip(tried.items(), said, strict=True):
+                if text == texts[i]:
+                    written[i] = ids
+            left = [i for i in left if written[i] is None]
+            if not left:
+                break
+        return written
 
-    def _plain_ids(self, text: str) -> list[int]:
-        """Tokens of text that is nothing but text: a control token spelled out in it controls nothing."""
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
-        return ids
+    def _encode_plain(self, texts: Iterable[str], known: PlainIds) -> None:
+        """Tokens of texts that are nothing but text: a control token spelled out in one controls nothing."""
+        new = [text for text in dict.fromkeys(texts) if text not in known]
+        if new:
+            options = {"return_attention_mask": False, "return_token_type_ids": False}  # nobody wants them
+            encoded = self.tokenizer(new, add_special_tokens=False, split_special_tokens=True, **options)
+            known.update(zip(new, map(tuple, encoded.input_ids), strict=True))
 
     @cached_property
     def control_ids(self) -> frozenset[int]:
@@ -154,16 +178,66 @@ class Codec:
         return frozenset(marked.union(self.tokenizer.all_special_ids))
 
     def decode_response(self, token_ids: Sequence[int], prompt_ids: Sequence[int]) -> str:
-        """The text that response tokens add to their prompt: a first token's leading space is part of it."""
-        prompt = self._prompt_text(tuple(prompt_ids))
-        whole = self._decode([*prompt_ids, *token_ids])
-        return whole[len(prompt) :] if whole.startswith(prompt) else self._decode(token_ids)
+        """One response; see :meth:`decode_responses`."""
+        return self.decode_responses([token_ids], [prompt_ids])[0]
+
+    def decode_responses(
+        self, responses: Sequence[Sequence[int]], prompts: Sequence[Sequence[int]]
+    ) -> list[str]:
+        """The texts that response tokens add to their prompts, a first token's leading space included."""
+        befores = [self._prompt_text(tuple(prompt)) for prompt in prompts]
+        texts: list[str | None] = [None] * len(responses)
+        whole = [i for i, before in enumerate(befores) if not self._ends_a_text(before)]
+        joined = self._decode_all([[*prompts[i], *responses[i]] for i in whole])
+        for i, text in zip(whole, joined, strict=True):
+            if text.startswith(befores[i]):
+                texts[i] = text[len(befores[i]) :]
+        alone = [i for i, text in enumerate(texts) if text is None]
+        for i, text in zip(alone, self._decode_all([responses[i] for i in alone]), strict=True):
+            texts[i] = text
+        return [text for text in texts if text is not None]
+
+    def _ends_a_text(self, prompt: str) -> bool:
+        """Whether what follows this prompt reads the same alone: then the prompt need not be decoded again.
+
+        A tokenizer that only strings pieces together decodes a continuation by itself, unless the prompt
+        ends inside a character.
+        """
+        return self._strings_together and not prompt.endswith(BROKEN_CHARACTER)
+
+    @cached_property
+    def _strings_together(self) -> bool:
+        return self._has_plain_decoder and type(self.tokenizer.backend_tokenizer.decoder).__name__ in (
+            "ByteLevel",
+            "Fuse",
+        )
+
+    @cached_property
+    def _has_plain_decoder(self) -> bool:
+        """Whether decoding is the tokenizers library's alone; some models' classes add to it in Python."""
+        from transformers import PreTrainedTokenizerFast
+
+        kind, plain = type(self.tokenizer), PreTrainedTokenizerFast
+        return issubclass(kind, plain) and all(
+            getattr(kind, method) is getattr(plain, method) for method in ("decode", "_decode")
+        )
 
     def _decode(self, token_ids: Sequence[int]) -> str:
-        text: str = self.tokenizer.decode(
-            list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-        return text
+        return self._decode_all([token_ids])[0]
+
+    def _decode_all(self, listed: Sequence[Sequence[int]]) -> list[str]:
+        texts: list[str]
+        if self._has_plain_decoder:
+            backend = self.tokenizer.backend_tokenizer
+            texts = backend.decode_batch([list(ids) for ids in listed], skip_special_tokens=False)
+        else:
+            texts = [
+                self.tokenizer.decode(
+                    list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+                )
+                for ids in listed
+            ]
+        return texts
 
 
 def plain_conversation(turns: Sequence[Turn]) -> str:

@@ -14,8 +14,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from hacrl.agents.ragged import packs, ragged
-from hacrl.types import Sampling
+MOST_VARIANTS = 64  # of one function, compiled: learning and decoding, for every size of model
 
 _WANTED: ContextVar[bool] = ContextVar("compiled", default=False)
 _FORWARDS: WeakKeyDictionary[Any, Callable[..., Any]] = WeakKeyDictionary()
@@ -32,7 +31,7 @@ def compiled(model: Any, wanted: bool = True) -> Iterator[None]:
     token = _WANTED.set(True)
     for layer in layers:
         if layer not in _FORWARDS:
-            _FORWARDS[layer] = torch.compile(layer.forward, dynamic=True)
+            _FORWARDS[layer] = _compile(layer.forward)
         layer.forward = _FORWARDS[layer]
     try:
         yield
@@ -47,8 +46,16 @@ def compiled_if_wanted(function: Callable[..., Any]) -> Callable[..., Any]:
     if not _WANTED.get():
         return function
     if function not in _FUNCTIONS:
-        _FUNCTIONS[function] = torch.compile(function, dynamic=True)
+        _FUNCTIONS[function] = _compile(function)
     return _FUNCTIONS[function]
+
+
+def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
+    """For any number of tokens, and for as many models of a kind as there may be agents."""
+    import torch._dynamo.config as limits  # slow to import
+
+    limits.recompile_limit = max(limits.recompile_limit, MOST_VARIANTS)
+    return torch.compile(function, dynamic=True)
 
 
 def decoder_layers(model: Any) -> list[Any]:
@@ -56,28 +63,3 @@ def decoder_layers(model: Any) -> list[Any]:
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-
-
-def why_not_compiled(model: Any) -> str | None:
-    """What is in the way of compiling this model's layers, found out by trying; None if nothing is.
-
-    A compiler needs a C compiler and Triton, and it does not understand all that models are written in.
-    """
-    if not decoder_layers(model):
-        return f"{type(model).__name__} does not say which its layers are"
-    probe = torch.arange(1, 9, device=model.device)
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    try:
-        with compiled(model), ragged(model, packs(model)):
-            from hacrl.agents.logprobs import response_logprobs
-
-            pairs = [(probe[:3].tolist(), probe.tolist()), (probe[:2].tolist(), probe[:5].tolist())]
-            logprobs, _ = response_logprobs(model, pairs, Sampling(8), model.device)
-            torch.autograd.grad(logprobs.sum(), trained, allow_unused=True)
-    except Exception as error:  # whatever it is, learning can do without
-        return (
-            f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
-            if str(error)
-            else repr(error)
-        )
-    return None

@@ -11,7 +11,7 @@ import torch
 _SAID_OTHERWISE = ("CUBLAS_STATUS_ALLOC_FAILED", "DefaultCPUAllocator", "MPS backend out of memory")
 
 
-def is_out_of_memory(error: RuntimeError) -> bool:
+def is_out_of_memory(error: Exception) -> bool:
     """Whether less work at once could have gone well."""
     return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in _SAID_OTHERWISE)
 

@@ -70,12 +70,20 @@ def ragged_attention(
     window = -1 if sliding_window is None else sliding_window - 1  # tokens before one's own
     flat = [states.squeeze(0).transpose(0, 1) for states in (query, key, value)]
     if slots is not None:
-        out = slots.attend(module.layer_idx, flat[0], flat[1], flat[2], scale, window)
+        out = _attend(slots, module.layer_idx, flat[0], flat[1], flat[2], scale, window)
     elif cu_seq_lens_q is not None and max_length_q is not None:
         out = packed_attention(flat[0], flat[1], flat[2], cu_seq_lens_q, max_length_q, scale, window)
     else:  # the model does not pass on what it was called with
         raise CannotBeRagged
     return out.unsqueeze(0), None
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
+def _attend(
+    slots: Slots, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int
+) -> Tensor:
+    """Not for the compiler: every layer has other slots, and it would compile each anew."""
+    return slots.attend(layer, query, key, value, scale, window)
 
 
 def packed_attention(

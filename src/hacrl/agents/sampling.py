@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hacrl.agents.compiled import compiled_if_wanted
 from hacrl.types import Sampling
 
 
@@ -56,13 +57,19 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, sampling: Sampling) -> Ten
 def draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """One token per row and its log-probability; (B, V) -> (B,), (B,). Greedy tokens have probability 1.
 
-    The largest of probability / noise, with exponential noise, is drawn with that probability. Nothing in
-    here waits for the device. A row that is not finite has a log-probability that is not.
+    Nothing in here waits for the device. A row that is not finite has a log-probability that is not.
     """
     if sampling.temperature == 0:
         values, token_ids = logits.float().max(dim=-1)
         return token_ids, values - values  # 0, but not for a number that is not finite
+    noise = torch.empty_like(logits, dtype=torch.float32).exponential_(generator=generator)
+    pick = _pick if sampling.top_k or sampling.top_p < 1 else compiled_if_wanted(_pick)
+    token_ids, logprobs = pick(logits, noise, sampling)
+    return token_ids, logprobs
+
+
+def _pick(logits: Tensor, noise: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """The largest of probability / noise, with exponential noise, is drawn with that probability."""
     logprobs = sampling_logits(logits, sampling).log_softmax(dim=-1)
-    noise = torch.empty_like(logprobs).exponential_(generator=generator)
     token_ids = (logprobs.exp() / noise).argmax(dim=-1)
     return token_ids, logprobs.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)

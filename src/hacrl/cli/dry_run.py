@@ -111,6 +111,9 @@ def _device_lines(memory: DeviceMemory) -> Iterator[str]:
         yield f"{memory.device} ({who}): unknown how much is needed, {there}"
         return
     yield f"{memory.device} ({who}): about {_gib(memory.needed)} GiB needed, {there}"
+    if memory.offload != "never":
+        what = "optimizers" if memory.offload == "optimizer" else "optimizers and weights"
+        yield f"  {what} leave it while they are not needed: {_gib(memory.host)} GiB of the machine's memory"
     if memory.fits:
         return
     yield f"WARNING: the run does not fit on {memory.device}. What helps, each alone:"

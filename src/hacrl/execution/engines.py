@@ -33,7 +33,7 @@ def check_engines(config: RunConfig) -> None:
 def make_engine(config: RunConfig, settings: AgentSettings, agent: Agent, checked: Checked) -> RolloutEngine:
     """The agent's engine; one that runs elsewhere is started when it is first needed."""
     if config.engine(settings) == "transformers":
-        return TransformersEngine(agent, config.rollout.max_batch)
+        return TransformersEngine(agent, config.rollout.max_batch, compiles=config.rollout.compile)
     from hacrl.rollout.vllm.agreement import PROBED_PROMPTS
     from hacrl.rollout.vllm.launch import make_vllm_engine
 

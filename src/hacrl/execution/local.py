@@ -11,6 +11,7 @@ import torch
 
 from hacrl.agents.agent import Agent
 from hacrl.agents.loading import check_weights_are_there
+from hacrl.agents.retokenise import Retokeniser
 from hacrl.algorithms.methods import make_method
 from hacrl.config.checks import updates_per_step
 from hacrl.config.schema import RunConfig
@@ -20,14 +21,17 @@ from hacrl.execution.checkpoints import Checkpointer, data_fingerprint
 from hacrl.execution.engines import check_engines, make_engine
 from hacrl.execution.hub import hub_if_needed
 from hacrl.execution.preflight import Checked, check_agents, preflight
+from hacrl.execution.residents import decide_offload
 from hacrl.execution.results import RunResult
 from hacrl.execution.resume_point import ResumePoint
 from hacrl.execution.run_folder import RunFolder, check_output
 from hacrl.execution.watchdog import Watchdog
 from hacrl.learning.learner import Learner
 from hacrl.learning.observer import Observer, Observers
+from hacrl.learning.participant import Participant
+from hacrl.learning.residency import Residency
 from hacrl.learning.samples import SampleBuilder
-from hacrl.learning.trainer import Participant, Trainer, TrainingInterrupted
+from hacrl.learning.trainer import Trainer, TrainingInterrupted
 from hacrl.seeding import derive_seed
 from hacrl.tasks.base import Task
 from hacrl.tasks.registry import make_task
@@ -94,7 +98,8 @@ class LocalRun:
                 self.close()
                 raise
         self.trainer.after_step = lambda: self._checkpoints.after_step(self.trainer)
-        for note in checked.notes if resumed is None else resumed.notes:
+        notes = checked.notes if resumed is None else resumed.notes
+        for note in (*notes, *self.trainer.residency.notes):
             self._observer.on_note(self.trainer.steps_done, note)
         self._checkpoints.mark()
         self.trainer.tell_what_is_restored()
@@ -142,6 +147,7 @@ class LocalRun:
             if self._is_closed:
                 self._close_engines()
                 self._task.close()
+                self.trainer.residency.everyone_home()
 
     def save(self) -> dict[str, Path]:
         """Write every agent as a plain Hugging Face folder: name -> folder.
@@ -157,6 +163,7 @@ class LocalRun:
         saved = {}
         for participant in self.trainer.participants:
             self._observer.on_phase(self.trainer.steps_done, "save", participant.name)
+            self.trainer.residency.to_generate(participant.name)  # its weights are needed
             saved[participant.name] = self._folder.save_agent(participant.agent)
         self._folder.write_status("finished", self.trainer.steps_done)
         return saved
@@ -169,6 +176,8 @@ class LocalRun:
         self._observer.on_end()
         self._folder.unlock()
         self._checkpoints.close()
+        if self._participants:
+            self.trainer.residency.everyone_home()
 
     def _note(self, note: str) -> None:
         self._observer.on_note(self.trainer.steps_done, note)
@@ -195,26 +204,32 @@ def build_trainer(
         torch.set_num_threads(config.threads)
     task = checked.task
     method = make_method(config.method, task.max_reward)
-    for settings in config.agents:
-        if settings.name not in (loaded or {}):
-            check_weights_are_there(settings)
-    agents = [
-        (loaded or {}).get(settings.name)
-        or Agent.load(settings, checked.devices[settings.name], derive_seed(config.seed, settings.name))
-        for settings in config.agents
-    ]
+    agents = _load_agents(config, checked, loaded or {})
     fingerprints = {agent.name: agent.tokenizer_fingerprint for agent in agents}
     sampling = config.rollout.sampling
+    retokeniser = Retokeniser()
+    offload = decide_offload(config, checked, agents)
+    residency = Residency(offload.notes)
     participants = []
     for agent, settings in zip(agents, config.agents, strict=True):
         engine = make_engine(config, settings, agent, checked)
         exact = engine.shares_weights and agent.model.dtype == torch.float32
+        learner = Learner(agent, method, config.learning, sampling, settings.lr, exact_sampler=exact)
+        residency.add(agent, learner, offload.levels[agent.name])
+        residency.leave(agent.name)  # before the next agent's masters are made
         participants.append(
             Participant(
                 agent=agent,
                 engine=engine,
-                builder=SampleBuilder(agent, fingerprints, method, config.learning.learn_stop_token),
-                learner=Learner(agent, method, config.learning, sampling, settings.lr, exact_sampler=exact),
+                builder=SampleBuilder(
+                    agent,
+                    fingerprints,
+                    method,
+                    config.learning.learn_stop_token,
+                    config.learning.max_cross_rollouts,
+                    retokeniser,
+                ),
+                learner=learner,
                 rollouts_per_prompt=config.rollouts_per_prompt(settings),
             )
         )
@@ -231,4 +246,17 @@ def build_trainer(
         seed=config.seed,
         observer=observer,
         collapse=config.collapse,
+        residency=residency,
     )
+
+
+def _load_agents(config: RunConfig, checked: Checked, loaded: Mapping[str, Agent]) -> list[Agent]:
+    """In the config's order; weights that are missing are noticed before any are loaded."""
+    for settings in config.agents:
+        if settings.name not in loaded:
+            check_weights_are_there(settings)
+    return [
+        loaded.get(settings.name)
+        or Agent.load(settings, checked.devices[settings.name], derive_seed(config.seed, settings.name))
+        for settings in config.agents
+    ]

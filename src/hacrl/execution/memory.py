@@ -16,11 +16,12 @@ from hacrl.agents.footprint import (
     Workload,
     agent_footprint,
     count_parameters,
-    peak_together,
 )
 from hacrl.agents.settings import AgentSettings, LoraSettings
 from hacrl.config.schema import RunConfig
 from hacrl.errors import ModelError
+from hacrl.execution.offloading import OffloadPlan, plan_offload
+from hacrl.learning.settings import OffloadLevel
 
 ASSUMED_PROMPT_TOKENS = 1024  # where nothing says how long prompts are
 WORTH_SAYING = 0.95  # advice must save a twentieth at least
@@ -44,6 +45,8 @@ class DeviceMemory:
     needed: int | None  # None: an agent's shape is not known
     available: int
     advice: tuple[Advice, ...] = ()  # only if it does not fit
+    offload: OffloadLevel = "never"  # what leaves the device while it is not needed ...
+    host: int = 0  # ... and the bytes it takes of the machine's memory
 
     @property
     def fits(self) -> bool:
@@ -58,14 +61,14 @@ class Sized:
     devices: Mapping[str, str]
     configs: Mapping[str, Any]  # those that are known
     prompt_tokens: Mapping[str, int]
-    _counts: dict[tuple[str, LoraSettings | None], ParameterCounts] = field(default_factory=dict)
+    counted: dict[tuple[str, LoraSettings | None], ParameterCounts] = field(default_factory=dict)
 
     def counts(self, agent: AgentSettings) -> ParameterCounts:
         """Numbers of weights, counted once: advice asks again and again."""
         key = (agent.name, agent.lora)
-        if key not in self._counts:
-            self._counts[key] = count_parameters(agent, self.configs[agent.name])
-        return self._counts[key]
+        if key not in self.counted:
+            self.counted[key] = count_parameters(agent, self.configs[agent.name])
+        return self.counted[key]
 
 
 def workload(config: RunConfig, agent: AgentSettings, prompt_tokens: int) -> Workload:
@@ -136,18 +139,38 @@ def _with_vllm(footprint: Footprint, agent: AgentSettings, device: torch.device)
 
 def device_memory(config: RunConfig, sized: Sized, known: Mapping[str, Footprint]) -> list[DeviceMemory]:
     """Every device in use, with advice where it is too small."""
-    places: dict[str, list[str]] = {}
-    for name, device in sized.devices.items():
-        places.setdefault(same_name(device), []).append(name)
+    plans = offload_plans(config, sized, known)
     found = []
-    for device, names in places.items():
-        unknown = [name for name in names if name not in known]
-        needed = None if unknown else peak_together(known[name] for name in names)
-        memory = DeviceMemory(device, tuple(names), needed, available_bytes(device))
+    for device, names in agents_by_device(sized).items():
+        available, plan = available_bytes(device), plans.get(device)
+        if plan is None:
+            memory = DeviceMemory(device, names, None, available)
+        else:
+            memory = DeviceMemory(device, names, plan.needed, available, offload=plan.level, host=plan.host)
         if not memory.fits:
             memory = replace(memory, advice=tuple(_advice(config, sized, memory)))
         found.append(memory)
     return found
+
+
+def agents_by_device(sized: Sized) -> dict[str, tuple[str, ...]]:
+    """Who lives where."""
+    places: dict[str, tuple[str, ...]] = {}
+    for name, device in sized.devices.items():
+        places[same_name(device)] = (*places.get(same_name(device), ()), name)
+    return places
+
+
+def offload_plans(config: RunConfig, sized: Sized, known: Mapping[str, Footprint]) -> dict[str, OffloadPlan]:
+    """Device -> what leaves it while it is not needed; only devices all of whose agents are known."""
+    plans: dict[str, OffloadPlan] = {}
+    for device, names in agents_by_device(sized).items():
+        if all(name in known for name in names):
+            host = available_bytes("cpu") - sum(plan.host for plan in plans.values())
+            footprints = [known[name] for name in names]
+            asked = config.learning.offload
+            plans[device] = plan_offload(asked, footprints, device, available_bytes(device), host)
+    return plans
 
 
 def same_name(device: str) -> str:
@@ -175,11 +198,16 @@ def _advice(config: RunConfig, sized: Sized, memory: DeviceMemory) -> Iterator[A
             continue  # nothing to advise here: adapters need peft, and layers that they fit
         if not after.keys() >= set(memory.agents):
             continue
-        needed = peak_together(after[name] for name in memory.agents)
+        needed = offload_plans(change(config), sized, after)[memory.device].needed
         if needed < WORTH_SAYING * memory.needed:
             yield Advice(text, needed)
     if len(memory.agents) > 1:
-        largest = max(one.peak for name, one in footprints(config, sized).items() if name in memory.agents)
+        host = available_bytes("cpu")
+        largest = max(
+            plan_offload(config.learning.offload, [one], memory.device, memory.available, host).needed
+            for name, one in footprints(config, sized).items()
+            if name in memory.agents
+        )
         example = f"agents.{memory.agents[-1]}.device=cuda:1"
         yield Advice(f"a device for each agent, e.g. {example}", largest)
 
@@ -200,6 +228,11 @@ def _changes(config: RunConfig) -> Iterator[tuple[str, Change]]:
         yield (
             "method.kl_coefficient=0",
             lambda run: replace(run, method=replace(run.method, kl_coefficient=0.0)),
+        )
+    if config.learning.offload != "auto":
+        yield (
+            "learning.offload=auto",
+            lambda run: replace(run, learning=replace(run.learning, offload="auto")),
         )
     fewer = max(1, config.rollout.max_batch // 4)
     yield (

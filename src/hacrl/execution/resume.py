@@ -33,14 +33,17 @@ FREE = (
     "checkpoint.*",
     "collapse.*",
     "evaluation.every",
+    "learning.offload",
 )
 # ... and those after which sums round differently, so that it is no longer the same to the last bit.
 ROUNDING = (
     "device",
     "threads",
     "rollout.max_batch",
+    "rollout.compile",
     "rollout.engine",
     "learning.micro_batch_tokens",
+    "learning.compile",
     "agents.*.device",
     "agents.*.engine",
     "agents.*.vllm.*",

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from hacrl.agents.agent import Agent
-from hacrl.agents.compiled import compiled, why_not_compiled
+from hacrl.agents.compile_trial import why_not_compiled
+from hacrl.agents.compiled import compiled
 from hacrl.agents.logprobs import response_logprobs
 from hacrl.agents.lora import check_trainable
 from hacrl.agents.ragged import packs, ragged

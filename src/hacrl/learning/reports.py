@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hacrl.learning.samples import LearnerSamples
@@ -67,6 +67,8 @@ class LearnReport:
     retokenised: dict[str, RetokeniseReport]  # by source; those with the learner's tokenizer are not in here
     bad_updates: int = 0  # left out because their loss or gradient was not finite
     oom_retries: int = 0  # updates begun again in smaller micro-batches because memory ran out
+    # source -> rollouts not learnt from because of learning.max_cross_rollouts
+    left_out: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,7 @@ def learn_report(stats: LearnStats, samples: LearnerSamples) -> LearnReport:
         retokenised=_retokenised(samples),
         bad_updates=stats.bad_updates,
         oom_retries=stats.oom_retries,
+        left_out=dict(sorted(samples.left_out.items())),
     )
 
 

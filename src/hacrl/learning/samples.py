@@ -8,59 +8,126 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hacrl.agents.agent import Agent
-from hacrl.agents.retokenise import DropReason, learner_tokens
+from hacrl.agents.retokenise import DropReason, LearnerTokens, Retokeniser
 from hacrl.algorithms.advantage import CapabilityRatio
 from hacrl.algorithms.methods import Method
 from hacrl.exchange.base import PromptGroup
-from hacrl.types import LearnerSample, VerifiedRollout
+from hacrl.learning.cross_cap import Candidate, ranked
+from hacrl.types import LearnerSample, Rollout
 
 
 @dataclass
 class LearnerSamples:
-    """The samples of one step, and which rollouts could not become one, by source and reason."""
+    """The samples of one step, and which rollouts did not become one."""
 
     samples: list[LearnerSample] = field(default_factory=list)
-    dropped: Counter[tuple[str, DropReason]] = field(default_factory=Counter)
+    dropped: Counter[tuple[str, DropReason]] = field(default_factory=Counter)  # by source and reason
     length_ratios: dict[str, list[float]] = field(default_factory=dict)  # retokenised: own tokens / source's
+    left_out: Counter[str] = field(default_factory=Counter)  # by source; never tried because of the cap
+
+    def add(self, sample: LearnerSample) -> None:
+        """One more."""
+        self.samples.append(sample)
+        if sample.behaviour_logprobs is None:
+            ratio_of_lengths = len(sample.response_ids) / sample.source_length
+            self.length_ratios.setdefault(sample.source, []).append(ratio_of_lengths)
+
+
+@dataclass
+class _Prompt:
+    """One prompt's responses on their way."""
+
+    group: PromptGroup
+    trying: list[Candidate]
+    waiting: list[Candidate]  # others' beyond the cap, in the order in which they replace what is lost
+    samples: dict[tuple[str, int], LearnerSample] = field(default_factory=dict)  # by source and place
+
+    def rollout(self, one: Candidate) -> Rollout:
+        return self.group.responses[one.source][one.place].rollout
+
+    def take_in(self, one: Candidate, sample: LearnerSample | DropReason, is_own: bool) -> None:
+        """A response was tried; one of another agent that is lost makes room for the next."""
+        if isinstance(sample, LearnerSample):
+            self.samples[one.source, one.place] = sample
+        elif not is_own and self.waiting:
+            self.trying.append(self.waiting.pop(0))
 
 
 class SampleBuilder:
-    """One learner's way of looking at rollouts."""
+    """One learner's way of looking at rollouts.
+
+    ``max_cross_rollouts``: responses of others per prompt that it learns from; None: all. Builders that
+    share a ``retokeniser`` share its work.
+    """
 
     def __init__(
-        self, learner: Agent, fingerprints: Mapping[str, str], method: Method, learn_stop_token: bool = True
+        self,
+        learner: Agent,
+        fingerprints: Mapping[str, str],
+        method: Method,
+        learn_stop_token: bool = True,
+        max_cross_rollouts: int | None = None,
+        retokeniser: Retokeniser | None = None,
     ) -> None:
         self._learner = learner
         self._method = method
         self._learn_stop_token = learn_stop_token
+        self._max_cross_rollouts = max_cross_rollouts
+        self._retokeniser = retokeniser or Retokeniser()
         own = learner.tokenizer_fingerprint
         self._same_tokenizer = {agent: fingerprint == own for agent, fingerprint in fingerprints.items()}
 
-    def build(self, groups: Sequence[PromptGroup], ratio: CapabilityRatio) -> LearnerSamples:
-        """All samples of a step, prompt by prompt; advantages compare all rollouts, dropped ones included.
+    def build(self, groups: Sequence[PromptGroup], ratio: CapabilityRatio, seed: int = 0) -> LearnerSamples:
+        """All samples of a step, prompt by prompt; advantages compare all rollouts, the lost ones included.
 
         Sources come in the order of their names, so that mini-batches do not depend on the order of agents.
+        ``seed`` decides between responses that are equally worth learning from, if there is a cap.
         """
         built = LearnerSamples()
-        for group in groups:
-            advantages = self._method.advantages(group.rewards, self._learner.name, ratio)
-            for source, source_advantages in sorted(advantages.items()):
-                for verified, advantage in zip(group.responses[source], source_advantages, strict=True):
-                    sample = self._sample(verified, advantage)
-                    if not isinstance(sample, LearnerSample):
-                        built.dropped[source, sample] += 1
-                        continue
-                    built.samples.append(sample)
-                    if sample.behaviour_logprobs is None:
-                        ratio_of_lengths = len(sample.response_ids) / sample.source_length
-                        built.length_ratios.setdefault(source, []).append(ratio_of_lengths)
+        self._retokeniser.look_at(groups)
+        prompts = [self._prompt(group, ratio, seed) for group in groups]
+        while tried := [(prompt, one) for prompt in prompts for one in prompt.trying]:
+            for prompt in prompts:
+                prompt.trying = []
+            samples = self._samples([(prompt.rollout(one), one.advantage) for prompt, one in tried])
+            for (prompt, one), sample in zip(tried, samples, strict=True):
+                prompt.take_in(one, sample, is_own=one.source == self._learner.name)
+                if not isinstance(sample, LearnerSample):
+                    built.dropped[one.source, sample] += 1
+        for prompt in prompts:
+            for place in sorted(prompt.samples):
+                built.add(prompt.samples[place])
+            built.left_out.update(one.source for one in prompt.waiting)
         return built
 
-    def _sample(self, verified: VerifiedRollout, advantage: float) -> LearnerSample | DropReason:
-        rollout = verified.rollout
-        if not math.isfinite(rollout.logprob):
-            return "non_finite"
-        tokens = learner_tokens(self._learner, rollout, self._same_tokenizer[rollout.agent])
+    def _prompt(self, group: PromptGroup, ratio: CapabilityRatio, seed: int) -> _Prompt:
+        rewards = group.rewards
+        candidates = [
+            Candidate(source, place, rewards[source][place], advantage)
+            for source, advantages in self._method.advantages(rewards, self._learner.name, ratio).items()
+            for place, advantage in enumerate(advantages)
+        ]
+        cap = self._max_cross_rollouts
+        if cap is None:
+            return _Prompt(group, candidates, [])
+        own = [one for one in candidates if one.source == self._learner.name]
+        others = [one for one in candidates if one.source != self._learner.name]
+        order = ranked(others, seed, group.problem.id) if len(others) > cap else others
+        return _Prompt(group, own + order[:cap], order[cap:])
+
+    def _samples(self, seen: Sequence[tuple[Rollout, float]]) -> list[LearnerSample | DropReason]:
+        """Rollouts and their advantages, as samples."""
+        finite = [rollout for rollout, _ in seen if math.isfinite(rollout.logprob)]
+        same = [self._same_tokenizer[rollout.agent] for rollout in finite]
+        tokens = iter(self._retokeniser.tokens(self._learner, finite, same))
+        return [
+            self._sample(rollout, advantage, next(tokens)) if math.isfinite(rollout.logprob) else "non_finite"
+            for rollout, advantage in seen
+        ]
+
+    def _sample(
+        self, rollout: Rollout, advantage: float, tokens: LearnerTokens | DropReason
+    ) -> LearnerSample | DropReason:
         if isinstance(tokens, str):
             return tokens
         unlearnt = 1 if rollout.finish_reason == "stop" and not self._learn_stop_token else 0

@@ -6,12 +6,10 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from hacrl.agents.agent import Agent
 from hacrl.algorithms.capability import CapabilityTracker
 from hacrl.algorithms.methods import Method
 from hacrl.errors import TrainingError
@@ -20,33 +18,18 @@ from hacrl.evaluation.settings import EvaluationSettings
 from hacrl.exchange.base import Exchange, PromptGroup
 from hacrl.learning.collapse import CollapseWatch
 from hacrl.learning.collapse_settings import CollapseSettings
-from hacrl.learning.learner import Learner
 from hacrl.learning.observer import Observer, Phase
+from hacrl.learning.participant import Participant
 from hacrl.learning.reports import AgentReport, LearnReport, StepReport, learn_report, rollout_report
-from hacrl.learning.samples import SampleBuilder
+from hacrl.learning.residency import Residency
 from hacrl.learning.step_under_way import StepUnderWay
+from hacrl.learning.trainer_state import TrainerState
 from hacrl.rollout.engine import EngineReport, RolloutEngine
 from hacrl.rollout.verified import Judging
 from hacrl.seeding import derive_seed
 from hacrl.tasks.base import Task
 from hacrl.tasks.stream import ProblemStream
 from hacrl.types import Problem, Rollout, Sampling, VerifiedRollout
-
-
-@dataclass(frozen=True)
-class Participant:
-    """One agent and how it takes part: how it answers, sees others' answers, and learns."""
-
-    agent: Agent
-    engine: RolloutEngine
-    builder: SampleBuilder
-    learner: Learner
-    rollouts_per_prompt: int
-
-    @property
-    def name(self) -> str:
-        """The agent's name."""
-        return self.agent.name
 
 
 class TrainingInterrupted(Exception):  # noqa: N818 - not an error
@@ -70,11 +53,12 @@ class Trainer:
         seed: int,
         observer: Observer | None = None,
         collapse: CollapseSettings | None = None,
+        residency: Residency | None = None,
     ) -> None:
         self.participants = list(participants)
         names = [participant.name for participant in participants]
         self.capabilities = CapabilityTracker(names, method.settings.capability)
-        self.steps_done = 0
+        self.residency = residency or Residency()
         self.after_step: Callable[[], None] = lambda: None  # a step and its evaluation are done
         self._task = task
         self._stream = train_stream
@@ -87,12 +71,9 @@ class Trainer:
         self._observer = observer or Observer()
         self._collapse = CollapseWatch(names, collapse or CollapseSettings())
         self._capability = method.settings.capability if method.settings.shares_rollouts else None
-        self._noted: set[str] = set()  # agents a user was told about
         self._engines: dict[str, EngineReport | None] = {}
         self._seconds: dict[str, float] = {}
-        self._evaluated = -1  # the last step that was
-        self._under_way: StepUnderWay | None = None
-        self._capabilities_before = self.capabilities.state_dict()  # before the step under way
+        self._state = TrainerState(self.participants, self.capabilities, self._collapse)
         self._stop_asked = self._interrupt_asked = False
 
     def train(self, steps: int) -> None:
@@ -132,9 +113,14 @@ class Trainer:
         return report
 
     @property
+    def steps_done(self) -> int:
+        """Whole steps, those of an earlier process included."""
+        return self._state.steps_done
+
+    @property
     def phases_done(self) -> int:
         """Of the step under way, if there is one."""
-        return 0 if self._under_way is None else self._under_way.phases
+        return 0 if self._state.under_way is None else self._state.under_way.phases
 
     @property
     def active(self) -> list[Participant]:
@@ -142,29 +128,23 @@ class Trainer:
         return [one for one in self.participants if one.name not in self._collapse.paused]
 
     def _begin(self, step: int) -> StepUnderWay:
-        """A fresh step, or what an interrupted run had done of it."""
         if not self.active:
             raise TrainingError(
                 f"nobody is left to train: all agents are paused since step {self.steps_done}"
             )
         self._seconds = {}
-        self._capabilities_before = self.capabilities.state_dict()
-        if self._under_way is None:
-            self._under_way = StepUnderWay(step)
-        assert self._under_way.step == step, f"step {self._under_way.step} is under way, not {step}"
-        return self._under_way
+        return self._state.begin(step)
 
     def _end(self, done: StepUnderWay) -> None:
         for note in self._collapse.look(done.rollouts):
             self._observer.on_note(done.step, note)
-        self._under_way = None
-        self.steps_done = done.step
+        self._state.end()
 
     def _evaluate_if_due(self, steps: int) -> None:
         """Before the first step, after the last one, every so often, and where it was interrupted."""
         step, every = self.steps_done, self._evaluation.every
         is_due = step in (0, steps) or self._stop_asked or (every and step % every == 0)
-        if is_due and self._evaluated != step and self._under_way is None:
+        if is_due and self._state.evaluated != step and self._state.under_way is None:
             self.evaluate(step)
 
     def evaluate(self, step: int) -> dict[str, Accuracy]:
@@ -186,58 +166,28 @@ class Trainer:
                     seed,
                     on_finished=lambda *_, name=participant.name: self._observer.on_response(name),
                 )
-        self._evaluated = step
+        self._state.evaluated = step
         self._observer.on_evaluation(step, accuracies)
         return accuracies
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the rest of the run depends on, but for tensors; JSON-ready.
-
-        Random draws are derived from names and steps, so there is no random state to keep.
-        """
-        agents = {
-            one.name: {
-                "policy_version": one.agent.policy_version,
-                "learner": one.learner.state_dict(),
-                "engine": one.engine.state_dict(),
-            }
-            for one in self.participants
-        }
-        under_way = self._under_way
-        return {
-            "steps_done": self.steps_done,
-            "evaluated": self._evaluated,
-            "capabilities": self._capabilities_before if under_way else self.capabilities.state_dict(),
-            "noted": sorted(self._noted),
-            "collapse": self._collapse.state_dict(),
-            "agents": agents,
-            "under_way": under_way.as_json() if under_way else None,
-        }
+        """See :class:`TrainerState`, as for the next two."""
+        return self._state.state_dict()
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Agent -> weights that are trained and the optimizer's moments; not copied."""
-        return {one.name: one.learner.optimizer.tensors() for one in self.participants}
+        """Of every agent."""
+        return self._state.tensors()
 
     def load_state_dict(self, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Go on where :meth:`state_dict` was taken."""
-        self.steps_done, self._evaluated = state["steps_done"], state["evaluated"]
-        self.capabilities.load_state_dict(state["capabilities"])
-        self._noted = set(state["noted"])
-        self._collapse.load_state_dict(state["collapse"])
-        for one in self.participants:
-            one.agent.policy_version = state["agents"][one.name]["policy_version"]
-            one.learner.load_state_dict(state["agents"][one.name]["learner"])
-            one.engine.load_state_dict(state["agents"][one.name]["engine"])
-            one.learner.optimizer.load_tensors(tensors[one.name])
-        if state["under_way"] is not None:
-            problems = self._stream.batch(self.steps_done)
-            self._under_way = StepUnderWay.from_json(state["under_way"], problems)
+        self._state.load_state_dict(state, tensors, self._stream)
 
     def tell_what_is_restored(self) -> None:
         """Whoever watches has not seen the rollouts of a step that another process began."""
-        if self._under_way is not None:
-            for agent, rollouts in self._under_way.rollouts.items():
-                self._observer.on_rollouts(self._under_way.step, agent, rollouts)
+        begun = self._state.under_way
+        if begun is not None:
+            for agent, rollouts in begun.rollouts.items():
+                self._observer.on_rollouts(begun.step, agent, rollouts)
 
     def _ask(self, participant: Participant, problems: Sequence[Problem], step: int) -> list[VerifiedRollout]:
         seed = derive_seed(self._seed, "rollout", participant.name, step)
@@ -258,7 +208,9 @@ class Trainer:
 
     def _teach(self, participant: Participant, groups: Sequence[PromptGroup], step: int) -> LearnReport:
         with self._phase(step, "learn", participant.name):
-            samples = participant.builder.build(groups, self.capabilities.ratio)
+            self.residency.to_learn(participant.name)
+            chosen_by = derive_seed(self._seed, "choose", participant.name, step)
+            samples = participant.builder.build(groups, self.capabilities.ratio, chosen_by)
             seed = derive_seed(self._seed, "learn", participant.name, step)
             stats = participant.learner.learn(samples.samples, self._updates_per_step, seed)
             self._pass_on(step, stats.notes)
@@ -287,8 +239,8 @@ class Trainer:
             return
         for agent, values in rewards.items():
             mean = math.fsum(values) / len(values)
-            if mean < self._capability.reward_min and agent not in self._noted:
-                self._noted.add(agent)
+            if mean < self._capability.reward_min and agent not in self._state.noted:
+                self._state.noted.add(agent)
                 self._observer.on_note(
                     step,
                     f"the mean reward of {agent} is {mean:.3g}, below method.capability.reward_min="
@@ -300,6 +252,7 @@ class Trainer:
     def _engine(self, participant: Participant, step: int) -> Iterator[RolloutEngine]:
         """The agent's engine at the agent's policy; afterwards it gives back what learning could use."""
         engine = participant.engine
+        self.residency.to_generate(participant.name)
         if not engine.shares_weights:
             with self._phase(step, "sync", participant.name):
                 self._engines[participant.name] = engine.prepare()

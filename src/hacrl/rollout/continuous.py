@@ -7,7 +7,7 @@ keys and values into a free slot.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hacrl.agents.compiled import compiled
 from hacrl.agents.footprint import PREFILLED_TOKENS
 from hacrl.agents.ragged import packed_inputs, ragged
-from hacrl.rollout.slot_decoder import Said, SlotDecoder
+from hacrl.rollout.slot_decoder import Look, Said, SlotDecoder
 from hacrl.rollout.slots import PrefilledPrompts
 
 STEPS_BETWEEN_LOOKS = 4  # looking at who has ended waits for the device
@@ -39,8 +40,9 @@ class NotFinite(Exception):  # noqa: N818 - the caller knows what to say of it
 class Prompts:
     """Keys and values of prompts that are about to be answered, computed when the first of them is needed."""
 
-    def __init__(self, model: Any, prompts: Sequence[tuple[int, ...]]) -> None:
+    def __init__(self, model: Any, prompts: Sequence[tuple[int, ...]], compiles: bool = False) -> None:
         self._model = model
+        self._compiles = compiles
         self._ahead = deque(prompt for prompt, _ in groupby(prompts))  # in the order of answering
         self._states: dict[tuple[int, ...], Tensor] = {}
 
@@ -63,7 +65,7 @@ class Prompts:
         starts, longest = inputs["cu_seq_lens_q"], inputs["max_length_q"]
         like = torch.empty(0, dtype=self._model.dtype, device=self._model.device)
         kept = PrefilledPrompts(self._model.config, starts, longest, inputs["input_ids"].shape[1], like)
-        with ragged(self._model):
+        with ragged(self._model), compiled(self._model, self._compiles):
             self._model(**inputs, slots=kept, logits_to_keep=1)
         sizes = [len(head) for head in heads]
         parts = iter(torch.split(kept.states, sizes, dim=2) if heads else ())
@@ -71,51 +73,76 @@ class Prompts:
         self._states = {prompt: next(parts) if len(prompt) > 1 else nothing for prompt in batch}
 
 
+class _Running:
+    """Which slot has which response, and how many tokens it may still say for all that is known here."""
+
+    def __init__(self) -> None:
+        self.requests: dict[int, Request] = {}
+        self._since: dict[int, int] = {}  # steps made when the response began
+        self.steps = 0  # made in all
+
+    def begin(self, together: Iterable[tuple[int, Request]]) -> None:
+        """Responses that begin with the next step."""
+        for slot, request in together:
+            self.requests[slot] = request
+            self._since[slot] = self.steps
+
+    def ended(self, alive: Sequence[bool], steps: int) -> list[int]:
+        """Slots that have ended, by what was seen after so many steps; later ones were not there yet."""
+        return [slot for slot in self.requests if not alive[slot] and self._since[slot] < steps]
+
+    @property
+    def most_left(self) -> int:
+        """Tokens that the longest response may still say."""
+        left = [request.limit + self._since[slot] for slot, request in self.requests.items()]
+        return max(left, default=self.steps) - self.steps
+
+
 def decode_all(
     decoder: SlotDecoder, requests: Sequence[Request], seed: int, on_ended: Callable[[Request, Said], None]
 ) -> None:
     """Answer all requests, in their order as slots become free; ``on_ended`` hears of each as it ends.
 
-    What is done with ended responses is done while the device works on the others.
+    A GPU is given its next steps before anybody looks at the last ones, so that it never waits; what is done
+    with ended responses is done while it works on the others.
     """
     decoder.reset(seed)
     waiting = deque(requests)
-    prompts = Prompts(decoder.model, [request.prompt for request in requests])
+    prompts = Prompts(decoder.model, [request.prompt for request in requests], decoder.compiles)
     free = list(range(decoder.cache.slots))
-    running: dict[int, Request] = {}
+    running = _Running()
+    looks: deque[tuple[int, Look]] = deque()  # steps made before, and what will be seen
     ended: list[tuple[Request, Said]] = []
-    changed = True
-    while running or waiting:
+    while running.requests or waiting:
         if free and waiting:
-            _admit(decoder, prompts, waiting, free, running)
-            changed = True
-        if changed:
-            size = decoder.work_on(sorted(running))
-        for _ in range(min(STEPS_BETWEEN_LOOKS, max(request.limit for request in running.values()))):
-            decoder.step(size)
+            running.begin(_admit(decoder, prompts, waiting, free))
+        if running.most_left > 0:
+            size = decoder.work_on(sorted(running.requests))
+            for _ in range(min(STEPS_BETWEEN_LOOKS, running.most_left)):
+                decoder.step(size)
+                running.steps += 1
+            looks.append((running.steps, decoder.look()))
+            if len(looks) <= decoder.looks_behind:
+                continue
         for request, response in ended:
             on_ended(request, response)
-        alive, broken = decoder.look()
+        steps, look = looks.popleft()
+        alive, broken = look.seen()
         if broken:
             raise NotFinite
-        done = [slot for slot in running if not alive[slot]]
-        ended = (
-            list(zip([running.pop(slot) for slot in done], decoder.said(done), strict=True)) if done else []
-        )
+        done = running.ended(alive, steps)
+        said = decoder.said(done) if done else []
+        ended = list(zip([running.requests.pop(slot) for slot in done], said, strict=True))
         free = sorted([*free, *done])
-        changed = bool(done)
     for request, response in ended:
         on_ended(request, response)
 
 
 def _admit(
-    decoder: SlotDecoder,
-    prompts: Prompts,
-    waiting: deque[Request],
-    free: list[int],
-    running: dict[int, Request],
-) -> None:
-    """Fill free slots, the responses to one prompt together."""
+    decoder: SlotDecoder, prompts: Prompts, waiting: deque[Request], free: list[int]
+) -> list[tuple[int, Request]]:
+    """Fill free slots, the responses to one prompt together; returns who is where."""
+    admitted: list[tuple[int, Request]] = []
     while free and waiting:
         prompt = waiting[0].prompt
         together: list[tuple[int, Request]] = []
@@ -123,4 +150,5 @@ def _admit(
             together.append((free.pop(0), waiting.popleft()))
         slots = [slot for slot, _ in together]
         decoder.admit(prompt, prompts.states(prompt), slots, [request.limit for _, request in together])
-        running.update(together)
+        admitted += together
+    return admitted

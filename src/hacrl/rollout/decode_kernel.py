@@ -24,17 +24,28 @@ def can_decode(query: Tensor, key_heads: int) -> bool:
 
 
 def decode_attention(
-    query: Tensor, keys: Tensor, values: Tensor, slots: Tensor, used: Tensor, scale: float, window: int
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    used: Tensor,
+    scale: float,
+    window: int,
 ) -> Tensor:
     """(N, heads, D): each query's attention over the first ``used`` tokens of its slot.
 
-    Of these, the last ``window`` + 1 if that is not negative; keys and values are (slots, length, heads, D).
+    The last of these is the new one, whose key and value are written into the slot first. With a ``window``
+    that is not negative, only that many before the new one. Keys and values are (slots, length, heads, D).
     """
     rows, heads, width = query.shape
     key_heads = keys.shape[2]
     out = torch.empty(rows, heads, width, dtype=query.dtype, device=query.device)
     _decode[(rows, key_heads)](
         query,
+        key,
+        value,
         keys,
         values,
         out,
@@ -44,6 +55,10 @@ def decode_attention(
         window,
         query.stride(0),
         query.stride(1),
+        key.stride(0),
+        key.stride(1),
+        value.stride(0),
+        value.stride(1),
         keys.stride(0),
         keys.stride(1),
         keys.stride(2),
@@ -63,6 +78,8 @@ def decode_attention(
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _decode(  # type: ignore[no-untyped-def]
     query,
+    new_key,
+    new_value,
     keys,
     values,
     out,
@@ -72,6 +89,10 @@ def _decode(  # type: ignore[no-untyped-def]
     window,
     query_row,
     query_head,
+    key_row,
+    key_head,
+    value_row,
+    value_head,
     slot_stride,
     token_stride,
     head_stride,
@@ -87,6 +108,10 @@ def _decode(  # type: ignore[no-untyped-def]
     used = tl.load(used_tokens + row)
     base = tl.load(slots + row).to(tl.int64) * slot_stride + head * head_stride
     widths = tl.arange(0, WIDTH)
+    last = base + (used - 1) * token_stride + widths
+    tl.store(keys + last, tl.load(new_key + row * key_row + head * key_head + widths))
+    tl.store(values + last, tl.load(new_value + row * value_row + head * value_head + widths))
+    tl.debug_barrier()  # all threads of this program are about to read them
     shared = tl.arange(0, QUERIES)
     is_query = shared[:, None] < SHARED
     heads = head * SHARED + shared[:, None]

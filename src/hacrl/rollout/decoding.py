@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from hacrl.errors import ModelError
+from hacrl.rollout.roomy_cache import roomy_cache
 
 
 class Decoding:
@@ -28,7 +28,7 @@ class Decoding:
             input_ids[row, width - len(prompt) :] = torch.tensor(prompt)
             mask[row, width - len(prompt) :] = 1
         mask = mask.to(device)
-        self.cache = DynamicCache(config=model.config)
+        self.cache = roomy_cache(model.config)
         logits = model(
             input_ids=input_ids.to(device),
             attention_mask=mask,

@@ -14,11 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hacrl.agents.compiled import compiled
+from hacrl.agents.out_of_memory import is_out_of_memory
 from hacrl.agents.ragged import ragged
 from hacrl.agents.sampling import draw
 from hacrl.rollout.slots import DecodedTokens, SlotCache
 from hacrl.types import Sampling
 
+FINE = 64  # batches from this size on come in two sizes for every doubling
 SPARE = 1.25  # how much larger than needed a cache may be to be used once more
 
 
@@ -30,13 +33,35 @@ class Said:
     logprobs: list[float]
 
 
+class Look:
+    """An answer that is on its way."""
+
+    def __init__(self, flags: Tensor, arrived: torch.cuda.Event | None) -> None:
+        self._flags, self._arrived = flags, arrived
+
+    def seen(self) -> tuple[list[bool], bool]:
+        """Per slot whether it is running, and whether a number was not finite. Waits for the device."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        *alive, broken = self._flags.tolist()
+        return alive, broken
+
+
 class SlotDecoder:
     """The cache and, for every slot, what its response has said so far. The last slot is nobody's."""
 
     def __init__(
-        self, model: Any, slots: int, length: int, sampling: Sampling, stop_ids: Sequence[int]
+        self,
+        model: Any,
+        slots: int,
+        length: int,
+        sampling: Sampling,
+        stop_ids: Sequence[int],
+        compiles: bool = False,
     ) -> None:
         device = model.device
+        self.compiles = compiles  # layers are compiled; False if it turns out that they cannot be
+        self.problem = ""  # why not
         self.model = model
         self.sampling = sampling
         self.cache = SlotCache(model.config, slots, length, model.dtype, device)
@@ -99,10 +124,20 @@ class SlotDecoder:
         else:
             self._decode(size)
 
-    def look(self) -> tuple[list[bool], bool]:
-        """Which slots are still running, and whether a number was not finite. Waits for the device."""
-        *alive, broken = torch.cat([self._alive, self._broken]).tolist()
-        return alive, broken
+    @property
+    def looks_behind(self) -> int:
+        """How many looks may be outstanding while more is computed: none where computing is not beside us."""
+        return 1 if self._rows.is_cuda else 0
+
+    def look(self) -> Look:
+        """Ask which slots are still running, and whether a number was not finite, after the steps so far."""
+        flags = torch.cat([self._alive, self._broken])
+        if not flags.is_cuda:
+            return Look(flags, None)
+        seen = flags.to("cpu", non_blocking=True)  # from here on whoever reads it waits for the event
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return Look(seen, event)
 
     def said(self, slots: Sequence[int]) -> list[Said]:
         """What has been said in these slots."""
@@ -124,8 +159,11 @@ class SlotDecoder:
             self._addresses = self._weight_addresses()
 
     def _batch_size(self, running: int) -> int:
-        """The next power of two, or everybody: few sizes, so that few graphs are recorded."""
-        return min(1 << (running - 1).bit_length(), len(self._rows))
+        """The next power of two, or half way to it, or everybody: few sizes, so few graphs are recorded."""
+        size = 1 << (running - 1).bit_length()
+        if size >= FINE and running <= size * 3 // 4:
+            size = size * 3 // 4
+        return min(size, len(self._rows))
 
     def _weight_addresses(self) -> int:
         return hash(tuple(parameter.data_ptr() for parameter in self.model.parameters()))
@@ -137,7 +175,7 @@ class SlotDecoder:
         stream = torch.cuda.Stream(self._rows.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self._rows.device))
         with torch.cuda.stream(stream):
-            self._decode(size)  # libraries choose and set up their kernels the first time
+            self._try(size)  # libraries choose and set up their kernels the first time
         torch.cuda.current_stream(self._rows.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.generator)
@@ -148,17 +186,27 @@ class SlotDecoder:
         self._rows.copy_(rows)
         self.generator.set_state(state)
 
+    def _try(self, size: int) -> None:
+        """A first step; what cannot be compiled is done without."""
+        try:
+            self._decode(size)
+        except Exception as error:
+            if not self.compiles or is_out_of_memory(error):
+                raise
+            self.compiles, self.problem = False, f"{type(error).__name__}: {str(error).strip()[:200]}"
+            self._decode(size)
+
     def _decode(self, size: int) -> None:
         rows = self._rows[:size]
         positions, alive = self._position[rows], self._alive[rows]
-        with ragged(self.model):
+        with ragged(self.model), compiled(self.model, self.compiles):
             logits = self.model(
                 input_ids=self._token[rows].unsqueeze(0),
                 position_ids=positions.unsqueeze(0),
                 slots=DecodedTokens(self.cache, rows, positions),
                 use_cache=False,
             ).logits[0]
-        token_ids, logprobs = draw(logits, self.sampling, self.generator)
+            token_ids, logprobs = draw(logits, self.sampling, self.generator)
         columns = torch.where(alive, self._count[rows], self.sampling.max_new_tokens)
         self._said_ids[rows, columns] = token_ids
         self._said_logprobs[rows, columns] = logprobs

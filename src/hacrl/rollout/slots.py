@@ -69,17 +69,17 @@ class DecodedTokens:
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int
     ) -> Tensor:
         """See :class:`hacrl.agents.ragged.Slots`; (N, heads, D)."""
-        keys, values = (states.flatten(0, 1) for states in self._cache.states[layer])
+        states = self._cache.states[layer]
+        kernel = decode_kernel() if has_kernel(query) else None
+        if kernel is not None and kernel.can_decode(query, key.shape[1]):
+            attended: Tensor = kernel.decode_attention(
+                query, key, value, states[0], states[1], self._slots, self._used, scale, window
+            )
+            return attended
+        keys, values = states[0].flatten(0, 1), states[1].flatten(0, 1)
         keys.index_copy_(0, self._places, key)
         values.index_copy_(0, self._places, value)
         if has_kernel(query):
-            kernel = decode_kernel()
-            if kernel is not None and kernel.can_decode(query, key.shape[1]):
-                states = self._cache.states[layer]
-                attended: Tensor = kernel.decode_attention(
-                    query, states[0], states[1], self._slots, self._used, scale, window
-                )
-                return attended
             return torch.ops.aten._flash_attention_forward(  # type: ignore[no-any-return]
                 query,
                 keys,
@@ -99,8 +99,11 @@ class DecodedTokens:
         return self._plainly(layer, query, scale, window)
 
     def _plainly(self, layer: int, query: Tensor, scale: float, window: int) -> Tensor:
-        keys, values = (states[self._slots].transpose(1, 2) for states in self._cache.states[layer])
-        columns = torch.arange(self._cache.length, device=query.device)
+        states = self._cache.states[layer]
+        if not states.is_cuda:  # where looking at a number waits for nothing
+            states = states[:, :, : int(self._used.max())]
+        keys, values = (part[self._slots].transpose(1, 2) for part in states)
+        columns = torch.arange(keys.shape[2], device=query.device)
         used = self._used.unsqueeze(1)
         seen = columns < used
         if window >= 0:

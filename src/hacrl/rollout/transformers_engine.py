@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hacrl.agents.agent import Agent
 from hacrl.agents.out_of_memory import is_out_of_memory, let_go
-from hacrl.agents.ragged import can_be_ragged
+from hacrl.agents.ragged import can_be_ragged, packs
 from hacrl.agents.sampling import draw
 from hacrl.errors import ModelError, TrainingError
 from hacrl.rollout.continuous import NotFinite, Request, decode_all
@@ -30,13 +30,24 @@ LENGTH_STEP = 64  # slots are this many tokens long, or a multiple of it, so tha
 
 
 class TransformersEngine:
-    """Samples with the learner's own weights. ``continuous``: as on a GPU, or not; None finds out."""
+    """Samples with the learner's own weights.
 
-    def __init__(self, agent: Agent, max_batch: int = 512, continuous: bool | None = None) -> None:
+    ``continuous``: as on a GPU, or not; None finds out. ``compiles``: with compiled layers; None: where the
+    learner's are by default.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        max_batch: int = 512,
+        continuous: bool | None = None,
+        compiles: bool | None = None,
+    ) -> None:
         self.agent = agent
         self.max_batch = max_batch  # most responses decoded side by side; fewer once memory has run out
         self.notes: list[str] = []  # sentences for the user
         self._continuous = continuous
+        self._compiles = compiles
         self._decoder: SlotDecoder | None = None  # with its graphs, for the next step
 
     @property
@@ -85,6 +96,7 @@ class TransformersEngine:
             draws = derive_seed(seed, "again", len(rollouts)) if rollouts else seed
             try:
                 decode_all(self._decoder_for(missing, sampling), missing, draws, on_ended)
+                self._note_what_is_not_compiled()
             except NotFinite:
                 raise self._not_finite() from None
             except RuntimeError as error:
@@ -105,8 +117,18 @@ class TransformersEngine:
         if kept is None or not kept.will_do(slots, length, sampling):
             self._decoder = kept = None  # before another is made
             slots = min(slots, slots_that_fit(model, length))
-            self._decoder = kept = SlotDecoder(model, slots, length, sampling, stop_ids)
+            compiles = packs(model) if self._compiles is None else self._compiles
+            self._decoder = kept = SlotDecoder(model, slots, length, sampling, stop_ids, compiles)
         return kept
+
+    def _note_what_is_not_compiled(self) -> None:
+        problem = self._decoder.problem if self._decoder is not None else ""
+        if problem and self._compiles is not False:
+            self._compiles = False
+            self.notes.append(
+                f"agent {self.agent.name!r}: its layers could not be compiled for decoding ({problem}), "
+                "which is slower than it could be. rollout.compile=false says that it need not be tried"
+            )
 
     def _slots(self, responses: int) -> int:
         return min(self.max_batch, responses)

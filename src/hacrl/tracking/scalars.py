@@ -57,6 +57,7 @@ def _source_scalars(name: str, report: LearnReport) -> Scalars:
         scalars |= _numbers(f"{name}/from/{source}/retokenised", retokenised)
     for source, reasons in report.dropped.items():
         scalars |= {f"{name}/from/{source}/dropped/{reason}": float(n) for reason, n in reasons.items()}
+    scalars |= {f"{name}/from/{source}/left_out": float(n) for source, n in report.left_out.items()}
     return scalars
 
 

@@ -1,0 +1,35 @@
+"""Whether a model's layers can be compiled for learning, found out before it matters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hacrl.agents.compiled import compiled, decoder_layers
+from hacrl.agents.logprobs import response_logprobs
+from hacrl.agents.ragged import packs, ragged
+from hacrl.types import Sampling
+
+
+def why_not_compiled(model: Any) -> str | None:
+    """What is in the way of compiling this model's layers, found out by trying; None if nothing is.
+
+    A compiler needs a C compiler and Triton, and it does not understand all that models are written in.
+    """
+    if not decoder_layers(model):
+        return f"{type(model).__name__} does not say which its layers are"
+    probe = torch.arange(1, 9, device=model.device)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    try:
+        with compiled(model), ragged(model, packs(model)):
+            pairs = [(probe[:3].tolist(), probe.tolist()), (probe[:2].tolist(), probe[:5].tolist())]
+            logprobs, _ = response_logprobs(model, pairs, Sampling(8), model.device)
+            torch.autograd.grad(logprobs.sum(), trained, allow_unused=True)
+    except Exception as error:  # whatever it is, learning can do without
+        return (
+            f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
+            if str(error)
+            else repr(error)
+        )
+    return None

@@ -1,0 +1,83 @@
+"""What agents on a GPU send to the machine's memory while they do not need it, and what that saves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+from hacrl.agents.footprint import Footprint, peak_together
+from hacrl.learning.settings import Offload, OffloadLevel
+
+GIB = 2**30
+COMFORTABLE = 0.85  # share of a device that an estimate may fill: the CUDA context and waste come on top
+HOST_SHARE = 0.8  # of the machine's memory, at most, for what was sent there
+
+
+@dataclass(frozen=True)
+class OffloadPlan:
+    """One device: what leaves it, and the bytes needed there and in the machine's memory."""
+
+    level: OffloadLevel
+    needed: int
+    host: int
+
+
+def plan_offload(
+    asked: Offload, footprints: Sequence[Footprint], device: str, available: int, host_available: int
+) -> OffloadPlan:
+    """What was asked for; "auto": the first level with which the device is comfortably large enough.
+
+    If it never is, the level that needs least. Nothing ever leaves a CPU.
+    """
+    if device == "cpu" or not footprints:
+        return _plan("never", footprints)
+    if asked != "auto":
+        return _plan(asked, footprints)
+    plans = [_plan(level, footprints) for level in get_args(OffloadLevel)]
+    possible = [plan for plan in plans if plan.host <= max(0.0, HOST_SHARE * host_available)]
+    fitting = [plan for plan in possible if plan.needed <= COMFORTABLE * available]
+    return fitting[0] if fitting else min(possible, key=lambda plan: plan.needed)  # the first of equal ones
+
+
+def _plan(level: OffloadLevel, footprints: Sequence[Footprint]) -> OffloadPlan:
+    return OffloadPlan(level, peak_with(level, footprints), host_bytes(level, footprints))
+
+
+def host_bytes(level: OffloadLevel, footprints: Sequence[Footprint]) -> int:
+    """What is sent away of all agents together; gradients are let go instead."""
+    sent = sum(one.masters + one.moments for one in footprints) if level != "never" else 0
+    return sent + (sum(one.weights for one in footprints) if level == "all" else 0)
+
+
+def peak_with(level: OffloadLevel, footprints: Sequence[Footprint]) -> int:
+    """Most bytes on a device that the agents share."""
+    if level == "never":
+        return peak_together(footprints)
+    weights = sum(one.weights for one in footprints)
+    others = {one.agent: weights - one.weights if level == "optimizer" else 0 for one in footprints}
+    turns = [one.weights + others[one.agent] + _turn(one) for one in footprints]
+    stays = sum(one.reference + one.engine for one in footprints)
+    return stays + max([weights, *turns], default=0)  # all weights meet when they are loaded
+
+
+def _turn(one: Footprint) -> int:
+    """Besides weights: generating needs no optimizer, learning no cache."""
+    optimizer = one.masters + one.gradients + one.moments
+    return max(one.rollout, optimizer + max(one.learning, one.update))
+
+
+def offload_note(device: str, plan: OffloadPlan, asked: Offload, before: int, available: int) -> str | None:
+    """What the user should know about it; None: nothing leaves."""
+    if plan.level == "never":
+        return None
+    what = {"optimizer": "optimizers", "all": "optimizers, and weights of agents not at work,"}[plan.level]
+    why = (
+        f"all agents would need about {before / GIB:.1f} of its {available / GIB:.1f} GiB at once"
+        if asked == "auto"
+        else f"learning.offload={asked}"
+    )
+    return (
+        f"{what} leave {device} while they are not needed, for {plan.host / GIB:.1f} GiB of the machine's "
+        f"memory ({why}; now about {plan.needed / GIB:.1f} GiB). No number changes"
+    )

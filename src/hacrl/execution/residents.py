@@ -1,0 +1,73 @@
+"""What the loaded agents of a run send away from their GPUs: decided once, before optimizers are made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hacrl.agents.agent import Agent
+from hacrl.agents.footprint import ParameterCounts
+from hacrl.agents.lora import is_adapted
+from hacrl.config.schema import RunConfig
+from hacrl.execution.memory import Sized, agents_by_device, available_bytes, footprints, offload_plans
+from hacrl.execution.offloading import offload_note, peak_with
+from hacrl.execution.preflight import Checked
+from hacrl.learning.settings import OffloadLevel
+
+
+@dataclass(frozen=True)
+class OffloadDecision:
+    """Agent -> what leaves its device, and sentences about it for the user."""
+
+    levels: dict[str, OffloadLevel]
+    notes: tuple[str, ...] = ()
+
+
+def decide_offload(config: RunConfig, checked: Checked, agents: Sequence[Agent]) -> OffloadDecision:
+    """By what the agents' memory is estimated to be, on the GPUs they are on."""
+    levels: dict[str, OffloadLevel] = {agent.name: "never" for agent in agents}
+    asked = config.learning.offload
+    if asked == "never" or all(agent.device.type == "cpu" for agent in agents):
+        return OffloadDecision(levels)
+    sized = _sized(config, checked, agents)
+    known = footprints(config, sized)
+    plans = offload_plans(config, sized, known)
+    notes = []
+    for device, names in agents_by_device(sized).items():
+        if device == "cpu":
+            continue
+        if device not in plans:
+            level: OffloadLevel = "never" if asked == "auto" else asked
+            note: str | None = (
+                f"learning.offload counts as {level} on {device}: an agent's layers are unusual, so that "
+                "what it needs of the memory is not known"
+            )
+        else:
+            level = plans[device].level
+            before = peak_with("never", [known[name] for name in names])
+            note = offload_note(device, plans[device], asked, before, available_bytes(device))
+        levels |= dict.fromkeys(names, level)
+        notes += [note] if note else []
+    return OffloadDecision(levels, tuple(notes))
+
+
+def _sized(config: RunConfig, checked: Checked, agents: Sequence[Agent]) -> Sized:
+    """What is known of agents that are loaded: everything."""
+    settings = {one.name: one for one in config.agents}
+    problems = (*checked.train, *checked.test)
+    longest = {agent.name: max(len(agent.encode_prompt(one)) for one in problems) for agent in agents}
+    return Sized(
+        devices={agent.name: str(agent.device) for agent in agents},
+        configs={agent.name: agent.model.config for agent in agents},
+        prompt_tokens=longest,
+        counted={(agent.name, settings[agent.name].lora): _counts(agent) for agent in agents},
+    )
+
+
+def _counts(agent: Agent) -> ParameterCounts:
+    sizes = [parameter.numel() for parameter in agent.model.parameters()]
+    trained = [parameter.numel() for parameter in agent.model.parameters() if parameter.requires_grad]
+    adapters = sum(trained) if is_adapted(agent.model) else 0
+    return ParameterCounts(
+        base=sum(sizes) - adapters, adapters=adapters, trainable=sum(trained), largest=max(trained, default=0)
+    )

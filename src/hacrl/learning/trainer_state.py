@@ -1,0 +1,89 @@
+"""What of a training run lasts from step to step, and how it is written down and read again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from hacrl.algorithms.capability import CapabilityTracker
+from hacrl.learning.collapse import CollapseWatch
+from hacrl.learning.participant import Participant
+from hacrl.learning.step_under_way import StepUnderWay
+from hacrl.tasks.stream import ProblemStream
+
+
+class TrainerState:
+    """How far a run has come. Random draws are derived from names and steps: no random state is kept."""
+
+    def __init__(
+        self, participants: Sequence[Participant], capabilities: CapabilityTracker, collapse: CollapseWatch
+    ) -> None:
+        self.steps_done = 0
+        self.evaluated = -1  # the last step that was
+        self.noted: set[str] = set()  # agents a user was told about
+        self.under_way: StepUnderWay | None = None
+        self._participants = participants
+        self._capabilities = capabilities
+        self._collapse = collapse
+        self._capabilities_before = capabilities.state_dict()  # before the step under way
+
+    def begin(self, step: int) -> StepUnderWay:
+        """A fresh step, or what an interrupted run had done of it."""
+        self._capabilities_before = self._capabilities.state_dict()
+        if self.under_way is None:
+            self.under_way = StepUnderWay(step)
+        assert self.under_way.step == step, f"step {self.under_way.step} is under way, not {step}"
+        return self.under_way
+
+    def end(self) -> None:
+        """The step under way is done."""
+        assert self.under_way is not None
+        self.steps_done = self.under_way.step
+        self.under_way = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the rest of the run depends on, but for tensors; JSON-ready."""
+        agents = {
+            one.name: {
+                "policy_version": one.agent.policy_version,
+                "learner": one.learner.state_dict(),
+                "engine": one.engine.state_dict(),
+            }
+            for one in self._participants
+        }
+        under_way = self.under_way
+        return {
+            "steps_done": self.steps_done,
+            "evaluated": self.evaluated,
+            "capabilities": self._capabilities_before if under_way else self._capabilities.state_dict(),
+            "noted": sorted(self.noted),
+            "collapse": self._collapse.state_dict(),
+            "agents": agents,
+            "under_way": under_way.as_json() if under_way else None,
+        }
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Agent -> weights that are trained and the optimizer's moments, wherever they are; not copied."""
+        return {one.name: one.learner.optimizer.tensors() for one in self._participants}
+
+    def load_state_dict(
+        self,
+        state: Mapping[str, Any],
+        tensors: Mapping[str, Mapping[str, Tensor]],
+        stream: ProblemStream,
+    ) -> None:
+        """Go on where :meth:`state_dict` was taken; ``stream`` gives the problems of a step under way."""
+        self.steps_done, self.evaluated = state["steps_done"], state["evaluated"]
+        self._capabilities.load_state_dict(state["capabilities"])
+        self.noted = set(state["noted"])
+        self._collapse.load_state_dict(state["collapse"])
+        for one in self._participants:
+            one.agent.policy_version = state["agents"][one.name]["policy_version"]
+            one.learner.load_state_dict(state["agents"][one.name]["learner"])
+            one.engine.load_state_dict(state["agents"][one.name]["engine"])
+            one.learner.optimizer.load_tensors(tensors[one.name])
+        if state["under_way"] is not None:
+            problems = stream.batch(self.steps_done)
+            self.under_way = StepUnderWay.from_json(state["under_way"], problems)

@@ -1,0 +1,209 @@
+"""What is sent away from a GPU: peaks worked out by hand, and who decides when."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from hacrl.agents.agent import Agent
+from hacrl.agents.footprint import Footprint, ParameterCounts
+from hacrl.cli.dry_run import dry_run_lines
+from hacrl.config.loading import load_config
+from hacrl.execution import memory
+from hacrl.execution.dry_run import dry_run
+from hacrl.execution.memory import Sized, device_memory, footprints
+from hacrl.execution.offloading import OffloadPlan, host_bytes, offload_note, peak_with, plan_offload
+from hacrl.execution.residents import decide_offload
+from tests.execution.test_dry_run import shapes
+from tests.support.sevens import SevensTask
+from tests.support.tiny import char_agent, pair_agent
+
+GIB = 2**30
+COUNTS = ParameterCounts(base=1, adapters=0, trainable=1, largest=1)
+
+
+def footprint(agent: str, **parts: int) -> Footprint:
+    return Footprint(agent=agent, counts=COUNTS, precision="bfloat16", **parts)
+
+
+ADA = footprint(
+    "ada",
+    weights=2,
+    masters=4,
+    gradients=4,
+    moments=8,
+    reference=1,
+    cache=10,
+    decoding=1,
+    activations=3,
+    logits=2,
+    backward=1,
+    update=0,
+)
+BOB = footprint(
+    "bob",
+    weights=4,
+    masters=8,
+    gradients=8,
+    moments=16,
+    reference=2,
+    cache=20,
+    decoding=2,
+    activations=5,
+    logits=1,
+    backward=2,
+    update=9,
+    engine=3,
+)
+BOTH = [ADA, BOB]
+
+
+def test_peaks_and_what_is_sent_by_hand() -> None:
+    # held always: 19 and 41; then the larger of 11 (rollout) and 22
+    assert peak_with("never", BOTH) == 19 + 41 + 22
+    # references and an engine stay: 6. All weights: 6. Ada generates with 11 or learns with 16 + 3 + 2, Bob
+    # generates with 22 or learns with 32 + the larger of 5 + 2 and 9
+    assert peak_with("optimizer", BOTH) == 6 + 6 + 41
+    # Bob's weights alone, 4
+    assert peak_with("all", BOTH) == 6 + 4 + 41
+    assert peak_with("all", [ADA]) == 1 + 2 + 21
+    assert [host_bytes(level, BOTH) for level in ("never", "optimizer", "all")] == [0, 12 + 24, 12 + 24 + 6]
+
+
+@pytest.mark.parametrize(
+    ("available", "host", "level"),
+    [
+        (97, 1000, "never"),  # 85% are 82.45, 82 are needed
+        (96, 1000, "optimizer"),
+        (63, 1000, "optimizer"),  # 53.55 and 53
+        (62, 1000, "all"),
+        (10, 1000, "all"),  # never fits; least is best
+        (62, 50, "optimizer"),  # four fifths of the machine's memory are 40, 42 would go there
+        (10, 44, "never"),  # 35.2 and 36
+        (10, -5, "never"),
+    ],
+)
+def test_as_little_leaves_as_makes_it_fit(available: int, host: int, level: str) -> None:
+    plan = plan_offload("auto", BOTH, "cuda:0", available, host)
+    assert (plan.level, plan.needed, plan.host) == (level, peak_with(level, BOTH), host_bytes(level, BOTH))
+    assert plan_offload("auto", BOTH, "cpu", available, host).level == "never"
+
+
+def test_weights_of_a_lone_agent_never_leave_by_themselves() -> None:
+    # it always needs them: with or without, 5 + 4 + 41
+    assert plan_offload("auto", [BOB], "cuda:0", 10, 1000) == OffloadPlan("optimizer", 50, 24)
+
+
+def test_what_was_asked_for_is_done_even_if_it_does_not_help() -> None:
+    assert plan_offload("never", BOTH, "cuda:0", 10, 1000).level == "never"
+    assert plan_offload("all", BOTH, "cuda:0", 1000, 10).level == "all"
+    assert plan_offload("all", BOTH, "cpu", 10, 1000).level == "never"
+
+
+def test_the_user_is_told_what_leaves_and_why() -> None:
+    plan = OffloadPlan("optimizer", 84 * GIB, 64 * GIB)
+    assert offload_note("cuda:0", plan, "auto", 157 * GIB, 139 * GIB) == (
+        "optimizers leave cuda:0 while they are not needed, for 64.0 GiB of the machine's memory (all agents "
+        "would need about 157.0 of its 139.0 GiB at once; now about 84.0 GiB). No number changes"
+    )
+    told = offload_note("cuda:1", OffloadPlan("all", 1, 1), "all", 157 * GIB, 139 * GIB)
+    assert "weights of agents not at work, leave cuda:1" in told
+    assert "(learning.offload=all; " in told
+    assert offload_note("cuda:0", OffloadPlan("never", 1, 0), "auto", 1, 10) is None
+
+
+def there(gpu: float, host: float):
+    return lambda device: int((host if device == "cpu" else gpu) * GIB)
+
+
+def test_the_paper_pair_fits_one_gpu_of_139_gib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_bytes", there(139, 125))
+    sized = Sized({"small": "cuda", "large": "cuda:0"}, shapes(), {})
+
+    def on_gpu(*overrides: str) -> memory.DeviceMemory:
+        run = load_config(Path("paper_size"), overrides)
+        (found,) = device_memory(run, sized, footprints(run, sized))
+        return found
+
+    plain, auto = on_gpu("learning.offload=never"), on_gpu()
+    assert (plain.offload, plain.host, plain.fits) == ("never", 0, False)
+    assert "learning.offload=auto" in [advice.change for advice in plain.advice]
+    assert {a.change: a.needed for a in plain.advice}["learning.offload=auto"] == auto.needed
+    assert (auto.offload, auto.fits) == ("optimizer", True)
+    # masters and moments of 1,720,574,976 + 4,022,468,096 weights
+    assert auto.host == 12 * (1_720_574_976 + 4_022_468_096)
+    run = load_config(Path("paper_size"))
+    known = footprints(run, sized)
+    assert auto.needed == peak_with("optimizer", list(known.values()))
+
+
+def test_two_gpus_share_the_machines_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small on one takes 19.2 of its 60 GiB. Of the 40.8 left 32.6 may be used; large wants 45."""
+    monkeypatch.setattr(memory, "available_bytes", there(45, 60))
+    sized = Sized({"small": "cuda:0", "large": "cuda:1"}, shapes(), {})
+    run = load_config(Path("paper_size"))
+    first, second = device_memory(run, sized, footprints(run, sized))
+    assert (first.offload, second.offload) == ("optimizer", "never")
+    assert first.host == 12 * 1_720_574_976
+
+
+class OnGpu(Agent):
+    """Says that it is on a GPU; nothing is computed here."""
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda", 0)
+
+
+def decision(monkeypatch: pytest.MonkeyPatch, gpu: int, agents: Mapping[str, Agent], *overrides: str):
+    monkeypatch.setattr(memory, "available_bytes", lambda device: 2**40 if device == "cpu" else gpu)
+    monkeypatch.setattr("hacrl.execution.residents.available_bytes", lambda _: gpu)
+    names = "[" + ", ".join(f"{{name: {name}, model: x}}" for name in agents) + "]"
+    task = SevensTask()
+    config = load_config(Path("demo"), [f"agents={names}", "rollout.max_new_tokens=4", *overrides])
+    checked = SimpleNamespace(train=task.train, test=task.test)
+    return decide_offload(config, checked, list(agents.values()))
+
+
+def test_loaded_agents_are_counted_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    agents = {agent.name: agent for agent in (char_agent(), pair_agent())}
+    assert decision(monkeypatch, 1, agents, "learning.offload=all").notes == ()  # on a CPU
+    for agent in agents.values():
+        agent.__class__ = OnGpu
+    roomy = decision(monkeypatch, 2**40, agents)
+    assert (roomy.levels, roomy.notes) == ({"char": "never", "pair": "never"}, ())
+    tight = decision(monkeypatch, 1, agents)
+    assert tight.levels == {"char": "all", "pair": "all"}
+    [note] = tight.notes
+    assert note.startswith("optimizers, and weights of agents not at work, leave cuda:0")
+    asked = decision(monkeypatch, 2**40, agents, "learning.offload=optimizer")
+    assert asked.levels == {"char": "optimizer", "pair": "optimizer"}
+
+
+def test_of_unusual_agents_nothing_leaves_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = char_agent()
+    agent.__class__ = OnGpu
+    agent.model.config = AutoConfig.for_model("mamba", vocab_size=22, hidden_size=16, num_hidden_layers=1)
+    auto = decision(monkeypatch, 1, {"char": agent})
+    assert auto.levels == {"char": "never"}
+    assert "counts as never on cuda:0: an agent's layers are unusual" in auto.notes[0]
+    assert decision(monkeypatch, 1, {"char": agent}, "learning.offload=all").levels == {"char": "all"}
+
+
+def test_a_dry_run_says_what_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(Path("demo"), ["device=cpu"])
+    plan = dry_run(config)
+    assert not any("leave it" in line for line in dry_run_lines(plan))
+    (cpu,) = plan.devices
+    moved = memory.DeviceMemory("cuda:0", cpu.agents, GIB, 2 * GIB, offload="all", host=3 * GIB)
+    lines = list(dry_run_lines(replace(plan, devices=(moved,))))
+    place = next(i for i, line in enumerate(lines) if line.startswith("cuda:0 ("))
+    assert lines[place + 1] == (
+        "  optimizers and weights leave it while they are not needed: 3.0 GiB of the machine's memory"
+    )

@@ -1,0 +1,298 @@
+"""What leaves a real GPU comes back as it was; its memory is free in between. Skipped where there is none."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from hacrl.agents.agent import Agent
+from hacrl.config.loading import build_config
+from hacrl.config.schema import RunConfig
+from hacrl.execution import memory
+from hacrl.execution.local import LocalRun, build_trainer
+from hacrl.execution.preflight import preflight
+from hacrl.execution.resume import open_run
+from hacrl.learning.observer import Observer, Phase
+from hacrl.learning.offload import CudaTransfers, Luggage
+from hacrl.learning.optimizer import MasterWeightAdamW
+from tests.support.sevens import SevensTask
+from tests.support.tiny import character_tokenizer, pair_tokenizer, tiny_llama, tiny_qwen
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+DEVICE = "cuda"
+GPU = torch.device(DEVICE, 0)
+MIB = 2**20
+STEPS = 3
+
+
+def allocated() -> int:
+    """Bytes of the GPU that tensors have asked for, when all is done; what they get is rounded up."""
+    torch.cuda.synchronize()
+    gc.collect()
+    return int(torch.cuda.memory_stats()["requested_bytes.all.current"])
+
+
+def busy(seconds: float = 0.2) -> None:
+    """Keep the stream at work, so that what does not wait for it comes too early."""
+    torch.cuda._sleep(int(seconds * 1e9))  # cycles; a GPU makes one to two of them in a nanosecond
+
+
+# --- the mechanism ---
+
+
+def test_copies_come_after_the_work_before_them_and_before_the_work_after_them() -> None:
+    """On streams that wait for nobody, these would read and write too early."""
+    luggage = Luggage(CudaTransfers(GPU))
+    value = torch.zeros(64 * MIB // 4, device=GPU)
+    for trip in range(1, 6):
+        busy()
+        value += 1  # still to come when the copy is asked for
+        luggage.leave([value])
+        assert value.device.type == "cpu"
+        luggage.come_back()  # no wait in between
+        assert value.device == GPU
+        luggage.ready()
+        assert float(value.double().sum()) == trip * value.numel()
+
+
+def test_memory_is_not_handed_out_while_it_is_still_being_copied() -> None:
+    transfers = CudaTransfers(GPU)
+    for trip in range(5):
+        luggage = Luggage(transfers)
+        value = torch.full((256 * MIB // 4,), float(trip), device=GPU)
+        luggage.leave([value])
+        others = [torch.full_like(value, -1.0, device=GPU) for _ in range(2)]  # would take the same memory
+        luggage.wait()
+        assert value.is_pinned()
+        assert value.eq(float(trip)).all()
+        del others
+
+
+def test_what_is_away_takes_no_memory_of_the_gpu() -> None:
+    luggage = Luggage(CudaTransfers(GPU))
+    before = allocated()
+    value = torch.ones(32 * MIB // 4, device=GPU)
+    for _ in range(3):
+        assert allocated() - before == 32 * MIB
+        luggage.leave([value])
+        assert allocated() - before == 0
+        luggage.come_back()
+        luggage.ready()
+    assert luggage.host_bytes == 32 * MIB
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_updates_are_the_same_to_the_bit(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    start = [torch.randn(512, 1024, generator=generator).to(dtype) for _ in range(3)]
+    gradients = [[torch.randn_like(value) for value in start] for _ in range(4)]
+    transfers = CudaTransfers(GPU)
+
+    def trained(offload: bool, resumed: bool = False) -> tuple[list[Tensor], dict[str, Tensor]]:
+        values = [nn.Parameter(value.to(GPU)) for value in start]
+        optimizer = MasterWeightAdamW(values, 1e-2, (0.9, 0.999), 0.1)
+        for number, update in enumerate(gradients):
+            if offload:
+                optimizer.offload(transfers)
+            if resumed and number == 2:
+                saved = {name: value.cpu().clone() for name, value in optimizer.tensors().items()}
+                optimizer = MasterWeightAdamW(values, 1e-2, (0.9, 0.999), 0.1)
+                optimizer.load_tensors(saved)
+            optimizer.zero_gradients()
+            for value, gradient in zip(values, update, strict=True):
+                (value * gradient.to(GPU)).sum().backward()
+            optimizer.clip_gradients(1.0)
+            optimizer.step()
+        tensors = {name: value.cpu().clone() for name, value in optimizer.tensors().items()}
+        return [value.detach().cpu() for value in values], tensors
+
+    weights, state = trained(offload=False)
+    for options in (
+        {"offload": True},
+        {"offload": False, "resumed": True},
+        {"offload": True, "resumed": True},
+    ):
+        found, tensors = trained(**options)
+        assert all(torch.equal(one, other) for one, other in zip(weights, found, strict=True))
+        assert state.keys() == tensors.keys()
+        assert all(torch.equal(state[name], tensors[name]) for name in state)
+
+
+# --- whole runs ---
+
+
+class Memory(Observer):
+    """Bytes of the GPU when a response has come: the least of a step, phase and agent."""
+
+    def __init__(self) -> None:
+        self.least: dict[tuple[int, Phase, str], int] = {}
+        self._now: tuple[int, Phase, str] = (0, "evaluate", "")
+
+    def on_phase(self, step: int, phase: Phase, agent: str) -> None:
+        self._now = (step, phase, agent)
+
+    def on_response(self, agent: str) -> None:
+        used = allocated()
+        self.least[self._now] = min(used, self.least.get(self._now, used))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two bfloat16 agents large enough that their optimizers are not lost in the noise."""
+    folder = tmp_path_factory.mktemp("models")
+    characters, pairs = character_tokenizer(), pair_tokenizer()
+    agents = [
+        Agent("qwen", tiny_qwen(characters, width=1024).to(torch.bfloat16), characters),
+        Agent("llama", tiny_llama(pairs, width=1024).to(torch.bfloat16), pairs),
+    ]
+    for agent in agents:
+        agent.save(folder / agent.name)
+    return {agent.name: folder / agent.name for agent in agents}
+
+
+def config(models: dict[str, Path], output: Path, level: str) -> RunConfig:
+    agents = [{"name": name, "model": str(path), "precision": "bfloat16"} for name, path in models.items()]
+    return build_config(
+        {
+            "agents": agents,
+            "output": str(output),
+            "steps": STEPS,
+            "device": DEVICE,
+            "learning": {"lr": 1e-3, "offload": level, "compile": False},
+            "rollout": {"prompts_per_step": 4, "rollouts_per_prompt": 4, "max_new_tokens": 8},
+            "evaluation": {"problems": 3},
+            "checkpoint": {"every": 1},
+        }
+    )
+
+
+def run_whole(run_config: RunConfig, *observers: Observer) -> None:
+    with LocalRun(run_config, observers, task=SevensTask()) as run:
+        run.train()
+        run.save()
+
+
+def assert_same(one: Path, other: Path) -> None:
+    """Metrics, and saved weights to the bit."""
+    lines, expected = ((folder / "metrics.jsonl").read_text() for folder in (one, other))
+    assert [json.loads(line) for line in lines.splitlines()] == [
+        json.loads(line) for line in expected.splitlines()
+    ]
+    for agent in ("qwen", "llama"):
+        tensors, other_tensors = (
+            load_file(folder / "agents" / agent / "model.safetensors") for folder in (one, other)
+        )
+        assert [name for name in tensors if not torch.equal(tensors[name], other_tensors[name])] == []
+
+
+@pytest.fixture
+def repeatable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Kernels that add up in the same order every time, as far as there are any."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_run_is_the_same_to_the_bit(models: dict[str, Path], tmp_path: Path, repeatable: None) -> None:
+    run_whole(config(models, tmp_path / "never", "never"))
+    run_whole(config(models, tmp_path / "again", "never"))
+    try:
+        assert_same(tmp_path / "never", tmp_path / "again")
+    except AssertionError:
+        pytest.skip("this GPU does not repeat itself, whatever is offloaded")
+    for level in ("optimizer", "all"):
+        run_whole(config(models, tmp_path / level, level))
+        assert_same(tmp_path / "never", tmp_path / level)
+    start, end = (
+        load_file(folder / "model.safetensors") for folder in (models["qwen"], tmp_path / "all/agents/qwen")
+    )
+    assert any(not torch.equal(start[name], end[name]) for name in start)  # it did learn
+    with LocalRun(config(models, tmp_path / "parts", "all"), task=SevensTask()) as run:
+        run.trainer.after_step = lambda: run.interrupt()
+        run.train()
+        run.save()
+    found = open_run(tmp_path / "parts")
+    with LocalRun(found.config, task=SevensTask(), resumed=found.point) as run:
+        run.train()
+        run.save()
+    assert_same(tmp_path / "never", tmp_path / "parts")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_agents_generate_with_more_room_and_are_home_afterwards(
+    models: dict[str, Path], tmp_path: Path
+) -> None:
+    seen: dict[str, Memory] = {}
+    run_whole(config(models, tmp_path / "warm", "never"))  # libraries take their own memory once
+    for level in ("never", "optimizer", "all"):
+        seen[level] = Memory()
+        with LocalRun(config(models, tmp_path / level, level), [seen[level]], task=SevensTask()) as run:
+            run.train()
+        agents = {one.name: one.agent for one in run.trainer.participants}
+        assert {agent.device.type for agent in agents.values()} == {DEVICE}
+        counts = {name: sum(p.numel() for p in agent.model.parameters()) for name, agent in agents.items()}
+        del run, agents
+        gc.collect()
+        torch.cuda.empty_cache()
+    # While an agent generates in the last step: of every weight of both, a float32 master, two moments and
+    # the gradient are gone (16 bytes); and, if asked for, the other's bfloat16 weights. A tenth of that for
+    # what engines keep
+    both = 16 * sum(counts.values())
+    for name in counts:
+        others = 2 * (sum(counts.values()) - counts[name])
+        full = seen["never"].least[STEPS, "rollout", name]
+        assert full - seen["optimizer"].least[STEPS, "rollout", name] > 0.9 * both
+        assert full - seen["all"].least[STEPS, "rollout", name] > 0.9 * (both + others)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_bytes_that_leave_by_hand(models: dict[str, Path], tmp_path: Path) -> None:
+    """Without the engines' noise: two agents that have learnt, and whose turn it is."""
+    settings = config(models, tmp_path / "run", "all")
+    trainer = build_trainer(settings, preflight(settings, SevensTask()))
+    trainer.step(1)
+    counts = {}
+    for one in trainer.participants:
+        one.engine.close()
+        counts[one.name] = sum(p.numel() for p in one.agent.model.parameters())
+    qwen, llama = counts["qwen"], counts["llama"]
+    trainer.residency.to_generate("qwen")
+    trainer.residency.leave("qwen")
+    empty = allocated()  # nobody's weights, nobody's optimizer
+    expected = {  # bytes per weight: 2, and 4 + 8 of the optimizer; gradients come with the next update only
+        ("to_generate", "qwen"): 2 * qwen,
+        ("to_generate", "llama"): 2 * llama,
+        ("to_learn", "qwen"): 14 * qwen,
+        ("to_learn", "llama"): 14 * llama,
+    }
+    for (turn, name), size in expected.items():
+        getattr(trainer.residency, turn)(name)
+        assert allocated() - empty == size
+    trainer.residency.everyone_home()
+    assert allocated() - empty == 2 * (qwen + llama)
+
+
+def test_nothing_leaves_a_gpu_with_room_unless_it_has_to(models: dict[str, Path], tmp_path: Path) -> None:
+    settings = config(models, tmp_path / "auto", "auto")
+    trainer = build_trainer(settings, preflight(settings, SevensTask()))
+    assert trainer.residency.notes == ()
+    before = allocated()
+    trainer.residency.to_generate("qwen")
+    assert allocated() == before
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "available_bytes", lambda device: 2**40 if device == "cpu" else 2**20)
+        crowded = build_trainer(settings, preflight(settings, SevensTask()))
+    assert "leave cuda:0 while they are not needed" in crowded.residency.notes[0]

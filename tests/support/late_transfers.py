@@ -1,0 +1,64 @@
+"""Copies that happen only when somebody waits for them, and memory that is poisoned before and after.
+
+On a GPU a copy that nobody waited for mostly goes well, by luck; here it never does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hacrl.learning.offload import Copy, Copying
+
+
+class LateCopying:
+    """Done when waited for; what it comes after is done first, if it was told of that."""
+
+    def __init__(self, copies: Sequence[Copy], after: Copying | None) -> None:
+        self.copies = list(copies)
+        self.after = after
+        if not (isinstance(after, LateCopying) and after.copies):  # else the target may still be read by it
+            self._poison([copy.target for copy in copies])
+
+    def ready(self) -> None:
+        self.wait()
+
+    @torch.no_grad()
+    def wait(self) -> None:
+        if self.after is not None:
+            self.after.wait()
+        for copy in self.copies:
+            copy.target.copy_(copy.source)
+        self._poison([copy.source for copy in self.copies])
+        self.copies = []
+
+    @staticmethod
+    def _poison(tensors: Sequence[Tensor]) -> None:
+        for tensor in tensors:
+            tensor.fill_(float("nan"))
+
+
+class LateTransfers:
+    """Between "the device", which is the CPU, and other memory of the CPU. Counts what is where."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.pieces: list[int] = []  # bytes of the machine's memory, as asked for
+        self.away = 0  # bytes
+        self.moves: list[str] = []
+
+    def host_memory(self, size: int) -> Tensor:
+        self.pieces.append(size)
+        return torch.full((size,), 255, dtype=torch.uint8)  # NaN in every kind of float
+
+    def leave(self, copies: Sequence[Copy], after: Copying | None) -> Copying:
+        self.away += sum(copy.source.nbytes for copy in copies)
+        self.moves.append("leave")
+        return LateCopying(copies, after)
+
+    def come_back(self, copies: Sequence[Copy], after: Copying | None) -> Copying:
+        self.away -= sum(copy.source.nbytes for copy in copies)
+        self.moves.append("come_back")
+        return LateCopying(copies, after)
