@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -48,6 +49,10 @@ class Watch(Observer):
     def on_rollouts(self, step: int, agent: str, rollouts: Sequence[VerifiedRollout]) -> None:
         """Count tokens."""
         self.generated[agent] = sum(one.rollout.num_tokens for one in rollouts)
+
+    def on_note(self, step: int, note: str) -> None:
+        """Whatever the user is told."""
+        print(note, file=sys.stderr)
 
     def on_step(self, report: StepReport, seconds: Mapping[str, float]) -> None:
         """A step is over."""
@@ -184,7 +189,8 @@ def measure_updates(work: Work, folder: Path) -> Measured:
     for step in range(work.warmup + work.steps):
         memory.begin()
         clock.enter("learn")
-        learner.learn(samples, work.updates, seed=step)
+        for note in learner.learn(samples, work.updates, seed=step).notes:
+            print(note, file=sys.stderr)
         clock.end_step()
         memory.end()
     lengths = [(len(prompt), len(response)) for prompt, response in given]

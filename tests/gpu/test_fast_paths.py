@@ -10,7 +10,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from hacrl.agents.agent import Agent
 from hacrl.agents.logprobs import packed_logprobs, padded_logprobs
-from hacrl.agents.ragged import packs
+from hacrl.agents.ragged import has_fused_attention
 from hacrl.algorithms.methods import make_method
 from hacrl.algorithms.settings import GspoSettings
 from hacrl.learning.learner import Learner
@@ -69,8 +69,8 @@ def test_graphs_sample_with_the_probabilities_of_a_plain_forward_pass(dtype, gap
     engine = TransformersEngine(agent, max_batch=6)  # of 20 responses: slots are used again
     for seed in (0, 1):  # the second time with graphs recorded before
         rollouts = engine.generate(PROBLEMS, 4, sampling, seed)
-        assert engine._decoder is not None
-        assert engine._decoder._graphs
+        assert engine._decoders[sampling]._graphs
+        assert engine._decoders[sampling].problem == ""
         assert len({rollout.num_tokens for rollout in rollouts}) > 1
         for rollout, expected in zip(rollouts, plain_logprobs(agent, rollouts, sampling), strict=True):
             difference = (torch.tensor(rollout.token_logprobs) - expected).abs()
@@ -112,11 +112,11 @@ def test_graphs_follow_weights_that_change_and_weights_that_move() -> None:
     engine = TransformersEngine(agent, 8)
     sampling = Sampling(12)
     engine.generate(PROBLEMS, 2, sampling, 0)
-    recorded = engine._decoder
+    recorded = engine._decoders[sampling]
     with torch.no_grad():
         agent.model.get_output_embeddings().weight.mul_(0.5)  # in place
     rollouts = engine.generate(PROBLEMS, 2, sampling, 0)
-    assert engine._decoder is recorded
+    assert engine._decoders[sampling] is recorded
     for rollout, expected in zip(rollouts, plain_logprobs(agent, rollouts, sampling), strict=True):
         torch.testing.assert_close(torch.tensor(rollout.token_logprobs), expected, atol=1e-3, rtol=0)
     old = [parameter.data for parameter in agent.model.parameters()]  # kept, so that addresses are new
@@ -147,10 +147,10 @@ def gradients(checkpointing: bool, packed: bool, monkeypatch: pytest.MonkeyPatch
     agent = agent_of(torch.bfloat16)
     if checkpointing:
         agent.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    assert packs(agent.model)
+    assert has_fused_attention(agent.model)
     if not packed:
         for place in ("agents.logprobs", "agents.output_layer", "learning.learner", "learning.token_budget"):
-            monkeypatch.setattr(f"hacrl.{place}.packs", lambda model: False)
+            monkeypatch.setattr(f"hacrl.{place}.has_fused_attention", lambda model: False)
     settings = LearningSettings(micro_batch_tokens=100, compile=compile, max_grad_norm=1e9)
     learner = Learner(agent, make_method(GspoSettings(clip_low=9, clip_high=9)), settings, Sampling(64))
     kept = []

@@ -92,13 +92,16 @@ def test_a_sample_beyond_the_budget_goes_alone() -> None:
     assert [indices(batch) for batch in micro_batches(samples, 1)] == [[1], [0], [2]]
 
 
-def test_packed_samples_take_what_they_are_long() -> None:
-    # lengths 9, 6, 5, 3, 3, 2; budget 12: 9 (+6 = 15 does not fit); 6 + 5 = 11; 3 + 3 + 2 = 8
+def test_packed_samples_take_what_they_are_long_and_share_prompts() -> None:
+    # prompt + response: 4+5, 1+2, 3+3, 4+1, 2+1, 1+1, of which the first and the fourth have the same prompt,
+    # and so have the second and the last. By prompt, longest first: 4+5 and 1, 3+3, 1+2 and 1, 2+1.
     lengths = [(4, 5), (1, 2), (3, 3), (4, 1), (2, 1), (1, 1)]
     samples = [made(i, prompt=p, response=r) for i, (p, r) in enumerate(lengths)]
-    assert [indices(batch) for batch in micro_batches(samples, 12, packed=True)] == [[0], [2, 3], [1, 4, 5]]
-    # budget 14: 9 + 6 = 15; 6 + 5 + 3 = 14, padded 3 * 6 = 18 would not; 3 + 2
-    assert [indices(batch) for batch in micro_batches(samples, 14, packed=True)] == [[0], [2, 3, 1], [4, 5]]
-    assert [indices(batch) for batch in micro_batches(samples, 14)] == [[0], [2, 3], [1, 4, 5]]
-    assert batch_tokens(samples[:3], packed=True) == 9 + 3 + 6
+    # budget 12: 9 + 1 = 10, and 6 more do not fit; 6 + 3 + 1 = 10, and 3 more do not fit; 3
+    assert [indices(batch) for batch in micro_batches(samples, 12, packed=True)] == [[0, 3], [2, 1, 5], [4]]
+    # budget 16: 10 + 6; 3 + 1 + 3
+    assert [indices(batch) for batch in micro_batches(samples, 16, packed=True)] == [[0, 3, 2], [1, 5, 4]]
+    # budget 8: alone, its prompt is needed again; then 4 + 1, and 6 do not fit; ...
+    assert [indices(batch) for batch in micro_batches(samples, 8, packed=True)] == [[0], [3], [2], [1, 5, 4]]
+    assert batch_tokens(samples[:4], packed=True) == 4 + 5 + 1 + 2 + 3 + 3 + 1
     assert batch_tokens(samples[:3], packed=False) == 3 * 9

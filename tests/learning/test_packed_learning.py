@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 import torch
 
-from hacrl.agents import compile_trial, compiled, logprobs, output_layer
+from hacrl.agents import compiled, logprobs
 from hacrl.agents.agent import Agent
 from hacrl.algorithms.methods import make_method
 from hacrl.algorithms.settings import HacpoSettings
@@ -33,8 +33,8 @@ def fresh(checkpointing: bool) -> Agent:
 
 
 def pack(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (logprobs, output_layer, learner_module, token_budget, compile_trial):
-        monkeypatch.setattr(module, "packs", lambda model: True)
+    for module in (logprobs, learner_module, token_budget):
+        monkeypatch.setattr(module, "has_fused_attention", lambda model: True)
 
 
 def learn(agent: Agent, **settings):

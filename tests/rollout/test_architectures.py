@@ -8,6 +8,7 @@ import transformers
 
 from hacrl.agents.agent import Agent
 from hacrl.agents.logprobs import packed_logprobs, padded_logprobs, response_logprobs
+from hacrl.agents.packing import packed_tokens
 from hacrl.agents.ragged import can_be_ragged
 from hacrl.errors import ModelError
 from hacrl.rollout.transformers_engine import TransformersEngine
@@ -64,14 +65,23 @@ def test_who_can_be_laid_end_to_end(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(RAGGED))
 def test_padded_and_packed_are_the_same(name: str) -> None:
     model = agent_of(name, ARCHITECTURES[name]).model
-    pairs = [((3, 4, 5), (6, 7) * 8), ((9,), (10, 11, 12)), ((5,) * 14, (13,))]
+    shared = (5, 9, 9, 4) * 3
+    pairs = [
+        ((3, 4, 5), (6, 7) * 8),
+        (shared, (10, 11, 12)),
+        ((9,), (10, 11, 12, 13)),
+        (shared, (13,)),
+        (shared, (11, 8) * 5),
+        ((9,), (4,)),
+    ]
+    assert packed_tokens(pairs) == 3 + 16 + 12 + 3 + 1 + 4 + 1 + 10 + 1
     lengths = torch.tensor([len(response) for _, response in pairs])
     mask = torch.arange(16) < lengths.unsqueeze(1)
     found = []
     for compute in (padded_logprobs, packed_logprobs):
         model.zero_grad()
         logprobs = compute(model, pairs, mask, SAMPLING)
-        (logprobs * torch.linspace(-1, 2, 48).reshape(3, 16)).sum().backward()
+        (logprobs * torch.linspace(-1, 2, 96).reshape(6, 16)).sum().backward()
         gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
         found.append((logprobs.detach(), gradients))
     (padded, gradients), (packed, gradients_again) = found

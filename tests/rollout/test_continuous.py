@@ -9,6 +9,7 @@ import torch
 
 from hacrl.agents import compiled
 from hacrl.agents.agent import Agent
+from hacrl.agents.ragged import can_be_ragged
 from hacrl.rollout import continuous
 from hacrl.rollout.continuous import NotFinite, Request, decode_all
 from hacrl.rollout.slot_decoder import Said, SlotDecoder
@@ -28,6 +29,7 @@ def agent() -> Agent:
 
 def run(agent: Agent, slots: int, requests: list[Request], sampling: Sampling, seed: int = 0):
     """Sizes of the batches decoded, tokens of prompts computed, and the answers in the order of ending."""
+    can_be_ragged(agent.model)  # found out before anything is counted
     decoder = SlotDecoder(agent.model, slots, 32, sampling, sorted(agent.stop_ids))
     computed: list[int] = []
     prefilled: list[int] = []

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from hacrl.agents.compiled import compiled, decoder_layers
-from hacrl.agents.logprobs import response_logprobs
-from hacrl.agents.ragged import packs, ragged
+from hacrl.agents.logprobs import packs, response_logprobs
+from hacrl.agents.ragged import ragged
 from hacrl.types import Sampling
 
 
@@ -19,11 +19,11 @@ def why_not_compiled(model: Any) -> str | None:
     """
     if not decoder_layers(model):
         return f"{type(model).__name__} does not say which its layers are"
-    probe = torch.arange(1, 9, device=model.device)
+    shared = (1, 2, 3)
+    pairs = [(shared, (4, 5, 6, 7, 8)), (shared, (5, 6, 7)), ((2, 4), (6, 8))]
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
-        with compiled(model), ragged(model, packs(model)):
-            pairs = [(probe[:3].tolist(), probe.tolist()), (probe[:2].tolist(), probe[:5].tolist())]
+        with compiled(model), ragged(model, packs(model, pairs)):
             logprobs, _ = response_logprobs(model, pairs, Sampling(8), model.device)
             torch.autograd.grad(logprobs.sum(), trained, allow_unused=True)
     except Exception as error:  # whatever it is, learning can do without

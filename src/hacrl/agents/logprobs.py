@@ -1,7 +1,7 @@
 """log pi_k of given responses: one forward pass over prompts and responses.
 
-On a GPU they are laid end to end and nothing is computed for padding. Elsewhere rows are padded on the right,
-where a causal model cannot see it: no attention mask needed.
+They are laid end to end, and nothing is computed for padding or twice for a prompt: on a GPU always,
+elsewhere if that saves enough. Otherwise rows are padded on the right, where a causal model cannot see it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,20 @@ from torch import Tensor
 
 from hacrl.agents import output_layer
 from hacrl.agents.output_layer import logprobs_in_pieces, plain_model, separate_head
-from hacrl.agents.ragged import packed_inputs, packs, ragged
+from hacrl.agents.packing import TokenPair, pack, packed_tokens, padded_tokens
+from hacrl.agents.ragged import can_be_ragged, has_fused_attention, ragged
 from hacrl.agents.sampling import token_logprobs
 from hacrl.types import Sampling
 
-TokenPair = tuple[Sequence[int], Sequence[int]]  # prompt ids, response ids
+WORTH_PACKING = 0.8  # of the padded tokens, where attention has no kernel for packed ones
+
+
+def packs(model: Any, pairs: Sequence[TokenPair]) -> bool:
+    """Whether these responses are laid end to end."""
+    if has_fused_attention(model):
+        return True
+    few = packed_tokens(pairs) <= WORTH_PACKING * padded_tokens(pairs)
+    return few and can_be_ragged(model)
 
 
 def response_logprobs(
@@ -27,30 +36,23 @@ def response_logprobs(
     """Log-probabilities (B, T) of response tokens under the sampling distribution, and their mask."""
     lengths = torch.tensor([len(response) for _, response in pairs], device=device)
     mask_BT = torch.arange(int(lengths.max()), device=device) < lengths.unsqueeze(1)
-    compute = packed_logprobs if packs(model) else padded_logprobs
+    compute = packed_logprobs if packs(model, pairs) else padded_logprobs
     return compute(model, pairs, mask_BT, sampling), mask_BT
 
 
 def packed_logprobs(model: Any, pairs: Sequence[TokenPair], mask_BT: Tensor, sampling: Sampling) -> Tensor:
     """(B, T), all sequences in one row."""
-    device = mask_BT.device
-    inputs = packed_inputs([(*prompt, *response) for prompt, response in pairs], device)
-    token_ids = inputs["input_ids"][0]
-    first = inputs["cu_seq_lens_q"][:-1] + torch.tensor(
-        [len(prompt) - 1 for prompt, _ in pairs], device=device
-    )
-    rows, columns = mask_BT.nonzero(as_tuple=True)
-    places = first[rows] + columns  # of the token before
-    targets = token_ids[places + 1]
+    packed = pack(pairs, mask_BT.device)
     vocabulary = model.get_output_embeddings().weight.shape[0]
-    head = separate_head(model)
     with ragged(model):
+        head = separate_head(model)
         if head is None:
-            logits = model(**inputs, logits_to_keep=places).logits[0]
-            logprobs_N = token_logprobs(logits, targets, sampling)
+            logits = model(**packed.inputs, logits_to_keep=packed.before).logits[0]
+            logprobs_N = token_logprobs(logits, packed.targets, sampling)
         else:
-            hidden = plain_model(model).base_model(**inputs).last_hidden_state[0]
-            logprobs_N = logprobs_in_pieces(head, hidden[places], targets, sampling, vocabulary)
+            hidden = plain_model(model).base_model(**packed.inputs).last_hidden_state[0]
+            logprobs_N = logprobs_in_pieces(head, hidden[packed.before], packed.targets, sampling, vocabulary)
+    rows, columns = mask_BT.nonzero(as_tuple=True)
     return _spread(logprobs_N, rows, columns, mask_BT)
 
 

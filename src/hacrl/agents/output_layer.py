@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from hacrl.agents.compiled import compiled_if_wanted
-from hacrl.agents.ragged import packed_inputs, packs, ragged
+from hacrl.agents.ragged import can_be_ragged, packed_inputs, ragged
 from hacrl.agents.sampling import token_logprobs
 from hacrl.types import Sampling
 
@@ -36,14 +36,11 @@ def separate_head(model: Any) -> Callable[[Tensor], Tensor] | None:
     if model not in _HEADS:
         plain = plain_model(model)
         head = plain.get_output_embeddings()
-        probe = (
-            packed_inputs([range(1, 5)], model.device)
-            if packs(model)
-            else {"input_ids": torch.arange(1, 5, device=model.device).unsqueeze(0), "use_cache": False}
-        )
-        with torch.no_grad(), ragged(model, packs(model)):
-            whole = model(**probe).logits
-            apart = head(plain.base_model(**probe).last_hidden_state)
+        probe = packed_inputs([range(1, 5)], model.device)
+        with torch.no_grad(), ragged(model, can_be_ragged(model)):
+            inputs = probe if can_be_ragged(model) else {"input_ids": probe["input_ids"], "use_cache": False}
+            whole = model(**inputs).logits
+            apart = head(plain.base_model(**inputs).last_hidden_state)
             same = whole.shape == apart.shape and torch.allclose(whole, apart, rtol=1e-3, atol=1e-3)
         _HEADS[model] = head if same else None
     return _HEADS[model]

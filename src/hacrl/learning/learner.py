@@ -14,14 +14,14 @@ from torch import Tensor
 from hacrl.agents.agent import Agent
 from hacrl.agents.compile_trial import why_not_compiled
 from hacrl.agents.compiled import compiled
-from hacrl.agents.logprobs import response_logprobs
+from hacrl.agents.logprobs import packs, response_logprobs
 from hacrl.agents.lora import check_trainable
-from hacrl.agents.ragged import packs, ragged
+from hacrl.agents.ragged import has_fused_attention, ragged
 from hacrl.agents.reference import make_reference
 from hacrl.algorithms.methods import Method
 from hacrl.errors import TrainingError
 from hacrl.learning.checkpointing import checkpointed_layers
-from hacrl.learning.minibatches import minibatches
+from hacrl.learning.minibatches import minibatches, token_pairs
 from hacrl.learning.old_policy import OldLogprobs, first_uses, sampler_differences, spread_out
 from hacrl.learning.optimizer import MasterWeightAdamW
 from hacrl.learning.settings import LearningSettings
@@ -120,7 +120,7 @@ class Learner:
             with (
                 self._budget.charged_to(micro_batch),
                 self._compiled(step.stats),
-                ragged(self.agent.model, packs(self.agent.model)),  # in the backward pass as well
+                ragged(self.agent.model, packs(self.agent.model, token_pairs(micro_batch))),  # backward, too
                 checkpointed_layers(self.agent.model),
             ):
                 batch = self.loss_batch(micro_batch, step.stats.updates, step.old)
@@ -189,7 +189,9 @@ class Learner:
         """With the model's layers compiled, if that is wanted and works; whether it does is tried once."""
         model = self.agent.model
         if self._compiles is None:
-            self._compiles = packs(model) if self._settings.compile is None else self._settings.compile
+            self._compiles = (
+                has_fused_attention(model) if self._settings.compile is None else self._settings.compile
+            )
             problem = why_not_compiled(model) if self._compiles else None
             if problem is not None:
                 self._compiles = False
@@ -204,9 +206,8 @@ class Learner:
 
     def _logprobs(self, samples: Sequence[LearnerSample], model: Any = None) -> tuple[Tensor, Tensor]:
         """(B, T) and mask, by this agent's model or the given one."""
-        pairs = [(sample.prompt_ids, sample.response_ids) for sample in samples]
         model = self.agent.model if model is None else model
-        return response_logprobs(model, pairs, self._sampling, self.agent.device)
+        return response_logprobs(model, token_pairs(samples), self._sampling, self.agent.device)
 
     def loss_batch(
         self, samples: Sequence[LearnerSample], updates_done: int, old: OldLogprobs | None = None

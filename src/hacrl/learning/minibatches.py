@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from hacrl.agents.packing import TokenPair, packed_tokens, padded_tokens
 from hacrl.learning.settings import MinibatchOrder
 from hacrl.types import LearnerSample
 
@@ -39,25 +40,46 @@ def minibatches(
 def micro_batches(
     samples: Sequence[LearnerSample], token_budget: int, packed: bool = False
 ) -> Iterator[list[LearnerSample]]:
-    """Groups of similar length that fit the budget, padding included unless they are packed; longest first.
+    """Groups that fit the budget, longest first: padded ones of similar length, packed ones by prompt.
 
     Longest first, so that running out of memory shows in the first forward pass, not in the last.
     A sample longer than the budget goes alone.
     """
     batch: list[LearnerSample] = []
-    for sample in sorted(samples, key=sample_length, reverse=True):
-        if batch and batch_tokens([*batch, sample], packed) > token_budget:
+    tokens = 0
+    for sample in _by_prompt(samples) if packed else sorted(samples, key=sample_length, reverse=True):
+        if not batch:
+            more = sample_length(sample)
+        elif packed:  # a prompt that the one before has is there already
+            same = sample.prompt_ids == batch[-1].prompt_ids
+            more = len(sample.response_ids) + (0 if same else len(sample.prompt_ids))
+        else:
+            more = sample_length(batch[0])
+        if batch and tokens + more > token_budget:
             yield batch
-            batch = []
+            batch, tokens, more = [], 0, sample_length(sample)
         batch.append(sample)
+        tokens += more
     if batch:
         yield batch
 
 
+def _by_prompt(samples: Sequence[LearnerSample]) -> list[LearnerSample]:
+    """Those with the same prompt together, since it is computed once for all of them."""
+    groups: dict[tuple[int, ...], list[LearnerSample]] = {}
+    for sample in sorted(samples, key=sample_length, reverse=True):
+        groups.setdefault(sample.prompt_ids, []).append(sample)
+    return [sample for group in groups.values() for sample in group]
+
+
 def batch_tokens(samples: Sequence[LearnerSample], packed: bool) -> int:
     """Tokens that a forward pass over these samples computes."""
-    lengths = [sample_length(sample) for sample in samples]
-    return sum(lengths) if packed else len(lengths) * max(lengths)
+    return (packed_tokens if packed else padded_tokens)(token_pairs(samples))
+
+
+def token_pairs(samples: Sequence[LearnerSample]) -> list[TokenPair]:
+    """Prompt and response of each."""
+    return [(sample.prompt_ids, sample.response_ids) for sample in samples]
 
 
 def sample_length(sample: LearnerSample) -> int:

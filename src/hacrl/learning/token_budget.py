@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from hacrl.agents.agent import Agent
 from hacrl.agents.out_of_memory import is_out_of_memory, let_go
-from hacrl.agents.ragged import packs
+from hacrl.agents.ragged import has_fused_attention
 from hacrl.errors import TrainingError
 from hacrl.learning.minibatches import batch_tokens, micro_batches, sample_length
 from hacrl.learning.stats import LearnStats
@@ -36,7 +36,7 @@ class TokenBudget:
 
     def micro_batches(self, samples: Sequence[LearnerSample]) -> Iterator[list[LearnerSample]]:
         """The samples in groups that fit."""
-        return micro_batches(samples, self.tokens, packs(self._agent.model))
+        return micro_batches(samples, self.tokens, has_fused_attention(self._agent.model))
 
     @contextmanager
     def charged_to(self, micro_batch: Sequence[LearnerSample]) -> Iterator[None]:
@@ -46,7 +46,7 @@ class TokenBudget:
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            raise _TooLargeError(micro_batch, packs(self._agent.model)) from error
+            raise _TooLargeError(micro_batch, has_fused_attention(self._agent.model)) from error
 
     def fit(self, attempt: Callable[[], Result], stats: LearnStats) -> Result:
         """What ``attempt`` gives in micro-batches that fit: until they do, it is begun again."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hacrl.agents.compiled import compiled
 from hacrl.agents.footprint import PREFILLED_TOKENS
-from hacrl.agents.ragged import packed_inputs, ragged
+from hacrl.agents.ragged import packed_inputs, ragged, segments_of
 from hacrl.rollout.slot_decoder import Look, Said, SlotDecoder
 from hacrl.rollout.slots import PrefilledPrompts
 
@@ -62,11 +62,11 @@ class Prompts:
             tokens += len(batch[-1])
         heads = [prompt[:-1] for prompt in batch if len(prompt) > 1]
         inputs = packed_inputs(heads or [batch[0]], self._model.device)
-        starts, longest = inputs["cu_seq_lens_q"], inputs["max_length_q"]
         like = torch.empty(0, dtype=self._model.dtype, device=self._model.device)
-        kept = PrefilledPrompts(self._model.config, starts, longest, inputs["input_ids"].shape[1], like)
+        tokens = inputs["input_ids"].shape[1]
+        kept = PrefilledPrompts(self._model.config, segments_of(inputs), tokens, like)
         with ragged(self._model), compiled(self._model, self._compiles):
-            self._model(**inputs, slots=kept, logits_to_keep=1)
+            self._model(**{**inputs, "slots": kept}, logits_to_keep=1)
         sizes = [len(head) for head in heads]
         parts = iter(torch.split(kept.states, sizes, dim=2) if heads else ())
         nothing = kept.states[:, :, :0]

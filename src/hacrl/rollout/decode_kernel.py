@@ -6,6 +6,8 @@ is one query a head. Here a program has one response and one head of keys, with 
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -21,6 +23,39 @@ def can_decode(query: Tensor, key_heads: int) -> bool:
     rows, heads, width = query.shape
     shared = heads // key_heads
     return rows * key_heads >= ENOUGH_PROGRAMS and width in (64, 128, 256) and shared <= LEAST_QUERIES
+
+
+@cache
+@torch.no_grad()
+def is_right(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the kernel computes plain attention on this device. Tried, once: compilers differ."""
+    generator = torch.Generator(device=device).manual_seed(0)
+    rows, length, heads, key_heads, width = 3, 150, 4, 2, 64
+    query, key, value = (
+        torch.randn(rows, count, width, generator=generator, device=device).to(dtype)
+        for count in (heads, key_heads, key_heads)
+    )
+    keys, values = (
+        torch.randn(rows + 1, length, key_heads, width, generator=generator, device=device).to(dtype)
+        for _ in range(2)
+    )
+    slots = torch.tensor([2, 0, 3], device=device)
+    used = torch.tensor([1, 64, 150], dtype=torch.int32, device=device)
+    try:
+        found = decode_attention(query, key, value, keys, values, slots, used, 0.2, -1)
+    except Exception:  # whatever it is, there is another kernel
+        return False
+    for row in range(rows):
+        seen = slots[row], slice(0, int(used[row]))
+        mine, theirs = keys[seen].float(), values[seen].float()
+        if not torch.equal(mine[-1].to(dtype), key[row]) or not torch.equal(theirs[-1].to(dtype), value[row]):
+            return False
+        shared = [states.repeat_interleave(heads // key_heads, dim=1) for states in (mine, theirs)]
+        weights = (torch.einsum("hd,lhd->hl", query[row].float(), shared[0]) * 0.2).softmax(dim=-1)
+        expected = torch.einsum("hl,lhd->hd", weights, shared[1])
+        if not torch.allclose(found[row].float(), expected, atol=0.05):
+            return False
+    return True
 
 
 def decode_attention(
@@ -53,17 +88,11 @@ def decode_attention(
         used,
         scale * 1.4426950408889634,  # the kernel's powers are those of 2
         window,
-        query.stride(0),
-        query.stride(1),
-        key.stride(0),
-        key.stride(1),
-        value.stride(0),
-        value.stride(1),
-        keys.stride(0),
-        keys.stride(1),
-        keys.stride(2),
-        out.stride(0),
-        out.stride(1),
+        keys.shape[1],
+        *query.stride()[:2],
+        *key.stride()[:2],
+        *value.stride()[:2],
+        KEY_HEADS=key_heads,
         SHARED=heads // key_heads,
         QUERIES=LEAST_QUERIES,
         WIDTH=width,
@@ -73,6 +102,11 @@ def decode_attention(
         num_stages=3,
     )
     return out
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _store(states, place, new, row_stride, head_stride, row, head, widths):  # type: ignore[no-untyped-def]
+    tl.store(states + place + widths, tl.load(new + row * row_stride + head * head_stride + widths))
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
@@ -87,17 +121,14 @@ def _decode(  # type: ignore[no-untyped-def]
     used_tokens,
     scale,
     window,
+    length,
     query_row,
     query_head,
     key_row,
     key_head,
     value_row,
     value_head,
-    slot_stride,
-    token_stride,
-    head_stride,
-    out_row,
-    out_head,
+    KEY_HEADS: tl.constexpr,
     SHARED: tl.constexpr,
     QUERIES: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -106,36 +137,31 @@ def _decode(  # type: ignore[no-untyped-def]
 ):
     row, head = tl.program_id(0), tl.program_id(1)
     used = tl.load(used_tokens + row)
-    base = tl.load(slots + row).to(tl.int64) * slot_stride + head * head_stride
+    token = KEY_HEADS * WIDTH  # from one token's keys to the next's
+    base = tl.load(slots + row).to(tl.int64) * length * token + head * WIDTH
     widths = tl.arange(0, WIDTH)
-    last = base + (used - 1) * token_stride + widths
-    tl.store(keys + last, tl.load(new_key + row * key_row + head * key_head + widths))
-    tl.store(values + last, tl.load(new_value + row * value_row + head * value_head + widths))
+    _store(keys, base + (used - 1) * token, new_key, key_row, key_head, row, head, widths)
+    _store(values, base + (used - 1) * token, new_value, value_row, value_head, row, head, widths)
     tl.debug_barrier()  # all threads of this program are about to read them
     shared = tl.arange(0, QUERIES)
     is_query = shared[:, None] < SHARED
     heads = head * SHARED + shared[:, None]
     asked = tl.load(query + row * query_row + heads * query_head + widths[None, :], mask=is_query, other=0.0)
-    first = 0
-    if WINDOWED:
-        first = tl.maximum(used - 1 - window, 0)
+    first = tl.maximum(used - 1 - window, 0) if WINDOWED else 0
     largest = tl.full([QUERIES], -float("inf"), tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     mixed = tl.zeros([QUERIES, WIDTH], tl.float32)
     for start in range((first // BLOCK) * BLOCK, used, BLOCK):
         places = start + tl.arange(0, BLOCK)
         seen = (places >= first) & (places < used)
-        where = base + places[:, None] * token_stride + widths[None, :]
+        where = base + places[:, None] * token + widths[None, :]
         key = tl.load(keys + where, mask=seen[:, None], other=0.0)
-        scores = tl.dot(asked, tl.trans(key)) * scale
-        scores = tl.where(seen[None, :], scores, -float("inf"))
+        scores = tl.where(seen[None, :], tl.dot(asked, tl.trans(key)) * scale, -float("inf"))
         larger = tl.maximum(largest, tl.max(scores, 1))
-        weights = tl.exp2(scores - larger[:, None])
-        shrunk = tl.exp2(largest - larger)
+        weights, shrunk = tl.exp2(scores - larger[:, None]), tl.exp2(largest - larger)
         value = tl.load(values + where, mask=seen[:, None], other=0.0)
         mixed = mixed * shrunk[:, None] + tl.dot(weights.to(value.dtype), value)
         total = total * shrunk + tl.sum(weights, 1)
         largest = larger
-    mixed = mixed / total[:, None]
-    place = out + row * out_row + heads * out_head + widths[None, :]
-    tl.store(place, mixed.to(out.dtype.element_ty), mask=is_query)
+    place = out + row * KEY_HEADS * SHARED * WIDTH + heads * WIDTH + widths[None, :]
+    tl.store(place, (mixed / total[:, None]).to(out.dtype.element_ty), mask=is_query)

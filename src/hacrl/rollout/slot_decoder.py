@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hacrl.agents.compiled import compiled
 from hacrl.agents.out_of_memory import is_out_of_memory
-from hacrl.agents.ragged import ragged
+from hacrl.agents.ragged import decoding_inputs, ragged
 from hacrl.agents.sampling import draw
 from hacrl.rollout.slots import DecodedTokens, SlotCache
 from hacrl.types import Sampling
@@ -83,14 +83,10 @@ class SlotDecoder:
         self._addresses = self._weight_addresses()
         self._pool: Any = None
 
-    def will_do(self, slots: int, length: int, sampling: Sampling) -> bool:
+    def will_do(self, slots: int, length: int) -> bool:
         """Whether it can be used for this work and would not be much larger than needed."""
         cache = self.cache
-        return (
-            self.sampling == sampling
-            and length <= cache.length <= SPARE * length
-            and slots <= cache.slots <= SPARE * slots
-        )
+        return length <= cache.length <= SPARE * length and slots <= cache.slots <= SPARE * slots
 
     def admit(
         self, prompt: Sequence[int], states: Tensor, slots: Sequence[int], limits: Sequence[int]
@@ -200,12 +196,8 @@ class SlotDecoder:
         rows = self._rows[:size]
         positions, alive = self._position[rows], self._alive[rows]
         with ragged(self.model), compiled(self.model, self.compiles):
-            logits = self.model(
-                input_ids=self._token[rows].unsqueeze(0),
-                position_ids=positions.unsqueeze(0),
-                slots=DecodedTokens(self.cache, rows, positions),
-                use_cache=False,
-            ).logits[0]
+            tokens = DecodedTokens(self.cache, rows, positions)
+            logits = self.model(**decoding_inputs(self._token[rows], positions, tokens)).logits[0]
             token_ids, logprobs = draw(logits, self.sampling, self.generator)
         columns = torch.where(alive, self._count[rows], self.sampling.max_new_tokens)
         self._said_ids[rows, columns] = token_ids

@@ -7,7 +7,7 @@ that responses need neither begin nor end together, and nothing ever moves.
 from __future__ import annotations
 
 import sys
-from functools import cache
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from hacrl.agents.footprint import SAMPLED_LOGIT_COPIES
-from hacrl.agents.ragged import has_kernel, packed_attention
+from hacrl.agents.ragged import KERNEL_TYPES, Segments, has_kernel, packed_attention
 
 FILLED = 0.8  # of the free memory: prompts are computed beside the cache
 SMALL = 0.1  # of a device's memory
@@ -33,6 +33,7 @@ class SlotCache:
     ) -> None:
         layers, heads, width = cache_shape(config)
         self.slots, self.length = slots, length
+        self.kernel = _decode_kernel(device, dtype)
         shape = (2, slots + 1, length, heads, width)  # a tensor for each layer: memory may be in pieces
         self.states = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
 
@@ -70,7 +71,7 @@ class DecodedTokens:
     ) -> Tensor:
         """See :class:`hacrl.agents.ragged.Slots`; (N, heads, D)."""
         states = self._cache.states[layer]
-        kernel = decode_kernel() if has_kernel(query) else None
+        kernel = self._cache.kernel
         if kernel is not None and kernel.can_decode(query, key.shape[1]):
             attended: Tensor = kernel.decode_attention(
                 query, key, value, states[0], states[1], self._slots, self._used, scale, window
@@ -114,29 +115,31 @@ class DecodedTokens:
         return out.squeeze(2)
 
 
-@cache
-def decode_kernel() -> Any:
-    """Our kernel's module; None where there is no Triton, which comes with torch for GPUs on Linux."""
+def _decode_kernel(device: torch.device, dtype: torch.dtype) -> Any:
+    """Our kernel, where there is Triton, which comes with torch for GPUs on Linux, and it is right."""
+    if device.type != "cuda" or dtype not in KERNEL_TYPES:
+        return None
     try:
-        return import_module("hacrl.rollout.decode_kernel")
+        module = import_module("hacrl.rollout.decode_kernel")
     except ImportError:
         return None
+    return module if module.is_right(device, dtype) else None
 
 
 class PrefilledPrompts:
     """Prompts laid end to end: their keys and values are kept, layer by layer."""
 
-    def __init__(self, config: Any, starts: Tensor, longest: int, tokens: int, like: Tensor) -> None:
+    def __init__(self, config: Any, segments: Segments, tokens: int, like: Tensor) -> None:
         layers, heads, width = cache_shape(config)
         self.states = like.new_empty(layers, 2, tokens, heads, width)
-        self._starts, self._longest = starts, longest
+        self._segments = segments
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int
     ) -> Tensor:
         """See :class:`hacrl.agents.ragged.Slots`; (N, heads, D)."""
         self.states[layer, 0], self.states[layer, 1] = key, value
-        return packed_attention(query, key, value, self._starts, self._longest, scale, window)
+        return packed_attention(query, key, value, self._segments, scale, window)
 
 
 def cache_shape(config: Any) -> tuple[int, int, int]:
@@ -164,10 +167,10 @@ def slots_that_fit(model: Any, length: int) -> int:
     return max(1, int(FILLED * free) // each)
 
 
-def worth_keeping(cache: SlotCache) -> bool:
-    """Whether learning will not miss the memory."""
-    device = cache.states[0].device
+def worth_keeping(caches: Sequence[SlotCache]) -> bool:
+    """Whether learning will not miss their memory."""
+    device = caches[0].states[0].device if caches else torch.device("cpu")
     if device.type != "cuda":
         return True
     free, total = torch.cuda.mem_get_info(device)
-    return cache.nbytes <= SMALL * total and free >= total / 2
+    return sum(cache.nbytes for cache in caches) <= SMALL * total and free >= total / 2

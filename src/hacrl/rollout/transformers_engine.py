@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hacrl.agents.agent import Agent
 from hacrl.agents.out_of_memory import is_out_of_memory, let_go
-from hacrl.agents.ragged import can_be_ragged, packs
+from hacrl.agents.ragged import can_be_ragged, has_fused_attention
 from hacrl.agents.sampling import draw
 from hacrl.errors import ModelError, TrainingError
 from hacrl.rollout.continuous import NotFinite, Request, decode_all
@@ -48,7 +48,7 @@ class TransformersEngine:
         self.notes: list[str] = []  # sentences for the user
         self._continuous = continuous
         self._compiles = compiles
-        self._decoder: SlotDecoder | None = None  # with its graphs, for the next step
+        self._decoders: dict[Sampling, SlotDecoder] = {}  # with their graphs, for the next step
 
     @property
     def shares_weights(self) -> bool:
@@ -103,7 +103,7 @@ class TransformersEngine:
                 if not is_out_of_memory(error):
                     raise
                 side_by_side = self._slots(len(missing))
-                self._decoder = None
+                self._decoders.clear()
                 let_go(error, self.agent.device)
                 self._take_fewer(side_by_side, missing[0].prompt, sampling, error)
         return [rollouts[request.place] for request in asked]
@@ -112,21 +112,22 @@ class TransformersEngine:
         """The last one if it will do, else a new one."""
         longest = max(len(request.prompt) for request in requests) + sampling.max_new_tokens
         length = -(-longest // LENGTH_STEP) * LENGTH_STEP
-        slots, model, stop_ids = self._slots(len(requests)), self.agent.model, sorted(self.agent.stop_ids)
-        kept = self._decoder
-        if kept is None or not kept.will_do(slots, length, sampling):
-            self._decoder = kept = None  # before another is made
+        slots, model = self._slots(len(requests)), self.agent.model
+        kept = self._decoders.get(sampling)
+        if kept is None or not kept.will_do(slots, length):
+            self.close()  # others as well: a new one takes memory by what is free
             slots = min(slots, slots_that_fit(model, length))
-            compiles = packs(model) if self._compiles is None else self._compiles
-            self._decoder = kept = SlotDecoder(model, slots, length, sampling, stop_ids, compiles)
+            compiles = has_fused_attention(model) if self._compiles is None else self._compiles
+            kept = SlotDecoder(model, slots, length, sampling, sorted(self.agent.stop_ids), compiles)
+            self._decoders[sampling] = kept
         return kept
 
     def _note_what_is_not_compiled(self) -> None:
-        problem = self._decoder.problem if self._decoder is not None else ""
-        if problem and self._compiles is not False:
+        problems = [decoder.problem for decoder in self._decoders.values() if decoder.problem]
+        if problems and self._compiles is not False:
             self._compiles = False
             self.notes.append(
-                f"agent {self.agent.name!r}: its layers could not be compiled for decoding ({problem}), "
+                f"agent {self.agent.name!r}: its layers could not be compiled for decoding ({problems[0]}), "
                 "which is slower than it could be. rollout.compile=false says that it need not be tried"
             )
 
@@ -171,14 +172,14 @@ class TransformersEngine:
         self.max_batch = state.get("max_batch", self.max_batch)
 
     def rest(self) -> None:
-        """Give the cache back, unless it is small: recording graphs anew takes a moment."""
-        if self._decoder is not None and not worth_keeping(self._decoder.cache):
+        """Give caches back, unless they are small: recording graphs anew takes a moment."""
+        if not worth_keeping([decoder.cache for decoder in self._decoders.values()]):
             self.close()
 
     def close(self) -> None:
-        """Let go of the cache and the graphs that go with it."""
-        if self._decoder is not None:
-            self._decoder = None
+        """Let go of caches and the graphs that go with them."""
+        if self._decoders:
+            self._decoders.clear()
             gc.collect()
             torch.cuda.empty_cache()
 
