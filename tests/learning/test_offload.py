@@ -28,6 +28,12 @@ CPU = torch.device("cpu")
 HALF, FULL = torch.bfloat16, torch.float32
 
 
+@pytest.fixture(autouse=True)
+def _rows_are_padded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is made to run out by the size of padded rows."""
+    monkeypatch.setattr("hacrl.agents.logprobs.WORTH_PACKING", 0.0)
+
+
 def transfers() -> LateTransfers:
     return LateTransfers(CPU)
 

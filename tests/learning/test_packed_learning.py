@@ -13,6 +13,7 @@ import torch
 
 from hacrl.agents import compiled, logprobs
 from hacrl.agents.agent import Agent
+from hacrl.agents.ragged import can_be_ragged
 from hacrl.algorithms.methods import make_method
 from hacrl.algorithms.settings import HacpoSettings
 from hacrl.learning import learner as learner_module
@@ -27,6 +28,7 @@ METHOD = HacpoSettings(kl_coefficient=0.01)
 
 def fresh(checkpointing: bool) -> Agent:
     agent = sharpened(char_agent(), 10.0)
+    assert can_be_ragged(agent.model)  # as is found out before it is used
     if checkpointing:
         agent.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return agent

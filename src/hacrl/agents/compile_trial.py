@@ -23,7 +23,8 @@ def why_not_compiled(model: Any) -> str | None:
     pairs = [(shared, (4, 5, 6, 7, 8)), (shared, (5, 6, 7)), ((2, 4), (6, 8))]
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
-        with compiled(model), ragged(model, packs(model, pairs)):
+        packed = packs(model, pairs)  # found out by plain forward passes
+        with compiled(model), ragged(model, packed):
             logprobs, _ = response_logprobs(model, pairs, Sampling(8), model.device)
             torch.autograd.grad(logprobs.sum(), trained, allow_unused=True)
     except Exception as error:  # whatever it is, learning can do without

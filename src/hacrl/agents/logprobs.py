@@ -51,7 +51,9 @@ def packed_logprobs(model: Any, pairs: Sequence[TokenPair], mask_BT: Tensor, sam
             logprobs_N = token_logprobs(logits, packed.targets, sampling)
         else:
             hidden = plain_model(model).base_model(**packed.inputs).last_hidden_state[0]
-            logprobs_N = logprobs_in_pieces(head, hidden[packed.before], packed.targets, sampling, vocabulary)
+            logprobs_N = logprobs_in_pieces(
+                head, hidden.index_select(0, packed.before), packed.targets, sampling, vocabulary
+            )
     rows, columns = mask_BT.nonzero(as_tuple=True)
     return _spread(logprobs_N, rows, columns, mask_BT)
 

@@ -25,6 +25,10 @@ FINE = 64  # batches from this size on come in two sizes for every doubling
 SPARE = 1.25  # how much larger than needed a cache may be to be used once more
 
 
+class CannotRecord(Exception):  # noqa: N818 - the caller knows another way
+    """The model does what a graph cannot hold."""
+
+
 @dataclass(frozen=True, slots=True)
 class Said:
     """What a response consists of."""
@@ -62,6 +66,7 @@ class SlotDecoder:
         device = model.device
         self.compiles = compiles  # layers are compiled; False if it turns out that they cannot be
         self.problem = ""  # why not
+        self.wanted = slots  # more than there are, if there was no memory for more
         self.model = model
         self.sampling = sampling
         self.cache = SlotCache(model.config, slots, length, model.dtype, device)
@@ -86,7 +91,7 @@ class SlotDecoder:
     def will_do(self, slots: int, length: int) -> bool:
         """Whether it can be used for this work and would not be much larger than needed."""
         cache = self.cache
-        return length <= cache.length <= SPARE * length and slots <= cache.slots <= SPARE * slots
+        return length <= cache.length <= SPARE * length and slots <= self.wanted <= SPARE * slots
 
     def admit(
         self, prompt: Sequence[int], states: Tensor, slots: Sequence[int], limits: Sequence[int]
@@ -175,8 +180,13 @@ class SlotDecoder:
         torch.cuda.current_stream(self._rows.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.generator)
-        with torch.cuda.graph(graph, pool=self._pool):
-            self._decode(size)
+        try:
+            with torch.cuda.graph(graph, pool=self._pool):
+                self._decode(size)
+        except RuntimeError as error:  # e.g. experts that are chosen by looking at numbers
+            if is_out_of_memory(error):
+                raise
+            raise CannotRecord(str(error).strip().splitlines()[0]) from error
         self._pool = self._pool or graph.pool()
         self._graphs[size] = graph
         self._rows.copy_(rows)

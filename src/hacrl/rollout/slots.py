@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from hacrl.agents.attention import KERNEL_TYPES, Segments, has_kernel, packed_attention
 from hacrl.agents.footprint import SAMPLED_LOGIT_COPIES
-from hacrl.agents.ragged import KERNEL_TYPES, Segments, has_kernel, packed_attention
 
 FILLED = 0.8  # of the free memory: prompts are computed beside the cache
 SMALL = 0.1  # of a device's memory

@@ -21,7 +21,7 @@ from hacrl.errors import ModelError, TrainingError
 from hacrl.rollout.continuous import NotFinite, Request, decode_all
 from hacrl.rollout.decoding import Decoding
 from hacrl.rollout.engine import Finished
-from hacrl.rollout.slot_decoder import Said, SlotDecoder
+from hacrl.rollout.slot_decoder import CannotRecord, Said, SlotDecoder
 from hacrl.rollout.slots import slots_that_fit, worth_keeping
 from hacrl.seeding import derive_seed
 from hacrl.types import Problem, Rollout, Sampling
@@ -99,6 +99,14 @@ class TransformersEngine:
                 self._note_what_is_not_compiled()
             except NotFinite:
                 raise self._not_finite() from None
+            except CannotRecord as error:
+                self.close()
+                self._continuous = False
+                self.notes.append(
+                    f"agent {self.agent.name!r}: decoding could not be recorded as a CUDA graph ({error}), "
+                    "so responses are decoded in step, which is slower"
+                )
+                return self._in_step(problems, group, sampling, seed, on_finished)
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
@@ -115,10 +123,11 @@ class TransformersEngine:
         slots, model = self._slots(len(requests)), self.agent.model
         kept = self._decoders.get(sampling)
         if kept is None or not kept.will_do(slots, length):
-            self.close()  # others as well: a new one takes memory by what is free
-            slots = min(slots, slots_that_fit(model, length))
+            self._decoders.pop(sampling, None)
             compiles = has_fused_attention(model) if self._compiles is None else self._compiles
-            kept = SlotDecoder(model, slots, length, sampling, sorted(self.agent.stop_ids), compiles)
+            fitting = min(slots, slots_that_fit(model, length))
+            kept = SlotDecoder(model, fitting, length, sampling, sorted(self.agent.stop_ids), compiles)
+            kept.wanted = slots
             self._decoders[sampling] = kept
         return kept
 

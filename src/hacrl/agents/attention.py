@@ -1,0 +1,170 @@
+"""Attention over sequences of different lengths laid end to end: no padding, so nothing is computed for it.
+
+transformers lets an attention function be registered by name and hands it whatever keywords a model was
+called with. Ours is told where each sequence begins and, while decoding, which slots of a cache hold what
+came before. In 16 bits on a GPU it is torch's FlashAttention for ragged batches; elsewhere attention alone is
+padded, and nothing else.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache, partial
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:  # before torch 2.10
+    _fused: Any = None
+else:  # torch 2.11's shares heads without being told, later ones want to be told
+    _told = "enable_gqa" in inspect.signature(varlen_attn).parameters
+    _fused = partial(varlen_attn, enable_gqa=True) if _told else varlen_attn
+
+KERNEL_TYPES = (torch.bfloat16, torch.float16)
+
+
+class Slots(Protocol):
+    """Keys and values of tokens that came before; see :class:`hacrl.rollout.slots.SlotCache`."""
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int
+    ) -> Tensor:
+        """Store the keys and values of new tokens, and look at them and those before: all (N, heads, D)."""
+        ...
+
+
+class CannotBeRagged(Exception):  # noqa: N818 - an answer, not an error
+    """This model's attention needs more than a ragged one can do."""
+
+
+def ragged_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    cu_seq_lens_k: Tensor | None = None,
+    max_length_q: int | None = None,
+    max_length_k: int | None = None,
+    shared_keys: Tensor | None = None,
+    slots: Slots | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """What transformers calls in every layer: (1, heads, N, D) -> (1, N, heads, D)."""
+    if query.shape[0] != 1 or dropout or any(others.get(key) is not None for key in ("softcap", "s_aux")):
+        raise CannotBeRagged
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    window = -1 if sliding_window is None else sliding_window - 1  # tokens before one's own
+    flat = [states.squeeze(0).transpose(0, 1) for states in (query, key, value)]
+    if slots is not None:
+        out = _attend(slots, module.layer_idx, flat[0], flat[1], flat[2], scale, window)
+    elif cu_seq_lens_q is not None and cu_seq_lens_k is not None:
+        segments = Segments(cu_seq_lens_q, cu_seq_lens_k, max_length_q or 0, max_length_k or 0)
+        keys, values = flat[1], flat[2]
+        if shared_keys is not None:
+            keys, values = keys.index_select(0, shared_keys), values.index_select(0, shared_keys)
+        out = packed_attention(flat[0], keys, values, segments, scale, window)
+    else:  # the model does not pass on what it was called with
+        raise CannotBeRagged
+    return out.unsqueeze(0), None
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
+def _attend(
+    slots: Slots, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int
+) -> Tensor:
+    """Not for the compiler: every layer has other slots, and it would compile each anew."""
+    return slots.attend(layer, query, key, value, scale, window)
+
+
+class Segments(NamedTuple):
+    """Where queries and keys of each sequence begin, one more than there are, and how many the longest has.
+
+    A sequence with fewer queries than keys has the last ones: those before were computed elsewhere.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    most_queries: int
+    most_keys: int
+
+
+def packed_attention(
+    query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float, window: int
+) -> Tensor:
+    """Causal attention within each sequence; (tokens, heads, D)."""
+    if has_kernel(query):
+        fused: Tensor = _fused(query, key, value, *segments, scale=scale, window_size=(window, 0))
+        return fused
+    # elsewhere attention alone is padded, and everything else is not
+    queries, is_query = _padded_places(segments.queries, segments.most_queries)
+    keys, is_key = _padded_places(segments.keys, segments.most_keys)
+    first = is_key.sum(dim=1) - is_query.sum(dim=1)  # position of a sequence's first query
+    at = first[:, None, None] + torch.arange(segments.most_queries, device=query.device)[:, None]
+    places = torch.arange(segments.most_keys, device=query.device)
+    seen = (places <= at) & is_key.unsqueeze(1)
+    if window >= 0:
+        seen &= places >= at - window
+    seen |= ~is_query.unsqueeze(2) & (places == 0)  # padding has to look at something
+    out = scaled_dot_product_attention(
+        _rows(query, queries).transpose(1, 2),
+        _rows(key, keys).transpose(1, 2),
+        _rows(value, keys).transpose(1, 2),
+        attn_mask=seen.unsqueeze(1),
+        scale=scale,
+        enable_gqa=True,
+    )
+    tokens = torch.arange(query.shape[0], dtype=torch.int32, device=query.device)
+    row = torch.searchsorted(segments.queries, tokens, right=True) - 1
+    place = row * segments.most_queries + tokens - segments.queries[row]
+    return out.transpose(1, 2).flatten(0, 1).index_select(0, place)
+
+
+def _rows(states: Tensor, places: Tensor) -> Tensor:
+    """The same as ``states[places]``, whose gradient takes a CPU several times as long."""
+    rows, columns = places.shape
+    return states.index_select(0, places.flatten()).view(rows, columns, *states.shape[1:])
+
+
+def _padded_places(starts: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """Of each sequence's tokens, a row each, and which of them are not padding."""
+    columns = torch.arange(most, device=starts.device)
+    real = columns < (starts[1:] - starts[:-1]).unsqueeze(1)
+    return (starts[:-1].unsqueeze(1) + columns).masked_fill(~real, 0).long(), real
+
+
+def has_kernel(states: Tensor) -> bool:
+    """Whether torch has a fused kernel for ragged batches of this kind."""
+    return _fused is not None and states.is_cuda and states.dtype in KERNEL_TYPES and states.shape[-1] <= 256
+
+
+@cache
+@torch.no_grad()
+def fused_is_right(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the kernel means what we mean, sequences with more keys than queries included: tried, once."""
+    if _fused is None:
+        return False
+    generator = torch.Generator(device=device).manual_seed(0)
+    shape = (24, 4, 64)
+    query, key, value = (torch.randn(shape, generator=generator, device=device) for _ in range(3))
+    starts = [torch.tensor(edges, dtype=torch.int32, device=device) for edges in ([0, 3, 10], [0, 9, 24])]
+    segments = Segments(starts[0], starts[1], 7, 15)
+    for window in (-1, 4):
+        exact = packed_attention(query[:10], key[:, :2], value[:, :2], segments, 0.2, window)
+        try:
+            low = packed_attention(
+                query[:10].to(dtype), key[:, :2].to(dtype), value[:, :2].to(dtype), segments, 0.2, window
+            )
+        except (RuntimeError, TypeError):
+            return False
+        if not torch.allclose(low.float(), exact, atol=0.05):
+            return False
+    return True
