@@ -12,8 +12,9 @@ from hacrl.agents.agent import Agent
 from hacrl.agents.ragged import can_be_ragged
 from hacrl.rollout import continuous
 from hacrl.rollout.continuous import NotFinite, Request, decode_all
-from hacrl.rollout.slot_decoder import Said, SlotDecoder
-from hacrl.types import Sampling
+from hacrl.rollout.slot_decoder import CannotRecord, Said, SlotDecoder
+from hacrl.rollout.transformers_engine import TransformersEngine
+from hacrl.types import Problem, Sampling
 from tests.support.tiny import char_agent, sharpened, with_logit_bias
 
 LONG, SHORT, ONE = (3, 4, 5, 6, 7, 8), (9, 10, 11), (12,)
@@ -136,3 +137,22 @@ def test_numbers_that_are_not_finite_are_noticed(agent) -> None:
     for sampling in (Sampling(4), Sampling(4, temperature=0)):
         with pytest.raises(NotFinite):
             run(agent, 2, [Request(0, SHORT, 4)], sampling)
+
+
+def test_a_model_that_cannot_be_recorded_is_decoded_in_step(agent, monkeypatch) -> None:
+    """E.g. one that chooses experts by looking at numbers, which a graph cannot."""
+
+    def step(decoder: SlotDecoder, size: int) -> None:
+        raise CannotRecord("operation not permitted when stream is capturing")
+
+    problems = [Problem(text, text, "") for text in ("1+1:", "(2+3)*4:")]
+    expected = TransformersEngine(agent, continuous=False).generate(problems, 3, Sampling(4), seed=1)
+    monkeypatch.setattr(SlotDecoder, "step", step)
+    engine = TransformersEngine(agent, continuous=True)
+    assert engine.generate(problems, 3, Sampling(4), seed=1) == expected
+    assert engine.take_notes() == [
+        f"agent {agent.name!r}: decoding could not be recorded as a CUDA graph (operation not permitted when "
+        "stream is capturing), so responses are decoded in step, which is slower"
+    ]
+    assert engine.generate(problems, 3, Sampling(4), seed=1) == expected
+    assert engine.take_notes() == []

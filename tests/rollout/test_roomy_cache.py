@@ -1,0 +1,45 @@
+"""A cache with room to spare holds what transformers' own holds, and copies less."""
+
+from __future__ import annotations
+
+import torch
+from transformers import DynamicCache
+
+from hacrl.rollout import roomy_cache
+from hacrl.rollout.roomy_cache import ROOM, RoomyLayer
+from tests.support.tiny import char_agent
+
+
+def states(tokens: int, rows: int = 3, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randn(rows, 2, tokens, 4, generator=generator) for _ in "kv")  # type: ignore[return-value]
+
+
+def test_it_holds_what_a_dynamic_cache_holds() -> None:
+    config = char_agent().model.config
+    mine, theirs = roomy_cache.roomy_cache(config), DynamicCache(config=config)
+    assert all(type(layer) is RoomyLayer for layer in mine.layers)
+    steps = [(5, 3), (1, 3), (1, 3), (2, 3), (ROOM, 3), (1, 3)]
+    for number, (tokens, rows) in enumerate(steps):
+        found = mine.update(*states(tokens, rows, number), 0)
+        expected = theirs.update(*states(tokens, rows, number), 0)
+        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+        assert mine.get_seq_length() == theirs.get_seq_length()
+    for cache in (mine, theirs):
+        cache.batch_repeat_interleave(2)
+        cache.batch_select_indices(torch.tensor([5, 0, 1, 3]))
+    for number in range(7, 10):
+        found = mine.update(*states(1, 4, number), 0)
+        expected = theirs.update(*states(1, 4, number), 0)
+        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_tokens_are_copied_when_room_runs_out_only(monkeypatch) -> None:
+    layer, made = RoomyLayer(), []
+    make_room = RoomyLayer._make_room
+    monkeypatch.setattr(RoomyLayer, "_make_room", lambda self, n: made.append(n) or make_room(self, n))
+    layer.update(*states(5))
+    for _ in range(2 * ROOM + 2):
+        layer.update(*states(1))
+    # 5 + 1 + 64 fit; the 66th new token does not, and neither does one 65 later
+    assert made == [5 + 1 + ROOM, 5 + 1 + ROOM + 1 + ROOM]
