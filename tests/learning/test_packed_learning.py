@@ -104,3 +104,48 @@ def test_what_cannot_be_compiled_is_said_and_done_without(monkeypatch) -> None:
         "agent 'char': its layers could not be compiled (RuntimeError: no C compiler found), so learning is "
         "slower than it could be. learning.compile=false says that it need not be tried"
     ]
+
+
+def test_a_compiler_that_fails_later_costs_an_attempt(monkeypatch) -> None:
+    """The trial was fine, but in a real batch something is new to it."""
+    from torch._dynamo.exc import InternalTorchDynamoError
+
+    calls = []
+
+    def fails_later(function, dynamic):
+        def called(*arguments, **keywords):
+            calls.append(function)
+            if len(calls) > 9:  # two layers and the output layer, tried by a few passes
+                raise InternalTorchDynamoError("a guard has no such key")
+            return function(*arguments, **keywords)
+
+        return called
+
+    plain, agent = fresh(False), fresh(False)
+    expected = learn(plain, compile=False)
+    monkeypatch.setattr(compiled.torch, "compile", fails_later)
+    found = learn(agent, compile=True)
+    assert len(calls) == 10
+    assert found.losses == expected.losses
+    assert largest_difference(weights(agent), weights(plain)) == 0
+    assert found.notes == [
+        "agent 'char': its layers could not be compiled (InternalTorchDynamoError), so learning is slower "
+        "than it could be. learning.compile=false says that it need not be tried"
+    ]
+
+
+def test_other_errors_are_not_the_compilers(monkeypatch) -> None:
+    def broken(function, dynamic):
+        tried = []
+
+        def called(*arguments, **keywords):
+            tried.append(1)
+            if len(tried) > 3:
+                raise ValueError("a mistake in the model")
+            return function(*arguments, **keywords)
+
+        return called
+
+    monkeypatch.setattr(compiled.torch, "compile", broken)
+    with pytest.raises(ValueError, match="a mistake in the model"):
+        learn(fresh(False), compile=True)

@@ -63,3 +63,13 @@ def decoder_layers(model: Any) -> list[Any]:
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
+def is_compile_error(error: BaseException) -> bool:
+    """Whether it is the compiler that failed, not what it compiled."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if type(cause).__module__.startswith(("torch._dynamo", "torch._inductor", "triton")):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from hacrl.agents.agent import Agent
 from hacrl.agents.compile_trial import why_not_compiled
-from hacrl.agents.compiled import compiled
+from hacrl.agents.compiled import compiled, is_compile_error
 from hacrl.agents.logprobs import packs, response_logprobs
 from hacrl.agents.lora import check_trainable
+from hacrl.agents.out_of_memory import let_go
 from hacrl.agents.ragged import has_fused_attention, ragged
 from hacrl.agents.reference import make_reference
 from hacrl.algorithms.methods import Method
@@ -96,7 +97,14 @@ class Learner:
         return step.stats
 
     def _update(self, step: _Step, number: int) -> None:
-        update = self._budget.fit(partial(self._gradients, step, number), step.stats)
+        try:
+            update = self._budget.fit(partial(self._gradients, step, number), step.stats)
+        except Exception as error:
+            if not self._compiles or not is_compile_error(error):
+                raise
+            let_go(error, self.agent.device)
+            self._do_without_compiling(f"{type(error).__name__}", step.stats)
+            update = self._budget.fit(partial(self._gradients, step, number), step.stats)
         if not update.is_finite:
             self._leave_out(update, step, number)
             return
@@ -194,12 +202,15 @@ class Learner:
             )
             problem = why_not_compiled(model) if self._compiles else None
             if problem is not None:
-                self._compiles = False
-                stats.notes.append(
-                    f"agent {self.agent.name!r}: its layers could not be compiled ({problem}), so learning "
-                    "is slower than it could be. learning.compile=false says that it need not be tried"
-                )
-        return compiled(model, self._compiles)
+                self._do_without_compiling(problem, stats)
+        return compiled(model, bool(self._compiles))
+
+    def _do_without_compiling(self, problem: str, stats: LearnStats) -> None:
+        self._compiles = False
+        stats.notes.append(
+            f"agent {self.agent.name!r}: its layers could not be compiled ({problem}), so learning is slower "
+            "than it could be. learning.compile=false says that it need not be tried"
+        )
 
     def _carries_signal(self, sample: LearnerSample) -> bool:
         return sample.advantage != 0 or (self._reference is not None and sample.is_own)
