@@ -196,8 +196,8 @@ def test_of_unusual_agents_nothing_leaves_unless_asked_for(monkeypatch: pytest.M
     assert decision(monkeypatch, 1, {"char": agent}, "learning.offload=all").levels == {"char": "all"}
 
 
-def test_a_dry_run_says_what_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = load_config(Path("demo"), ["device=cpu"])
+def test_a_dry_run_says_what_leaves(tmp_path: Path) -> None:
+    config = load_config(Path("demo"), ["device=cpu", f"output={tmp_path}/run"])
     plan = dry_run(config)
     assert not any("leave it" in line for line in dry_run_lines(plan))
     (cpu,) = plan.devices
