@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from training_work import Measured, Work
 
@@ -11,42 +11,31 @@ PHASES = ("rollout", "verify", "learn", "rest")
 
 def step_table(work: Work, sides: Sequence[Measured], matmul_flops: float | None) -> str:
     """Whole steps of all agents."""
-    head = ["", "step s", "min-max", *(f"{phase} s" for phase in PHASES)]
-    head += ["gen tok", "gen tok/s", "learnt tok", "learnt tok/s"]
-    head += ["learn MFU"] if matmul_flops else ["cpu s"]
-    head += _memory_names(sides)
-    rows = [head]
-    for side in sides:
-        if side.failure:
-            rows.append([side.side, side.failure])
-            continue
-        fastest, slowest = side.spread()
-        row = [side.side, _seconds(side.median()), f"{_seconds(fastest)}-{_seconds(slowest)}"]
-        row += [_seconds(side.median(phase)) for phase in PHASES]
+    names = [*(f"{phase} s" for phase in PHASES), "gen tok", "gen tok/s", "learnt tok", "learnt tok/s"]
+    names += ["learn MFU"] if matmul_flops else ["cpu s"]
+
+    def cells(side: Measured) -> list[str]:
+        row = [_seconds(side.median(phase)) for phase in PHASES]
         row += [f"{side.generated_tokens:,}", _rate(side.generated_tokens, side.median("rollout"))]
         row += [f"{side.learnt_tokens:,}", _rate(side.learnt_tokens, side.median("learn"))]
         if matmul_flops:
-            row.append(f"{side.learnt_flops / side.median('learn') / matmul_flops:.1%}")
-        else:
-            row.append(_seconds(side.median("cpu")))
-        rows.append([*row, *_memory(side, sides)])
+            return [*row, f"{side.learnt_flops / side.median('learn') / matmul_flops:.1%}"]
+        return [*row, _seconds(side.median("cpu"))]
+
+    rows = _rows("step s", names, sides, cells)
     return "\n".join([_describe(work, matmul_flops), _aligned(rows), *_ratios(sides)])
 
 
 def update_table(work: Work, sides: Sequence[Measured], matmul_flops: float | None) -> str:
     """Updates of one learner."""
-    head = ["", "update s", "min-max", "tok/s", *(["MFU"] if matmul_flops else []), *_memory_names(sides)]
-    rows = [head]
-    for side in sides:
-        if side.failure:
-            rows.append([side.side, side.failure])
-            continue
-        fastest, slowest = side.spread()
-        row = [side.side, _seconds(side.median()), f"{_seconds(fastest)}-{_seconds(slowest)}"]
-        row.append(_rate(side.learnt_tokens, side.median()))
+
+    def cells(side: Measured) -> list[str]:
+        speed = _rate(side.learnt_tokens, side.median())
         if matmul_flops:
-            row.append(f"{side.learnt_flops / side.median() / matmul_flops:.1%}")
-        rows.append([*row, *_memory(side, sides)])
+            return [speed, f"{side.learnt_flops / side.median() / matmul_flops:.1%}"]
+        return [speed]
+
+    rows = _rows("update s", ["tok/s", *(["MFU"] if matmul_flops else [])], sides, cells)
     lines = [_describe(work, matmul_flops), _aligned(rows), *_ratios(sides)]
     peaks = {side.side: side.memory for side in sides if side.memory.get("beyond")}
     if len(peaks) == 2:
@@ -54,6 +43,21 @@ def update_table(work: Work, sides: Sequence[Measured], matmul_flops: float | No
         parts = [f"{what} {theirs[what] / ours[what]:.2f}" for what in ("beyond", "allocated")]
         lines.append(f"memory, TRL / hacrl: {', '.join(parts)}")
     return "\n".join(lines)
+
+
+def _rows(
+    what: str, names: list[str], sides: Sequence[Measured], cells: Callable[[Measured], list[str]]
+) -> list[list[str]]:
+    """A head and a row for each side: its time, the given cells, its memory; or why it has none of them."""
+    rows = [["", what, "min-max", *names, *_memory_names(sides)]]
+    for side in sides:
+        if side.failure:
+            rows.append([side.side, side.failure])
+            continue
+        fastest, slowest = side.spread()
+        times = [_seconds(side.median()), f"{_seconds(fastest)}-{_seconds(slowest)}"]
+        rows.append([side.side, *times, *cells(side), *_memory(side, sides)])
+    return rows
 
 
 def _describe(work: Work, matmul_flops: float | None) -> str:

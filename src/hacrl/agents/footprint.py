@@ -2,8 +2,8 @@
 
 What stays (weights, master weights, gradients, moments, reference) is exact but for a few buffers. What comes
 and goes (the cache of a decoding batch, activations, logits) is an estimate for transformers' usual decoder
-layers; on one GPU it was between 5% below and 35% above what was measured. The CUDA context and what the
-allocator wastes come on top.
+layers; on one GPU it was between 9% below and 35% above what was measured, before layers were compiled and
+sequences packed, which takes less. The CUDA context and what the allocator wastes come on top.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Workload:
     """What an agent has to do that takes memory besides its weights."""
 
     decodings: tuple[Decoding, ...]  # those of training and of evaluation
-    learnt_tokens: int  # padded tokens in one forward pass of learning
+    learnt_tokens: int  # in one forward pass of learning
     longest_sample: int  # tokens of the longest prompt and response learnt from
     filtered: bool = False  # top-k or top-p are in use
     reference: bool = False  # there is a KL term

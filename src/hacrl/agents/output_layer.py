@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from hacrl.agents.compiled import compiled_if_wanted
-from hacrl.agents.ragged import can_be_ragged, packed_inputs, ragged
+from hacrl.agents.packing import model_inputs, whole_sequences
+from hacrl.agents.ragged import can_be_ragged, ragged
 from hacrl.agents.sampling import token_logprobs
 from hacrl.types import Sampling
 
@@ -36,9 +37,10 @@ def separate_head(model: Any) -> Callable[[Tensor], Tensor] | None:
     if model not in _HEADS:
         plain = plain_model(model)
         head = plain.get_output_embeddings()
-        probe = packed_inputs([range(1, 5)], model.device)
+        inputs = model_inputs(*whole_sequences([range(1, 5)], model.device))
+        if not can_be_ragged(model):
+            inputs = {"input_ids": inputs["input_ids"], "use_cache": False}
         with torch.no_grad(), ragged(model, can_be_ragged(model)):
-            inputs = probe if can_be_ragged(model) else {"input_ids": probe["input_ids"], "use_cache": False}
             whole = model(**inputs).logits
             apart = head(plain.base_model(**inputs).last_hidden_state)
             same = whole.shape == apart.shape and torch.allclose(whole, apart, rtol=1e-3, atol=1e-3)

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hacrl.agents.attention import Segments, Slots
+
 TokenPair = tuple[Sequence[int], Sequence[int]]  # prompt ids, response ids
 
 
@@ -70,24 +72,51 @@ def pack(pairs: Sequence[TokenPair], device: torch.device) -> Packed:
             own = add(pairs[number][1], places)
             before[number] = [places[-1], *own[:-1]]
 
-    shared = len(groups) < len(pairs)
-    inputs = {
-        "input_ids": torch.tensor(tokens).unsqueeze(0).to(device),
-        "position_ids": torch.tensor(positions).unsqueeze(0).to(device),
-        "cu_seq_lens_q": _starts(query_lengths, device),
-        "cu_seq_lens_k": _starts(key_lengths, device),
-        "max_length_q": max(query_lengths),
-        "max_length_k": max(key_lengths),
-        "shared_keys": torch.tensor(keys, device=device) if shared else None,
-        "slots": None,
-        "use_cache": False,
-    }
+    segments = Segments(
+        _starts(query_lengths, device), _starts(key_lengths, device), max(query_lengths), max(key_lengths)
+    )
+    shared = torch.tensor(keys, device=device) if len(groups) < len(pairs) else None
+    inputs = model_inputs(
+        torch.tensor(tokens, device=device), torch.tensor(positions, device=device), segments, shared
+    )
     targets = [token for _, response in pairs for token in response]
     return Packed(
         inputs,
         torch.tensor([place for places in before for place in places], device=device),
         torch.tensor(targets, device=device),
     )
+
+
+def whole_sequences(
+    sequences: Sequence[Sequence[int]], device: torch.device
+) -> tuple[Tensor, Tensor, Segments]:
+    """Sequences that share nothing: their tokens in one row, the tokens' positions, and where each begins."""
+    lengths = [len(sequence) for sequence in sequences]
+    tokens = torch.tensor([token for sequence in sequences for token in sequence], device=device)
+    positions = torch.cat([torch.arange(length, device=device) for length in lengths])
+    starts = _starts(lengths, device)
+    return tokens, positions, Segments(starts, starts, max(lengths), max(lengths))
+
+
+def model_inputs(
+    tokens: Tensor,
+    positions: Tensor,
+    segments: Segments | None = None,
+    shared_keys: Tensor | None = None,
+    slots: Slots | None = None,
+) -> dict[str, Any]:
+    """What a model is called with, and its attention told. Always the same keywords: compilers mind."""
+    return {
+        "input_ids": tokens.unsqueeze(0),
+        "position_ids": positions.unsqueeze(0),
+        "cu_seq_lens_q": segments.queries if segments else None,
+        "cu_seq_lens_k": segments.keys if segments else None,
+        "max_length_q": segments.most_queries if segments else None,
+        "max_length_k": segments.most_keys if segments else None,
+        "shared_keys": shared_keys,
+        "slots": slots,
+        "use_cache": False,
+    }
 
 
 def _starts(lengths: Sequence[int], device: torch.device) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -14,12 +14,12 @@ from hacrl.agents.attention import (
     KERNEL_TYPES,
     CannotBeRagged,
     Segments,
-    Slots,
     fused_is_right,
     packed_attention,
     ragged_attention,
 )
-from hacrl.agents.packing import TokenPair, pack
+from hacrl.agents.out_of_memory import is_out_of_memory
+from hacrl.agents.packing import TokenPair, model_inputs, pack, whole_sequences
 
 NAME = "hacrl_ragged"
 # Prompts and responses; any will do, but of different lengths, and one prompt with two responses.
@@ -29,48 +29,6 @@ _PROBES: tuple[TokenPair, ...] = (((3, 1, 4, 1), (5, 9, 2)), ((2, 7), (1, 8)), (
 _CLOSE = {torch.bfloat16: 0.06, torch.float16: 0.02}
 _CLOSE_EXACTLY = 1e-3
 _KNOWN: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
-
-
-def packed_inputs(sequences: Sequence[Sequence[int]], device: torch.device) -> dict[str, Any]:
-    """What a model is called with: all tokens in one row, where each sequence begins, and their positions."""
-    lengths = [len(sequence) for sequence in sequences]
-    flat = torch.tensor([token for sequence in sequences for token in sequence])
-    positions = torch.cat([torch.arange(length) for length in lengths])
-    starts = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32).to(device)
-    longest = max(lengths)
-    return {
-        "input_ids": flat.unsqueeze(0).to(device),
-        "position_ids": positions.unsqueeze(0).to(device),
-        "cu_seq_lens_q": starts,
-        "cu_seq_lens_k": starts,
-        "max_length_q": longest,
-        "max_length_k": longest,
-        "shared_keys": None,
-        "slots": None,
-        "use_cache": False,
-    }
-
-
-def decoding_inputs(token_ids: Tensor, positions: Tensor, slots: Slots) -> dict[str, Any]:
-    """The same for one token of each response: the same keywords always, or compiled layers would stumble."""
-    return {
-        "input_ids": token_ids.unsqueeze(0),
-        "position_ids": positions.unsqueeze(0),
-        "cu_seq_lens_q": None,
-        "cu_seq_lens_k": None,
-        "max_length_q": None,
-        "max_length_k": None,
-        "shared_keys": None,
-        "slots": slots,
-        "use_cache": False,
-    }
-
-
-def segments_of(inputs: Mapping[str, Any]) -> Segments:
-    """Of what :func:`packed_inputs` gave."""
-    return Segments(
-        inputs["cu_seq_lens_q"], inputs["cu_seq_lens_k"], inputs["max_length_q"], inputs["max_length_k"]
-    )
 
 
 @contextmanager
@@ -122,13 +80,15 @@ def _same_when_packed(model: Any) -> bool:
         return False
     device = model.device
     packed = pack(_PROBES, device)
-    whole = packed_inputs([(*prompt, *response) for prompt, response in _PROBES], device)
-    layers = _EveryLayer(segments_of(whole))
+    tokens, positions, segments = whole_sequences([(*one, *two) for one, two in _PROBES], device)
+    layers = _EveryLayer(segments)
     try:
         with _switched(model):
-            model(**{**whole, "slots": layers})
+            model(**model_inputs(tokens, positions, segments, slots=layers))
             found = model(**packed.inputs).logits[0, packed.before].float()
-    except (CannotBeRagged, TypeError, ValueError, RuntimeError, AttributeError):
+    except (CannotBeRagged, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        if is_out_of_memory(error):
+            raise  # that says nothing of the model
         return False
     if layers.seen != set(range(model.config.get_text_config().num_hidden_layers)):
         return False  # some of them look at other things, or at one sequence's end from the next

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from hacrl.agents.compiled import compiled
 from hacrl.agents.footprint import PREFILLED_TOKENS
-from hacrl.agents.ragged import packed_inputs, ragged, segments_of
+from hacrl.agents.packing import model_inputs, whole_sequences
+from hacrl.agents.ragged import ragged
 from hacrl.rollout.slot_decoder import Look, Said, SlotDecoder
 from hacrl.rollout.slots import PrefilledPrompts
 
@@ -56,17 +57,16 @@ class Prompts:
     def _compute(self) -> None:
         """The next prompts, as many as go together."""
         batch: list[tuple[int, ...]] = []
-        tokens = 0
-        while self._ahead and (not batch or tokens + len(self._ahead[0]) <= PREFILLED_TOKENS):
+        taken = 0
+        while self._ahead and (not batch or taken + len(self._ahead[0]) <= PREFILLED_TOKENS):
             batch.append(self._ahead.popleft())
-            tokens += len(batch[-1])
+            taken += len(batch[-1])
         heads = [prompt[:-1] for prompt in batch if len(prompt) > 1]
-        inputs = packed_inputs(heads or [batch[0]], self._model.device)
+        tokens, positions, segments = whole_sequences(heads or [batch[0]], self._model.device)
         like = torch.empty(0, dtype=self._model.dtype, device=self._model.device)
-        tokens = inputs["input_ids"].shape[1]
-        kept = PrefilledPrompts(self._model.config, segments_of(inputs), tokens, like)
+        kept = PrefilledPrompts(self._model.config, segments, len(tokens), like)
         with ragged(self._model), compiled(self._model, self._compiles):
-            self._model(**{**inputs, "slots": kept}, logits_to_keep=1)
+            self._model(**model_inputs(tokens, positions, segments, slots=kept), logits_to_keep=1)
         sizes = [len(head) for head in heads]
         parts = iter(torch.split(kept.states, sizes, dim=2) if heads else ())
         nothing = kept.states[:, :, :0]

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from hacrl.agents.compiled import compiled
 from hacrl.agents.out_of_memory import is_out_of_memory
-from hacrl.agents.ragged import decoding_inputs, ragged
+from hacrl.agents.packing import model_inputs
+from hacrl.agents.ragged import ragged
 from hacrl.agents.sampling import draw
 from hacrl.rollout.slots import DecodedTokens, SlotCache
 from hacrl.types import Sampling
@@ -207,7 +208,7 @@ class SlotDecoder:
         positions, alive = self._position[rows], self._alive[rows]
         with ragged(self.model), compiled(self.model, self.compiles):
             tokens = DecodedTokens(self.cache, rows, positions)
-            logits = self.model(**decoding_inputs(self._token[rows], positions, tokens)).logits[0]
+            logits = self.model(**model_inputs(self._token[rows], positions, slots=tokens)).logits[0]
             token_ids, logprobs = draw(logits, self.sampling, self.generator)
         columns = torch.where(alive, self._count[rows], self.sampling.max_new_tokens)
         self._said_ids[rows, columns] = token_ids

@@ -1,0 +1,156 @@
+"""Reward functions and options that do wrong are named before any weights load."""
+
+from __future__ import annotations
+
+import pytest
+
+from hacrl.errors import TaskError
+from hacrl.tasks.base import Rehearsable
+from tests.tasks.reward_tasks import ROWS, constant, rewards, task_of
+from tests.tasks.saying import refusal
+
+
+def _failure(completions, **kwargs):
+    raise KeyError("oops")
+
+
+async def _async_failure(completions, **kwargs):
+    raise ZeroDivisionError("late")
+
+
+def _exit(completions, **kwargs):
+    raise SystemExit(3)
+
+
+async def _async_exit(completions, **kwargs):
+    raise SystemExit(4)
+
+
+def line_of(function) -> int:
+    return function.__code__.co_firstlineno
+
+
+def _needs_a_column(completions, answr, **kwargs):
+    return [0.0] * len(completions)
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (
+            _failure,
+            f"'_failure' raised KeyError: 'oops' (test_bad_rewards.py, line {line_of(_failure) + 1})",
+        ),
+        (
+            _async_failure,
+            "'_async_failure' raised ZeroDivisionError: late "
+            f"(test_bad_rewards.py, line {line_of(_async_failure) + 1})",
+        ),
+        (_exit, f"'_exit' raised SystemExit: 3 (test_bad_rewards.py, line {line_of(_exit) + 1})"),
+        (
+            _async_exit,
+            f"'_async_exit' raised SystemExit: 4 (test_bad_rewards.py, line {line_of(_async_exit) + 1})",
+        ),
+        (
+            lambda completions, **_: [1.0],
+            "'<lambda>' returned 1 values for 2 completions; it must return one each",
+        ),
+        (
+            lambda completions, **_: 1.0,
+            "'<lambda>' returned float; it must return a list with one number per completion",
+        ),
+        (lambda completions, **_: None, "'<lambda>' returned NoneType; it must"),
+        (lambda completions, **_: "ab", "'<lambda>' returned str; it must"),
+        (constant(float("nan")), "'function' returned nan for completion 0; rewards must be finite"),
+        (constant(float("-inf")), "'function' returned -inf for completion 0; rewards must be finite"),
+        (
+            constant("1"),
+            "'function' returned '1' for completion 0, which is not a number (None: does not apply)",
+        ),
+        (constant([1.0]), "'function' returned [1.0] for completion 0, which is not a number"),
+        (
+            _needs_a_column,
+            "'_needs_a_column' wants 'answr', which is no column of the data; by keyword it can have "
+            "prompts, completions, completion_ids, answer, task, trainer_state; did you mean 'answer'?",
+        ),
+    ],
+)
+def test_a_function_that_does_wrong_is_named_in_rehearsal(function, expected: str):
+    task = task_of([constant(1.0), function])
+    assert isinstance(task, Rehearsable)
+    try:
+        with pytest.raises(TaskError) as caught:
+            task.rehearse()
+        with pytest.raises(TaskError):
+            rewards(task, "a", "b")
+    finally:
+        task.close()
+    assert str(caught.value).startswith(f"reward function {expected}")
+
+
+def test_the_users_own_traceback_is_kept():
+    with pytest.raises(TaskError) as caught:
+        task_of(_failure).rehearse()
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert caught.value.__cause__.__traceback__.tb_next.tb_frame.f_code.co_name == "_failure"
+
+
+def test_rehearsal_asks_each_function_once_about_two_completions_of_real_rows():
+    calls = []
+
+    def spy(prompts, completions, answer, **kwargs):
+        calls.append((prompts, completions, answer))
+        return [0.0, 1.0]
+
+    task = task_of([spy, spy])
+    task.rehearse()
+    assert len(calls) == 2
+    prompts, completions, answer = calls[0]
+    assert sorted(prompts) == sorted(row["prompt"] for row in ROWS)
+    assert len(completions) == len(set(completions)) == 2
+    assert dict(zip(prompts, answer, strict=True)) == {row["prompt"]: row["answer"] for row in ROWS}
+    task_of(constant(0.0), ROWS[:1]).rehearse()  # one row is enough
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"functions": []}, "functions: give at least one"),
+        ({"weights": [1.0]}, "weights=[1.0]: give 2, one for each of functions"),
+        ({"weights": [1.0, "2"]}, "weights=[1.0, '2']: '2' is not a finite number"),
+        ({"reward_range": [1, 0]}, "reward_range=[1, 0]: the first must be smaller than the second"),
+        ({"reward_range": 1}, "reward_range=1: give two numbers, [smallest, largest]"),
+        ({"limit": -1}, "limit=-1: must be a whole number"),
+        (
+            {"train": [{"promt": "x"}]},
+            "train: the rows given: has no column 'prompt'; it has promt; did you mean 'promt'?",
+        ),
+        (
+            {"train": [{"prompt": " "}]},
+            "train: the rows given, row 1: column 'prompt' is empty; every row needs a prompt",
+        ),
+        (
+            {"train": [{"prompt": 3}]},
+            "train: the rows given, row 1: column 'prompt' must be text or a list of messages",
+        ),
+        (
+            {"train": [{"prompt": [{"role": "robot", "content": "x"}]}]},
+            "train: the rows given, row 1: column 'prompt' must",
+        ),
+        (
+            {"train": [{"prompt": [{"role": "assistant", "content": "x"}]}]},
+            "train: the rows given, row 1: the last message of column 'prompt' must be the user's",
+        ),
+        (
+            {"train": [{"prompt": "x"}, {"prompt": [{"role": "user", "content": "x"}]}]},
+            "train: the rows given, row 2: prompts must be all text or all lists of messages, not both",
+        ),
+        (
+            {"train": [{"prompt": "x", "completions": 1}]},
+            "train: the rows given: a column is called 'completions', as is an argument of every",
+        ),
+    ],
+)
+def test_options_that_do_not_fit(options, expected: str):
+    given = {"functions": [constant(1), constant(2)], "train": ROWS, **options}
+    assert refusal("reward", **given).startswith(f"task.options.{expected}")
