@@ -28,8 +28,8 @@ from shapes import SHAPES, make_agent
 from hacrl.agents.agent import Agent
 from hacrl.agents.ragged import has_fused_attention
 from hacrl.agents.settings import AgentSettings
-from hacrl.rollout.continuous import Prompts, Request, decode_all
-from hacrl.rollout.slot_decoder import Said, SlotDecoder
+from hacrl.rollout.continuous import Ended, Prompts, Request, decode_all
+from hacrl.rollout.slot_decoder import Group, SlotDecoder
 from hacrl.types import Sampling
 
 MEASURED_STEPS = 64
@@ -57,7 +57,7 @@ def step_times(agent: Agent, decoder: SlotDecoder, sizes: Sequence[int], context
         for _ in range(REPEATS + 1):
             decoder.reset(seed=0)
             states = Prompts(agent.model, [prompt]).states(prompt)
-            decoder.admit(prompt, states, list(range(size)), [MEASURED_STEPS] * size)
+            decoder.admit([Group(states, prompt[-1], list(range(size)), [MEASURED_STEPS] * size)])
             batch = decoder.work_on(list(range(size)))
 
             def steps(batch: int = batch) -> None:
@@ -91,8 +91,9 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, object]:
     ]
     texts: dict[int, str] = {}
 
-    def on_ended(request: Request, said: Said) -> None:
-        texts[request.place] = agent.decode_response(said.token_ids, request.prompt)
+    def on_ended(ended: Sequence[Ended]) -> None:
+        said = agent.decode_responses([one.token_ids for _, one in ended], [one.prompt for one, _ in ended])
+        texts.update(zip((request.place for request, _ in ended), said, strict=True))
 
     rounds = [
         timed(lambda number=number: decode_all(decoder, requests, number, on_ended))  # type: ignore[misc]

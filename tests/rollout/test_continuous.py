@@ -43,7 +43,7 @@ def run(agent: Agent, slots: int, requests: list[Request], sampling: Sampling, s
     handle = agent.model.register_forward_pre_hook(watch, with_kwargs=True)
     try:
         with torch.inference_mode():
-            decode_all(decoder, requests, seed, lambda *one: ended.append(one))
+            decode_all(decoder, requests, seed, ended.extend)
     finally:
         handle.remove()
     return computed, prefilled, ended
@@ -102,6 +102,42 @@ def test_equal_prompts_need_not_follow_each_other(agent) -> None:
     assert prefilled == [5 + 2 + 5]
 
 
+@pytest.mark.parametrize("slots", [3, 5, 8])
+def test_a_prompt_is_the_same_in_the_slot_it_is_read_from(agent, monkeypatch, slots) -> None:
+    """Whoever has ended, and whoever has taken whose place; and groups share a slot as long as they can."""
+    monkeypatch.setattr(continuous, "STEPS_BETWEEN_LOOKS", 2)
+    limits = [3, 9, 5, 1, 8, 2, 7, 7, 1, 4, 9, 2, 6, 3, 5, 8]
+    requests = [
+        Request(place, (LONG, SHORT, ONE, LONG)[place // 4], limit) for place, limit in enumerate(limits)
+    ]
+    decoder = SlotDecoder(agent.model, slots, 32, Sampling(9), sorted(agent.stop_ids))
+    step, shared = decoder.step, []
+
+    def checked(size: int) -> None:
+        step(size)
+        rows = decoder._rows[:size].tolist()
+        for row in rows:
+            host, tokens = decoder.cache.hosts[row], decoder._prompt[row]
+            for states in decoder.cache.states:
+                assert torch.equal(states[:, row, :tokens], states[:, host, :tokens])
+        shared.append(len(set(decoder.cache.hosts[rows].tolist())) < len(rows))
+
+    monkeypatch.setattr(decoder, "step", checked)
+    with torch.inference_mode():
+        decode_all(decoder, requests, 0, lambda _: None)
+    assert sum(shared) > len(shared) / 2
+
+
+def test_who_reads_whose_prompt() -> None:
+    cache = SlotDecoder(char_agent().model, 6, 8, Sampling(1), [1]).cache
+    cache.share({0: 7, 1: 7, 2: 7, 3: 8, 4: 8})
+    assert cache.hosts.tolist() == [0, 0, 0, 3, 3, 5, 6]
+    cache.share({0: 9, 5: 8})  # 1 and 2 have prompt 7 still
+    assert cache.hosts.tolist() == [0, 1, 1, 3, 3, 3, 6]
+    cache.share({1: 8, 3: 9})
+    assert cache.hosts.tolist() == [0, 1, 2, 0, 1, 1, 6]
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's compiler looks at them
 def test_compiled_layers_say_the_same(agent, monkeypatch) -> None:
     """With a compiler that traces as on a GPU but generates no code."""
@@ -113,7 +149,10 @@ def test_compiled_layers_say_the_same(agent, monkeypatch) -> None:
         ended: dict[int, Said] = {}
         with torch.inference_mode():
             decode_all(
-                decoder, requests, 5, lambda request, one, ended=ended: ended.update({request.place: one})
+                decoder,
+                requests,
+                5,
+                lambda some, ended=ended: ended.update({r.place: one for r, one in some}),
             )
         assert (decoder.compiles, decoder.problem) == (compiles, "")
         said.append([ended[place] for place in range(7)])

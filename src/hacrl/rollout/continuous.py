@@ -13,13 +13,12 @@ from itertools import groupby
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from hacrl.agents.compiled import compiled
 from hacrl.agents.footprint import PREFILLED_TOKENS
 from hacrl.agents.packing import model_inputs, whole_sequences
 from hacrl.agents.ragged import ragged
-from hacrl.rollout.slot_decoder import Look, Said, SlotDecoder
+from hacrl.rollout.slot_decoder import Group, Look, PromptStates, Said, SlotDecoder
 from hacrl.rollout.slots import PrefilledPrompts
 
 STEPS_BETWEEN_LOOKS = 4  # looking at who has ended waits for the device
@@ -34,6 +33,9 @@ class Request:
     limit: int  # most new tokens
 
 
+Ended = tuple[Request, Said]
+
+
 class NotFinite(Exception):  # noqa: N818 - the caller knows what to say of it
     """The model gave numbers from which nothing can be drawn."""
 
@@ -45,10 +47,15 @@ class Prompts:
         self._model = model
         self._compiles = compiles
         self._ahead = deque(prompt for prompt, _ in groupby(prompts))  # in the order of answering
-        self._states: dict[tuple[int, ...], Tensor] = {}
+        self._numbers = {prompt: number for number, prompt in enumerate(self._ahead)}
+        self._states: dict[tuple[int, ...], PromptStates] = {}
 
-    def states(self, prompt: tuple[int, ...]) -> Tensor:
-        """(layers, 2, tokens, heads, D) of all tokens but the last. Older prompts are forgotten."""
+    def are_there(self, prompt: tuple[int, ...]) -> bool:
+        """Whether the prompt need not be computed, and no older ones forgotten."""
+        return prompt in self._states
+
+    def states(self, prompt: tuple[int, ...]) -> PromptStates:
+        """Of all tokens but the last. Older prompts are forgotten if this one has to be computed."""
         if prompt not in self._states:
             self._states.clear()
             self._compute()
@@ -67,10 +74,10 @@ class Prompts:
         kept = PrefilledPrompts(self._model.config, segments, len(tokens), like)
         with ragged(self._model), compiled(self._model, self._compiles):
             self._model(**model_inputs(tokens, positions, segments, slots=kept), logits_to_keep=1)
-        sizes = [len(head) for head in heads]
-        parts = iter(torch.split(kept.states, sizes, dim=2) if heads else ())
-        nothing = kept.states[:, :, :0]
-        self._states = {prompt: next(parts) if len(prompt) > 1 else nothing for prompt in batch}
+        start = 0
+        for prompt in batch:
+            self._states[prompt] = PromptStates(kept.states, start, len(prompt) - 1, self._numbers[prompt])
+            start += len(prompt) - 1
 
 
 class _Running:
@@ -99,9 +106,9 @@ class _Running:
 
 
 def decode_all(
-    decoder: SlotDecoder, requests: Sequence[Request], seed: int, on_ended: Callable[[Request, Said], None]
+    decoder: SlotDecoder, requests: Sequence[Request], seed: int, on_ended: Callable[[Sequence[Ended]], None]
 ) -> None:
-    """Answer all requests, in their order as slots become free; ``on_ended`` hears of each as it ends.
+    """Answer all requests, in their order as slots become free; ``on_ended`` hears of them as they end.
 
     A GPU is given its next steps before anybody looks at the last ones, so that it never waits; what is done
     with ended responses is done while it works on the others.
@@ -112,7 +119,7 @@ def decode_all(
     free = list(range(decoder.cache.slots))
     running = _Running()
     looks: deque[tuple[int, Look]] = deque()  # steps made before, and what will be seen
-    ended: list[tuple[Request, Said]] = []
+    ended: list[Ended] = []
     while running.requests or waiting:
         if free and waiting:
             running.begin(_admit(decoder, prompts, waiting, free))
@@ -124,8 +131,8 @@ def decode_all(
             looks.append((running.steps, decoder.look()))
             if len(looks) <= decoder.looks_behind:
                 continue
-        for request, response in ended:
-            on_ended(request, response)
+        if ended:
+            on_ended(ended)
         steps, look = looks.popleft()
         alive, broken = look.seen()
         if broken:
@@ -134,21 +141,26 @@ def decode_all(
         said = decoder.said(done) if done else []
         ended = list(zip([running.requests.pop(slot) for slot in done], said, strict=True))
         free = sorted([*free, *done])
-    for request, response in ended:
-        on_ended(request, response)
+    if ended:
+        on_ended(ended)
 
 
 def _admit(
     decoder: SlotDecoder, prompts: Prompts, waiting: deque[Request], free: list[int]
 ) -> list[tuple[int, Request]]:
-    """Fill free slots, the responses to one prompt together; returns who is where."""
+    """Fill free slots, in one go what was computed together; returns who is where."""
     admitted: list[tuple[int, Request]] = []
+    groups: list[Group] = []
     while free and waiting:
         prompt = waiting[0].prompt
+        if groups and not prompts.are_there(prompt):
+            decoder.admit(groups)
+            groups = []  # before the next are computed, or there would be memory for both
         together: list[tuple[int, Request]] = []
         while free and waiting and waiting[0].prompt == prompt:
             together.append((free.pop(0), waiting.popleft()))
-        slots = [slot for slot, _ in together]
-        decoder.admit(prompt, prompts.states(prompt), slots, [request.limit for _, request in together])
+        slots, limits = [slot for slot, _ in together], [request.limit for _, request in together]
+        groups.append(Group(prompts.states(prompt), prompt[-1], slots, limits))
         admitted += together
+    decoder.admit(groups)
     return admitted

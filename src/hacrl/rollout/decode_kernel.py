@@ -2,6 +2,7 @@
 
 General kernels are made for many queries at a time and read a cache at half of a GPU's bandwidth when there
 is one query a head. Here a program has one response and one head of keys, with all query heads that share it.
+Responses to one prompt read it from the same slot, at about the same time: memory is asked for it once.
 """
 
 from __future__ import annotations
@@ -39,10 +40,13 @@ def is_right(device: torch.device, dtype: torch.dtype) -> bool:
         torch.randn(rows + 1, length, key_heads, width, generator=generator, device=device).to(dtype)
         for _ in range(2)
     )
-    slots = torch.tensor([2, 0, 3], device=device)
+    slots, hosts = torch.tensor([2, 0, 3], device=device), torch.tensor([2, 1, 1], device=device)
     used = torch.tensor([1, 64, 150], dtype=torch.int32, device=device)
+    shared = torch.tensor([0, 63, 70], device=device)
+    for states in (keys, values):
+        states[0, :63], states[3, :70] = states[1, :63], states[1, :70]
     try:
-        found = decode_attention(query, key, value, keys, values, slots, used, 0.2, -1)
+        found = decode_attention(query, key, value, keys, values, slots, hosts, shared, used, 0.2, -1)
     except Exception:  # whatever it is, there is another kernel
         return False
     for row in range(rows):
@@ -50,9 +54,9 @@ def is_right(device: torch.device, dtype: torch.dtype) -> bool:
         mine, theirs = keys[seen].float(), values[seen].float()
         if not torch.equal(mine[-1].to(dtype), key[row]) or not torch.equal(theirs[-1].to(dtype), value[row]):
             return False
-        shared = [states.repeat_interleave(heads // key_heads, dim=1) for states in (mine, theirs)]
-        weights = (torch.einsum("hd,lhd->hl", query[row].float(), shared[0]) * 0.2).softmax(dim=-1)
-        expected = torch.einsum("hl,lhd->hd", weights, shared[1])
+        mine, theirs = (states.repeat_interleave(heads // key_heads, dim=1) for states in (mine, theirs))
+        weights = (torch.einsum("hd,lhd->hl", query[row].float(), mine) * 0.2).softmax(dim=-1)
+        expected = torch.einsum("hl,lhd->hd", weights, theirs)
         if not torch.allclose(found[row].float(), expected, atol=0.05):
             return False
     return True
@@ -65,14 +69,17 @@ def decode_attention(
     keys: Tensor,
     values: Tensor,
     slots: Tensor,
+    hosts: Tensor,
+    shared: Tensor,
     used: Tensor,
     scale: float,
     window: int,
 ) -> Tensor:
     """(N, heads, D): each query's attention over the first ``used`` tokens of its slot.
 
-    The last of these is the new one, whose key and value are written into the slot first. With a ``window``
-    that is not negative, only that many before the new one. Keys and values are (slots, length, heads, D).
+    The last of these is the new one, whose key and value are written into the slot first. The first
+    ``shared`` ones stand in the slot ``hosts`` as well, and are read there. With a ``window`` that is not
+    negative, only that many before the new one. Keys and values are (slots, length, heads, D).
     """
     rows, heads, width = query.shape
     key_heads = keys.shape[2]
@@ -85,6 +92,8 @@ def decode_attention(
         values,
         out,
         slots,
+        hosts,
+        shared,
         used,
         scale * 1.4426950408889634,  # the kernel's powers are those of 2
         window,
@@ -118,6 +127,8 @@ def _decode(  # type: ignore[no-untyped-def]
     values,
     out,
     slots,
+    hosts,
+    shared_tokens,
     used_tokens,
     scale,
     window,
@@ -139,13 +150,15 @@ def _decode(  # type: ignore[no-untyped-def]
     used = tl.load(used_tokens + row)
     token = KEY_HEADS * WIDTH  # from one token's keys to the next's
     base = tl.load(slots + row).to(tl.int64) * length * token + head * WIDTH
+    host = tl.load(hosts + row).to(tl.int64) * length * token + head * WIDTH
+    shared = tl.load(shared_tokens + row)
     widths = tl.arange(0, WIDTH)
     _store(keys, base + (used - 1) * token, new_key, key_row, key_head, row, head, widths)
     _store(values, base + (used - 1) * token, new_value, value_row, value_head, row, head, widths)
     tl.debug_barrier()  # all threads of this program are about to read them
-    shared = tl.arange(0, QUERIES)
-    is_query = shared[:, None] < SHARED
-    heads = head * SHARED + shared[:, None]
+    queries = tl.arange(0, QUERIES)
+    is_query = queries[:, None] < SHARED
+    heads = head * SHARED + queries[:, None]
     asked = tl.load(query + row * query_row + heads * query_head + widths[None, :], mask=is_query, other=0.0)
     first = tl.maximum(used - 1 - window, 0) if WINDOWED else 0
     largest = tl.full([QUERIES], -float("inf"), tl.float32)
@@ -154,7 +167,7 @@ def _decode(  # type: ignore[no-untyped-def]
     for start in range((first // BLOCK) * BLOCK, used, BLOCK):
         places = start + tl.arange(0, BLOCK)
         seen = (places >= first) & (places < used)
-        where = base + places[:, None] * token + widths[None, :]
+        where = tl.where(places < shared, host, base)[:, None] + places[:, None] * token + widths[None, :]
         key = tl.load(keys + where, mask=seen[:, None], other=0.0)
         scores = tl.where(seen[None, :], tl.dot(asked, tl.trans(key)) * scale, -float("inf"))
         larger = tl.maximum(largest, tl.max(scores, 1))

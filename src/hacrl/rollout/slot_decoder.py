@@ -38,6 +38,26 @@ class Said:
     logprobs: list[float]
 
 
+@dataclass(frozen=True, slots=True)
+class PromptStates:
+    """Keys and values of a prompt, all but its last token: a stretch of what was computed together."""
+
+    states: Tensor  # (layers, 2, tokens, heads, D)
+    start: int
+    tokens: int
+    number: int  # equal prompts have equal ones
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Responses to one prompt that begin together."""
+
+    prompt: PromptStates
+    last_token: int
+    slots: list[int]
+    limits: list[int]  # most new tokens of each
+
+
 class Look:
     """An answer that is on its way."""
 
@@ -77,6 +97,7 @@ class SlotDecoder:
         self._rows = torch.full((slots,), self.cache.nobody, device=device)  # slots at work, then nobody's
         self._token = torch.zeros(rows, dtype=torch.long, device=device)  # the last one, not in the cache yet
         self._position = torch.zeros(rows, dtype=torch.long, device=device)  # of that token
+        self._prompt = torch.zeros(rows, dtype=torch.long, device=device)  # tokens, all but the last one
         self._alive = torch.zeros(rows, dtype=torch.bool, device=device)
         self._count = torch.zeros(rows, dtype=torch.long, device=device)
         self._limit = torch.zeros(rows, dtype=torch.long, device=device)
@@ -94,21 +115,27 @@ class SlotDecoder:
         cache = self.cache
         return length <= cache.length <= SPARE * length and slots <= self.wanted <= SPARE * slots
 
-    def admit(
-        self, prompt: Sequence[int], states: Tensor, slots: Sequence[int], limits: Sequence[int]
-    ) -> None:
-        """Begin responses to a prompt; ``states`` are keys and values of all of it but the last token.
+    def admit(self, groups: Sequence[Group]) -> None:
+        """Begin responses, to prompts that were computed together.
 
-        The last token is the first that is decoded: so the first new token is drawn as all others are.
+        The last token of a prompt is the first that is decoded: so the first new token is drawn as all
+        others are.
         """
-        device = self._token.device
-        places = torch.tensor(slots, device=device)
-        self.cache.fill(states, places)
-        self._token[places] = prompt[-1]
-        self._position[places] = len(prompt) - 1
-        self._count[places] = 0
-        self._limit[places] = torch.tensor(limits, device=device)
-        self._alive[places] = True
+        begun = [
+            (slot, group.prompt.start, group.prompt.tokens, group.last_token, limit)
+            for group in groups
+            for slot, limit in zip(group.slots, group.limits, strict=True)
+        ]
+        slots, starts, counts, last, limits = torch.tensor(begun, device=self._token.device).unbind(1)
+        self.cache.share({slot: group.prompt.number for group in groups for slot in group.slots})
+        tokens = sum(one[2] for one in begun)
+        self.cache.fill(groups[0].prompt.states, slots, starts, counts, tokens)
+        self._token[slots] = last
+        self._prompt[slots] = counts
+        self._position[slots] = counts
+        self._count[slots] = 0
+        self._limit[slots] = limits
+        self._alive[slots] = True
 
     def work_on(self, slots: Sequence[int]) -> int:
         """Say which slots the next steps are for; returns the size of the batch that will be computed."""
@@ -155,6 +182,7 @@ class SlotDecoder:
         """Nobody is running, and draws begin anew."""
         self._alive.fill_(False)
         self._broken.fill_(False)
+        self.cache.forget()
         self.generator.manual_seed(seed)
         if self._weight_addresses() != self._addresses:
             self._graphs.clear()
@@ -205,9 +233,9 @@ class SlotDecoder:
 
     def _decode(self, size: int) -> None:
         rows = self._rows[:size]
-        positions, alive = self._position[rows], self._alive[rows]
+        positions, prompts, alive = self._position[rows], self._prompt[rows], self._alive[rows]
         with ragged(self.model), compiled(self.model, self.compiles):
-            tokens = DecodedTokens(self.cache, rows, positions)
+            tokens = DecodedTokens(self.cache, rows, positions, prompts)
             logits = self.model(**model_inputs(self._token[rows], positions, slots=tokens)).logits[0]
             token_ids, logprobs = draw(logits, self.sampling, self.generator)
         columns = torch.where(alive, self._count[rows], self.sampling.max_new_tokens)
@@ -218,6 +246,6 @@ class SlotDecoder:
         self._count[rows] = counts
         self._token[rows] = token_ids
         self._alive[rows] = alive & ~ended
-        # whoever has ended goes on at the beginning of its slot, where there is little to look at
-        self._position[rows] = torch.where(alive & ~ended, positions + 1, 0)
+        # whoever has ended goes on behind its prompt, which others may be reading
+        self._position[rows] = torch.where(alive & ~ended, positions + 1, prompts)
         self._broken |= (alive & ~logprobs.isfinite()).any()

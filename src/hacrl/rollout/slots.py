@@ -1,13 +1,14 @@
 """A cache of keys and values with a slot for each response: one ends, another takes its place.
 
 Every slot is as long as the longest response may become, and every response has its own position in it, so
-that responses need neither begin nor end together, and nothing ever moves.
+that responses need neither begin nor end together, and nothing ever moves. Each has a copy of its prompt; our
+own kernel reads one copy for all of a group.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from hacrl.agents.attention import KERNEL_TYPES, Segments, has_kernel, packed_attention
 from hacrl.agents.footprint import SAMPLED_LOGIT_COPIES
 
+COPIED = 65_536  # tokens at a time: of a copy there is another copy in between
 FILLED = 0.8  # of the free memory: prompts are computed beside the cache
 SMALL = 0.1  # of a device's memory
 
@@ -36,16 +38,46 @@ class SlotCache:
         self.kernel = _decode_kernel(device, dtype)
         shape = (2, slots + 1, length, heads, width)  # a tensor for each layer: memory may be in pieces
         self.states = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+        self._prompts: dict[int, int] = {}  # slot -> number of the prompt that it begins with
+        self.hosts = torch.arange(slots + 1, device=device)  # for each a slot with the same prompt
 
     @property
     def nobody(self) -> int:
         """The slot that belongs to no response."""
         return self.slots
 
-    def fill(self, prompt: Tensor, slots: Tensor) -> None:
-        """Give each of the slots a prompt's keys and values, (layers, 2, tokens, heads, D)."""
-        for mine, given in zip(self.states, prompt, strict=True):
-            mine[:, slots, : prompt.shape[2]] = given.unsqueeze(1)
+    def fill(self, states: Tensor, slots: Tensor, starts: Tensor, counts: Tensor, tokens: int) -> None:
+        """Give each of the slots its prompt: ``counts`` tokens from ``starts`` on, so many tokens in all.
+
+        ``states`` are keys and values of several prompts, (layers, 2, tokens, heads, D).
+        """
+        ends = counts.cumsum(0)
+
+        def of_each_token(number: Tensor) -> Tensor:
+            return number.repeat_interleave(counts, output_size=tokens)
+
+        within = torch.arange(tokens, device=slots.device) - of_each_token(ends - counts)
+        sources = of_each_token(starts) + within
+        places = of_each_token(slots * self.length) + within
+        for begin in range(0, tokens, COPIED):
+            some = slice(begin, begin + COPIED)
+            for mine, given in zip(self.states, states, strict=True):
+                mine.flatten(1, 2).index_copy_(1, places[some], given.index_select(1, sources[some]))
+
+    def share(self, prompts: Mapping[int, int]) -> None:
+        """Say which prompts, by their numbers, slots are about to be filled with.
+
+        Each is read from the first slot that has it, also if the response there has ended.
+        """
+        self._prompts.update(prompts)
+        first: dict[int, int] = {}
+        everywhere = [self._prompts.get(slot, -1 - slot) for slot in range(self.slots + 1)]
+        hosts = [first.setdefault(prompt, slot) for slot, prompt in enumerate(everywhere)]
+        self.hosts.copy_(torch.tensor(hosts))
+
+    def forget(self) -> None:
+        """Prompts are about to be numbered anew."""
+        self._prompts.clear()
 
     @property
     def nbytes(self) -> int:
@@ -56,9 +88,10 @@ class SlotCache:
 class DecodedTokens:
     """One new token for each of some slots: writes its keys and values, then looks at the whole slot."""
 
-    def __init__(self, cache: SlotCache, slots: Tensor, positions: Tensor) -> None:
+    def __init__(self, cache: SlotCache, slots: Tensor, positions: Tensor, shared: Tensor) -> None:
         self._cache = cache
         self._slots = slots
+        self._hosts, self._shared = cache.hosts[slots], shared  # so many tokens are the host's as well
         count, device = len(slots), slots.device
         self._places = slots * cache.length + positions  # in a layer's keys as one long list
         self._used = (positions + 1).to(torch.int32)
@@ -74,7 +107,17 @@ class DecodedTokens:
         kernel = self._cache.kernel
         if kernel is not None and kernel.can_decode(query, key.shape[1]):
             attended: Tensor = kernel.decode_attention(
-                query, key, value, states[0], states[1], self._slots, self._used, scale, window
+                query,
+                key,
+                value,
+                states[0],
+                states[1],
+                self._slots,
+                self._hosts,
+                self._shared,
+                self._used,
+                scale,
+                window,
             )
             return attended
         keys, values = states[0].flatten(0, 1), states[1].flatten(0, 1)

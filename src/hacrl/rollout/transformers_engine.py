@@ -18,10 +18,10 @@ from hacrl.agents.out_of_memory import is_out_of_memory, let_go
 from hacrl.agents.ragged import can_be_ragged, has_fused_attention
 from hacrl.agents.sampling import draw
 from hacrl.errors import ModelError, TrainingError
-from hacrl.rollout.continuous import NotFinite, Request, decode_all
+from hacrl.rollout.continuous import Ended, NotFinite, Request, decode_all
 from hacrl.rollout.decoding import Decoding
 from hacrl.rollout.engine import Finished
-from hacrl.rollout.slot_decoder import CannotRecord, Said, SlotDecoder
+from hacrl.rollout.slot_decoder import CannotRecord, SlotDecoder
 from hacrl.rollout.slots import slots_that_fit, worth_keeping
 from hacrl.seeding import derive_seed
 from hacrl.types import Problem, Rollout, Sampling
@@ -85,11 +85,13 @@ class TransformersEngine:
         ]
         rollouts: dict[int, Rollout] = {}
 
-        def on_ended(request: Request, said: Said) -> None:
-            problem = problems[request.place // group]
-            rollout = self._rollout(problem, said.token_ids, said.logprobs)
-            rollouts[request.place] = rollout
-            on_finished(request.place, rollout)
+        def on_ended(ended: Sequence[Ended]) -> None:
+            made = self._rollouts(
+                [(problems[request.place // group], said.token_ids, said.logprobs) for request, said in ended]
+            )
+            for (request, _), rollout in zip(ended, made, strict=True):
+                rollouts[request.place] = rollout
+                on_finished(request.place, rollout)
 
         while missing := [request for request in asked if request.place not in rollouts]:
             # from the beginning, what was drawn for others would be drawn again
@@ -258,19 +260,28 @@ class TransformersEngine:
             if decoding.all_stopped or not remaining:
                 break
             decoding.forward(token_ids)
-        return [
-            self._rollout(problems[row // group], ids, logprobs)
-            for row, (ids, logprobs) in enumerate(decoding.responses())
-        ]
-
-    def _rollout(self, problem: Problem, ids: list[int], logprobs: list[float]) -> Rollout:
-        stopped = ids[-1] in self.agent.stop_ids
-        return Rollout(
-            problem=problem,
-            agent=self.agent.name,
-            text=self.agent.decode_response(ids[:-1] if stopped else ids, self.agent.encode_prompt(problem)),
-            token_ids=tuple(ids),
-            token_logprobs=tuple(logprobs),
-            finish_reason="stop" if stopped else "length",
-            policy_version=self.agent.policy_version,
+        return self._rollouts(
+            [
+                (problems[row // group], ids, logprobs)
+                for row, (ids, logprobs) in enumerate(decoding.responses())
+            ]
         )
+
+    def _rollouts(self, responses: Sequence[tuple[Problem, list[int], list[float]]]) -> list[Rollout]:
+        stopped = [ids[-1] in self.agent.stop_ids for _, ids, _ in responses]
+        texts = self.agent.decode_responses(
+            [ids[:-1] if stop else ids for (_, ids, _), stop in zip(responses, stopped, strict=True)],
+            [self.agent.encode_prompt(problem) for problem, _, _ in responses],
+        )
+        return [
+            Rollout(
+                problem=problem,
+                agent=self.agent.name,
+                text=text,
+                token_ids=tuple(ids),
+                token_logprobs=tuple(logprobs),
+                finish_reason="stop" if stop else "length",
+                policy_version=self.agent.policy_version,
+            )
+            for (problem, ids, logprobs), text, stop in zip(responses, texts, stopped, strict=True)
+        ]
