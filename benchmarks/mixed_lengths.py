@@ -26,7 +26,7 @@ from rollout_work import make_problems
 from shapes import SHAPES, make_agent
 
 from hacrl.agents.agent import Agent
-from hacrl.agents.ragged import has_fused_attention
+from hacrl.agents.compiled import worth_compiling
 from hacrl.agents.settings import AgentSettings
 from hacrl.rollout.continuous import Ended, Prompts, Request, decode_all
 from hacrl.rollout.slot_decoder import Group, SlotDecoder
@@ -84,7 +84,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, object]:
     ]
     sampling = Sampling(max(options.longest, MEASURED_STEPS))
     length = options.prompt_tokens + sampling.max_new_tokens
-    compiles = has_fused_attention(agent.model)  # as the engine does
+    compiles = worth_compiling(agent.model)  # as the engine does
     decoder = SlotDecoder(agent.model, options.slots, length, sampling, sorted(agent.stop_ids), compiles)
     requests = [
         Request(place, prompts[place // options.samples], limit) for place, limit in enumerate(lengths)

@@ -28,7 +28,7 @@ def test_the_demo_learns_on_a_gpu(tmp_path):
         assert result.accuracies[4][agent].mean > result.accuracies[0][agent].mean + 0.05
     for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
         for agent in json.loads(line)["agents"].values():
-            assert agent["learning"]["sampler_gap"] < 1e-3  # sampler and learner agree
+            assert agent["learning"]["sampler_gap"] < 5e-3  # sampler and learner agree, but for 16 bits
 
 
 def test_agents_may_live_on_different_devices(tmp_path):

@@ -40,6 +40,7 @@ def allocated() -> int:
     """Bytes of the GPU that tensors have asked for, when all is done; what they get is rounded up."""
     torch.cuda.synchronize()
     gc.collect()
+    torch.empty(1, device=GPU)  # asked for memory, torch looks which copies out of it have ended
     return int(torch.cuda.memory_stats()["requested_bytes.all.current"])
 
 

@@ -6,6 +6,8 @@ traces as on a GPU but generates no code.
 
 from __future__ import annotations
 
+import gc
+import weakref
 from functools import partial
 
 import pytest
@@ -16,11 +18,11 @@ from hacrl.agents.agent import Agent
 from hacrl.agents.ragged import can_be_ragged
 from hacrl.algorithms.methods import make_method
 from hacrl.algorithms.settings import HacpoSettings
-from hacrl.learning import learner as learner_module
 from hacrl.learning import token_budget
 from hacrl.learning.learner import Learner
 from hacrl.learning.settings import LearningSettings
 from tests.learning.handmade import SAMPLING, largest_difference, sample, weights
+from tests.support.compiler import use_compiler
 from tests.support.tiny import char_agent, sharpened
 
 METHOD = HacpoSettings(kl_coefficient=0.01)
@@ -35,7 +37,7 @@ def fresh(checkpointing: bool) -> Agent:
 
 
 def pack(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (logprobs, learner_module, token_budget):
+    for module in (logprobs, token_budget):
         monkeypatch.setattr(module, "has_fused_attention", lambda model: True)
 
 
@@ -60,7 +62,7 @@ def test_packed_and_compiled_learning_is_the_same(monkeypatch, checkpointing, co
     expected = learn(plain, micro_batch_tokens=budget, compile=False)
     assert largest_difference(weights(plain), before) > 1e-2
     pack(monkeypatch)
-    monkeypatch.setattr(compiled.torch, "compile", partial(torch.compile, backend="aot_eager"))
+    use_compiler(monkeypatch, partial(torch.compile, backend="aot_eager"))
     packed = fresh(checkpointing)
     found = learn(packed, micro_batch_tokens=budget, compile=compiling)
     assert found.notes == []
@@ -76,7 +78,7 @@ def test_layers_are_compiled_within_the_block_only(monkeypatch) -> None:
         compiled_with.append(dynamic)
         return lambda *arguments, **keywords: function(*arguments, **keywords)
 
-    monkeypatch.setattr(compiled.torch, "compile", compile_nothing)
+    use_compiler(monkeypatch, compile_nothing)
     model = char_agent().model
     layers = compiled.decoder_layers(model)
     own = [layer.forward for layer in layers]
@@ -84,9 +86,30 @@ def test_layers_are_compiled_within_the_block_only(monkeypatch) -> None:
         with compiled.compiled(model):
             assert all(layer.forward != mine for layer, mine in zip(layers, own, strict=True))
         assert [layer.forward for layer in layers] == own
-    assert compiled_with == [True] * len(layers)  # once each
+    assert compiled_with == [True]  # once for all of a kind
     with compiled.compiled(model, wanted=False):
         assert [layer.forward for layer in layers] == own
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_a_model_that_was_compiled_is_not_kept(monkeypatch) -> None:
+    use_compiler(monkeypatch, partial(torch.compile, backend="aot_eager"))
+    agent = fresh(False)
+    assert learn(agent, compile=True).notes == []
+    gone = weakref.ref(agent.model.model.layers[0])
+    del agent
+    gc.collect()
+    assert gone() is None
+
+
+def test_small_models_are_not_compiled_unless_asked_for(monkeypatch) -> None:
+    monkeypatch.setattr(compiled, "has_fused_attention", lambda model: True)
+    model = char_agent().model
+    assert not compiled.worth_compiling(model)
+    monkeypatch.setattr(compiled, "WORTH_IT", model.num_parameters())
+    assert compiled.worth_compiling(model)
+    monkeypatch.setattr(compiled, "has_fused_attention", lambda model: False)
+    assert not compiled.worth_compiling(model)
 
 
 def test_what_cannot_be_compiled_is_said_and_done_without(monkeypatch) -> None:
@@ -97,7 +120,7 @@ def test_what_cannot_be_compiled_is_said_and_done_without(monkeypatch) -> None:
         return fail
 
     expected = learn(fresh(False), compile=False)
-    monkeypatch.setattr(compiled.torch, "compile", no_compiler)
+    use_compiler(monkeypatch, no_compiler)
     found = learn(fresh(False), compile=True)
     assert found.losses == expected.losses
     assert found.notes == [
@@ -123,7 +146,7 @@ def test_a_compiler_that_fails_later_costs_an_attempt(monkeypatch) -> None:
 
     plain, agent = fresh(False), fresh(False)
     expected = learn(plain, compile=False)
-    monkeypatch.setattr(compiled.torch, "compile", fails_later)
+    use_compiler(monkeypatch, fails_later)
     found = learn(agent, compile=True)
     assert len(calls) == 10
     assert found.losses == expected.losses
@@ -135,17 +158,17 @@ def test_a_compiler_that_fails_later_costs_an_attempt(monkeypatch) -> None:
 
 
 def test_other_errors_are_not_the_compilers(monkeypatch) -> None:
-    def broken(function, dynamic):
-        tried = []
+    calls = []
 
+    def broken(function, dynamic):
         def called(*arguments, **keywords):
-            tried.append(1)
-            if len(tried) > 3:
+            calls.append(function)
+            if len(calls) > 9:  # as above
                 raise ValueError("a mistake in the model")
             return function(*arguments, **keywords)
 
         return called
 
-    monkeypatch.setattr(compiled.torch, "compile", broken)
+    use_compiler(monkeypatch, broken)
     with pytest.raises(ValueError, match="a mistake in the model"):
         learn(fresh(False), compile=True)

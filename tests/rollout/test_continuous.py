@@ -7,7 +7,6 @@ from functools import partial
 import pytest
 import torch
 
-from hacrl.agents import compiled
 from hacrl.agents.agent import Agent
 from hacrl.agents.ragged import can_be_ragged
 from hacrl.rollout import continuous
@@ -15,6 +14,7 @@ from hacrl.rollout.continuous import NotFinite, Request, decode_all
 from hacrl.rollout.slot_decoder import CannotRecord, Said, SlotDecoder
 from hacrl.rollout.transformers_engine import TransformersEngine
 from hacrl.types import Problem, Sampling
+from tests.support.compiler import use_compiler
 from tests.support.tiny import char_agent, sharpened, with_logit_bias
 
 LONG, SHORT, ONE = (3, 4, 5, 6, 7, 8), (9, 10, 11), (12,)
@@ -141,7 +141,7 @@ def test_who_reads_whose_prompt() -> None:
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's compiler looks at them
 def test_compiled_layers_say_the_same(agent, monkeypatch) -> None:
     """With a compiler that traces as on a GPU but generates no code."""
-    monkeypatch.setattr(compiled.torch, "compile", partial(torch.compile, backend="aot_eager"))
+    use_compiler(monkeypatch, partial(torch.compile, backend="aot_eager"))
     requests = [Request(place, (LONG, SHORT, ONE)[place % 3], 2 + place) for place in range(7)]
     said = []
     for compiles in (False, True):

@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import MethodType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 
+from hacrl.agents.ragged import has_fused_attention
+
+WORTH_IT = 100_000_000  # parameters; with fewer, compiling takes longer than it saves in a short run
 MOST_VARIANTS = 64  # of one function, compiled: learning and decoding, for every size of model
 
 _WANTED: ContextVar[bool] = ContextVar("compiled", default=False)
-_FORWARDS: WeakKeyDictionary[Any, Callable[..., Any]] = WeakKeyDictionary()
 _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
@@ -29,10 +31,8 @@ def compiled(model: Any, wanted: bool = True) -> Iterator[None]:
         return
     layers = decoder_layers(model)
     token = _WANTED.set(True)
-    for layer in layers:
-        if layer not in _FORWARDS:
-            _FORWARDS[layer] = _compile(layer.forward)
-        layer.forward = _FORWARDS[layer]
+    for layer in layers:  # a class's function is kept, not a layer's: that would keep the model for ever
+        layer.forward = MethodType(_compiled(type(layer).forward), layer)
     try:
         yield
     finally:
@@ -43,19 +43,22 @@ def compiled(model: Any, wanted: bool = True) -> Iterator[None]:
 
 def compiled_if_wanted(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, compiled if this is within a :func:`compiled` block."""
-    if not _WANTED.get():
-        return function
+    return _compiled(function) if _WANTED.get() else function
+
+
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """For any number of tokens, and for as many models of a kind as there may be agents."""
     if function not in _FUNCTIONS:
-        _FUNCTIONS[function] = _compile(function)
+        import torch._dynamo.config as limits  # slow to import
+
+        limits.recompile_limit = max(limits.recompile_limit, MOST_VARIANTS)
+        _FUNCTIONS[function] = torch.compile(function, dynamic=True)
     return _FUNCTIONS[function]
 
 
-def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
-    """For any number of tokens, and for as many models of a kind as there may be agents."""
-    import torch._dynamo.config as limits  # slow to import
-
-    limits.recompile_limit = max(limits.recompile_limit, MOST_VARIANTS)
-    return torch.compile(function, dynamic=True)
+def worth_compiling(model: Any) -> bool:
+    """Whether layers are compiled if nobody has said anything: it takes half a minute for a new model."""
+    return has_fused_attention(model) and model.num_parameters() >= WORTH_IT
 
 
 def decoder_layers(model: Any) -> list[Any]:

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from hacrl.agents.agent import Agent
 from hacrl.agents.compile_trial import why_not_compiled
-from hacrl.agents.compiled import compiled, is_compile_error
+from hacrl.agents.compiled import compiled, is_compile_error, worth_compiling
 from hacrl.agents.logprobs import packs, response_logprobs
 from hacrl.agents.lora import check_trainable
 from hacrl.agents.out_of_memory import let_go
-from hacrl.agents.ragged import has_fused_attention, ragged
+from hacrl.agents.ragged import ragged
 from hacrl.agents.reference import make_reference
 from hacrl.algorithms.methods import Method
 from hacrl.errors import TrainingError
@@ -198,7 +198,7 @@ class Learner:
         model = self.agent.model
         if self._compiles is None:
             self._compiles = (
-                has_fused_attention(model) if self._settings.compile is None else self._settings.compile
+                worth_compiling(model) if self._settings.compile is None else self._settings.compile
             )
             problem = why_not_compiled(model) if self._compiles else None
             if problem is not None:

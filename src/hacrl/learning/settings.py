@@ -30,7 +30,7 @@ class LearningSettings:
     minibatch_order: MinibatchOrder = "mixed"
     learn_stop_token: bool = True
     micro_batch_tokens: int = 4096  # most tokens in one forward pass; fewer once memory runs out
-    compile: bool | None = None  # layers compiled by torch; None: on a GPU, if weights have 16 bits
+    compile: bool | None = None  # layers compiled by torch; None: on a GPU, large models of 16 bits
     # Whose log-probabilities of own rollouts are pi_old: the sampler's, or the learner's before the step's
     # first update. "auto": the learner's where the rollout engine's numerics differ from its own.
     old_policy: OldPolicy = "auto"

@@ -23,7 +23,7 @@ class RolloutSettings:
     top_p: float = 1.0
     engine: EngineName = "transformers"  # what generates responses; an agent may have its own
     max_batch: int = 512  # most responses of an agent that transformers decodes side by side
-    compile: bool | None = None  # transformers' layers compiled; None: on a GPU, if weights have 16 bits
+    compile: bool | None = None  # transformers' layers compiled; None: as learning.compile's
 
     def __post_init__(self) -> None:
         for key in ("prompts_per_step", "rollouts_per_prompt", "max_new_tokens", "max_batch"):

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from hacrl.agents.agent import Agent
+from hacrl.agents.compiled import worth_compiling
 from hacrl.agents.out_of_memory import is_out_of_memory, let_go
-from hacrl.agents.ragged import can_be_ragged, has_fused_attention
+from hacrl.agents.ragged import can_be_ragged
 from hacrl.agents.sampling import draw
 from hacrl.errors import ModelError, TrainingError
 from hacrl.rollout.continuous import Ended, NotFinite, Request, decode_all
@@ -126,7 +127,7 @@ class TransformersEngine:
         kept = self._decoders.get(sampling)
         if kept is None or not kept.will_do(slots, length):
             self._decoders.pop(sampling, None)
-            compiles = has_fused_attention(model) if self._compiles is None else self._compiles
+            compiles = worth_compiling(model) if self._compiles is None else self._compiles
             fitting = min(slots, slots_that_fit(model, length))
             kept = SlotDecoder(model, fitting, length, sampling, sorted(self.agent.stop_ids), compiles)
             kept.wanted = slots
