@@ -22,28 +22,35 @@ from hacrl.config.loading import build_config
 from hacrl.execution.local import LocalRun
 from hacrl.tasks.rewards import RewardTask
 
-CHECKPOINTS = 3
-
 
 def meaningless(completions: list[str], **_: object) -> list[float]:
     """A number between 0 and 1 that responses differ in."""
     return [sum(map(ord, text)) % 7 / 6 for text in completions]
 
 
-def stalls(folder: Path, model: Path, device: str, background: bool) -> tuple[list[float], int]:
+def stalls(
+    folder: Path, model: Path, device: str, background: bool, checkpoints: int
+) -> tuple[list[float], int]:
     """What a run waited for each checkpoint, and the size of one in bytes."""
     config = build_config(
         {
             "agents": [{"name": "agent", "model": str(model)}],
             "output": str(folder),
             "device": device,
-            "steps": CHECKPOINTS + 1,
+            "steps": checkpoints + 1,
             "method": {"name": "gspo"},
-            "rollout": {"prompts_per_step": 2, "rollouts_per_prompt": 4, "max_new_tokens": 8},
+            # nothing is compiled: that takes longer than these few steps
+            "rollout": {
+                "prompts_per_step": 2,
+                "rollouts_per_prompt": 4,
+                "max_new_tokens": 8,
+                "compile": False,
+            },
+            "learning": {"compile": False},
             "checkpoint": {"every": 1, "background": background, "keep_last": 1},
         }
     )
-    rows = [{"prompt": text} for text in prompts(2 * (CHECKPOINTS + 1), 60)]
+    rows = [{"prompt": text} for text in prompts(2 * (checkpoints + 1), 60)]
     with LocalRun(config, task=RewardTask(functions=meaningless, train=rows)) as run:
         after_step = run.trainer.after_step
 
@@ -64,6 +71,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", choices=SHAPES, default="qwen3-tiny")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--checkpoints", type=int, default=3, help="counted, after one that is not")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     found = {}
@@ -71,10 +79,13 @@ def main() -> None:
         dtype = torch.float32 if options.device == "cpu" else torch.bfloat16
         model = make_agent(options.shape, Path(folder) / "agent", dtype, options.device)
         for background in (True, False):
-            waited, size = stalls(Path(folder) / str(background), model, options.device, background)
+            waited, size = stalls(
+                Path(folder) / str(background), model, options.device, background, options.checkpoints
+            )
             found["background" if background else "foreground"] = statistics.median(waited)
             words = "in the background" if background else "while training waits"
-            print(f"{size / 2**30:.2f} GiB {words}: training waits {statistics.median(waited):.3f} s")
+            each = ", ".join(f"{seconds:.3f}" for seconds in waited)
+            print(f"{size / 2**30:.2f} GiB {words}: training waits {each} s", flush=True)
     if options.json:
         options.json.write_text(json.dumps(found) + "\n")
 

@@ -30,7 +30,7 @@ from hacrl.config.loading import build_config
 from hacrl.config.schema import RunConfig
 from hacrl.execution.local import LocalRun
 from hacrl.learning.learner import Learner
-from hacrl.learning.observer import Observer
+from hacrl.learning.observer import Observer, Phase
 from hacrl.learning.reports import StepReport
 from hacrl.learning.settings import LearningSettings
 from hacrl.tasks.rewards import RewardTask
@@ -49,6 +49,11 @@ class Watch(Observer):
     def on_rollouts(self, step: int, agent: str, rollouts: Sequence[VerifiedRollout]) -> None:
         """Count tokens."""
         self.generated[agent] = sum(one.rollout.num_tokens for one in rollouts)
+
+    def on_phase(self, step: int, phase: Phase, agent: str) -> None:
+        """Long steps show how far they are."""
+        seconds = time.perf_counter() - self.begun
+        print(f"step {step} {phase} {agent} after {seconds:.1f} s", file=sys.stderr, flush=True)
 
     def on_note(self, step: int, note: str) -> None:
         """Whatever the user is told."""

@@ -152,7 +152,7 @@ def gradients(checkpointing: bool, packed: bool, monkeypatch: pytest.MonkeyPatch
         for place in ("agents.logprobs", "learning.token_budget"):
             monkeypatch.setattr(f"hacrl.{place}.has_fused_attention", lambda model: False)
     settings = LearningSettings(micro_batch_tokens=100, compile=compile, max_grad_norm=1e9)
-    learner = Learner(agent, make_method(GspoSettings(clip_low=9, clip_high=9)), settings, Sampling(64))
+    learner = Learner(agent, make_method(GspoSettings(clip_low=0.99, clip_high=9)), settings, Sampling(64))
     kept = []
     step = learner.optimizer.step
     learner.optimizer.step = lambda: (kept.extend(m.grad.clone() for m in learner.optimizer._masters), step())

@@ -36,10 +36,11 @@ MIB = 2**20
 STEPS = 3
 
 
-def allocated() -> int:
+def allocated(collect: bool = True) -> int:
     """Bytes of the GPU that tensors have asked for, when all is done; what they get is rounded up."""
     torch.cuda.synchronize()
-    gc.collect()
+    if collect:
+        gc.collect()
     torch.empty(1, device=GPU)  # asked for memory, torch looks which copies out of it have ended
     return int(torch.cuda.memory_stats()["requested_bytes.all.current"])
 
@@ -144,7 +145,7 @@ class Memory(Observer):
         self._now = (step, phase, agent)
 
     def on_response(self, agent: str) -> None:
-        used = allocated()
+        used = allocated(collect=False)  # it is called often
         self.least[self._now] = min(used, self.least.get(self._now, used))
 
 

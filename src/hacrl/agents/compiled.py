@@ -29,12 +29,16 @@ def compiled(model: Any, wanted: bool = True) -> Iterator[None]:
     if not wanted:
         yield
         return
+    import torch._functorch.config as partition  # slow to import
+
     layers = decoder_layers(model)
     token = _WANTED.set(True)
     for layer in layers:  # a class's function is kept, not a layer's: that would keep the model for ever
         layer.forward = MethodType(_compiled(type(layer).forward), layer)
     try:
-        yield
+        # what is cheap to compute again is not kept for the backward pass, even if it has to be written there
+        with partition.patch(ban_recompute_materialized_backward=False):
+            yield
     finally:
         _WANTED.reset(token)
         for layer in layers:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -202,7 +203,7 @@ class SlotDecoder:
         """Record a step, made for nobody so that it changes nothing; draws go on as if it had not been."""
         rows, state = self._rows.clone(), self.generator.get_state()
         self._rows.fill_(self.cache.nobody)
-        stream = torch.cuda.Stream(self._rows.device)  # type: ignore[no-untyped-call]
+        stream = _recording_stream(self._rows.device)
         stream.wait_stream(torch.cuda.current_stream(self._rows.device))
         with torch.cuda.stream(stream):
             self._try(size)  # libraries choose and set up their kernels the first time
@@ -249,3 +250,9 @@ class SlotDecoder:
         # whoever has ended goes on behind its prompt, which others may be reading
         self._position[rows] = torch.where(alive & ~ended, positions + 1, prompts)
         self._broken |= (alive & ~logprobs.isfinite()).any()
+
+
+@cache
+def _recording_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all recordings: libraries take memory for every stream that they see, and keep it."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
