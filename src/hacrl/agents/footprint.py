@@ -2,8 +2,8 @@
 
 What stays (weights, master weights, gradients, moments, reference) is exact but for a few buffers. What comes
 and goes (the cache of a decoding batch, activations, logits) is an estimate for transformers' usual decoder
-layers; on one GPU it was between 9% below and 35% above what was measured, before layers were compiled and
-sequences packed, which takes less. The CUDA context and what the allocator wastes come on top.
+layers; on one GPU it was between 9% below and 35% above what was measured. The CUDA context and what the
+allocator wastes come on top.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from hacrl.agents.compiled import WORTH_IT
 from hacrl.agents.loading import torch_precision
 from hacrl.agents.lora import add_adapters
 from hacrl.agents.output_layer import MOST_LOGITS
@@ -55,6 +56,7 @@ class Workload:
     longest_sample: int  # tokens of the longest prompt and response learnt from
     filtered: bool = False  # top-k or top-p are in use
     reference: bool = False  # there is a KL term
+    compiled: bool | None = None  # layers are, in learning; None: where they are by default
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +138,10 @@ def agent_footprint(
     full, spared = settings.lora is None, settings.gradient_checkpointing
     copies = FILTERED_LOGIT_COPIES if workload.filtered else LOGIT_COPIES
     layer = _Layer(config, width)
-    saved = layer.saved(settings, workload.longest_sample, device)
+    plainly = layer.saved(settings, workload.longest_sample, device)
+    saved = (
+        layer.saved_compiled(settings) if _compiles(settings, width, counts, device, workload) else plainly
+    )
     decodings = [
         _decoding_bytes(layer, decoding, workload.filtered, device) for decoding in workload.decodings
     ]
@@ -159,6 +164,16 @@ def agent_footprint(
         # on a CPU the optimizer makes one temporary tensor after the other, on a GPU the fused one makes none
         update=FLOAT32 * counts.largest if device == "cpu" else 0,
     )
+
+
+def _compiles(
+    settings: AgentSettings, width: int, counts: ParameterCounts, device: str, workload: Workload
+) -> bool:
+    """As :func:`hacrl.agents.compiled.worth_compiling` finds out from the model itself."""
+    if workload.compiled is not None:
+        return workload.compiled
+    packs = device != "cpu" and width < FLOAT32 and settings.attention in (None, "sdpa")
+    return packs and counts.total >= WORTH_IT
 
 
 def _logit_bytes(logits: int, copies: int) -> int:
@@ -224,9 +239,21 @@ class _Layer:
         ):
             attention += self.heads * longest * FLOAT32  # no fused kernel for shared heads in float32
         gated = 4 * width * self.inner  # gate, its activation, up, their product
-        # adapters are float32: each gets its own float32 copy of what goes into its layer
-        adapters = FLOAT32 * (5 * self.hidden + self.query + self.inner)
-        return norms + attention + gated + (adapters if settings.lora is not None and width < FLOAT32 else 0)
+        return norms + attention + gated + self._adapters(settings)
+
+    def saved_compiled(self, settings: AgentSettings) -> int:
+        """The same if the layer is compiled: what matrix products and attention give, and the two sums.
+
+        Norms, activations and products of the gate are computed again.
+        """
+        products = self.query + 2 * self.key + 2 * self.inner
+        attention = 2 * self.query + self.key  # its queries and keys, turned, and what comes of it
+        return self.width * (2 * self.hidden + products + attention) + self._adapters(settings)
+
+    def _adapters(self, settings: AgentSettings) -> int:
+        """Adapters are float32: each gets its own float32 copy of what goes into its layer."""
+        copies = FLOAT32 * (5 * self.hidden + self.query + self.inner)
+        return copies if settings.lora is not None and self.width < FLOAT32 else 0
 
 
 def _inner_width(text: Any) -> int:

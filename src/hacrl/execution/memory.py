@@ -97,6 +97,7 @@ def workload(config: RunConfig, agent: AgentSettings, prompt_tokens: int) -> Wor
         longest_sample=longest,
         filtered=rollout.top_k > 0 or rollout.top_p < 1,
         reference=config.method.kl_coefficient > 0,
+        compiled=config.learning.compile,
     )
 
 
