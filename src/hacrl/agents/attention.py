@@ -65,7 +65,7 @@ def ragged_attention(
     window = -1 if sliding_window is None else sliding_window - 1  # tokens before one's own
     flat = [states.squeeze(0).transpose(0, 1) for states in (query, key, value)]
     if slots is not None:
-        out = _attend(slots, module.layer_idx, flat[0], flat[1], flat[2], scale, window)
+        out = _attend(slots, module, flat[0], flat[1], flat[2], scale, window)
     elif cu_seq_lens_q is not None and cu_seq_lens_k is not None:
         segments = Segments(cu_seq_lens_q, cu_seq_lens_k, max_length_q or 0, max_length_k or 0)
         keys, values = flat[1], flat[2]
@@ -79,10 +79,10 @@ def ragged_attention(
 
 @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
 def _attend(
-    slots: Slots, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int
+    slots: Slots, module: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int
 ) -> Tensor:
-    """Not for the compiler: every layer has other slots, and it would compile each anew."""
-    return slots.attend(layer, query, key, value, scale, window)
+    """Not for the compiler: it would compile every layer anew if it saw a layer's number or its slots."""
+    return slots.attend(module.layer_idx, query, key, value, scale, window)
 
 
 class Segments(NamedTuple):
