@@ -1,7 +1,10 @@
 """Settings that every test shares."""
 
 import os
+import signal
 
+# Shells start background jobs with this one ignored, and so would every process that a test interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test may reach for a download
 

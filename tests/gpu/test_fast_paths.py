@@ -172,7 +172,7 @@ def test_packed_and_compiled_gradients_are_those_of_padded_rows(
     assert packed_loss == pytest.approx(loss, abs=0.05)
     cosine = torch.nn.functional.cosine_similarity(found, expected, dim=0)
     assert cosine > 0.995  # 16 bits; one sequence that saw another's would be far below
-    assert found.norm() == pytest.approx(expected.norm().item(), rel=0.05)
+    assert found.norm().item() == pytest.approx(expected.norm().item(), rel=0.05)
 
 
 def test_packed_logprobs_in_16_bits_are_as_near_to_the_truth_as_padded_ones() -> None:

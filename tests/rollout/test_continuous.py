@@ -161,6 +161,26 @@ def test_compiled_layers_say_the_same(agent, monkeypatch) -> None:
         assert fused.logprobs == pytest.approx(plain.logprobs, abs=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_a_layer_is_compiled_once_for_all(monkeypatch) -> None:
+    """Compiling takes half a minute for one layer of a real model, so every layer must not need its own."""
+    from torch._dynamo.utils import counters
+
+    graphs = []
+    for layers in (1, 4):
+        use_compiler(monkeypatch, partial(torch.compile, backend="aot_eager"))
+        torch._dynamo.reset()
+        counters.clear()
+        agent = char_agent(layers=layers)
+        can_be_ragged(agent.model)
+        decoder = SlotDecoder(agent.model, 3, 32, Sampling(5), sorted(agent.stop_ids), compiles=True)
+        requests = [Request(place, (LONG, SHORT, ONE)[place % 3], 2 + place % 4) for place in range(7)]
+        with torch.inference_mode():
+            decode_all(decoder, requests, 5, lambda _: None)
+        graphs.append(counters["stats"]["unique_graphs"])
+    assert graphs[0] == graphs[1] > 0
+
+
 def test_sizes_of_batches() -> None:
     decoder = SlotDecoder(char_agent().model, 700, 8, Sampling(1), [1])
     sizes = {

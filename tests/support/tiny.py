@@ -77,13 +77,15 @@ def _tokens(tokenizer: PreTrainedTokenizerFast) -> dict[str, int | None]:
     }
 
 
-def tiny_qwen(tokenizer: PreTrainedTokenizerFast, seed: int = 0, width: int = 16) -> Qwen3ForCausalLM:
+def tiny_qwen(
+    tokenizer: PreTrainedTokenizerFast, seed: int = 0, width: int = 16, layers: int = 2
+) -> Qwen3ForCausalLM:
     """A random Qwen3 of a few thousand parameters."""
     torch.manual_seed(seed)
     config = Qwen3Config(
         hidden_size=width,
         intermediate_size=2 * width,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=8,
@@ -120,10 +122,10 @@ def tiny_gpt2(tokenizer: PreTrainedTokenizerFast, seed: int = 0, width: int = 16
     return GPT2LMHeadModel(config).eval()
 
 
-def char_agent(name: str = "char", seed: int = 0) -> Agent:
+def char_agent(name: str = "char", seed: int = 0, layers: int = 2) -> Agent:
     """A random Qwen3 that reads characters."""
     tokenizer = character_tokenizer()
-    return Agent(name, tiny_qwen(tokenizer, seed), tokenizer)
+    return Agent(name, tiny_qwen(tokenizer, seed, layers=layers), tokenizer)
 
 
 def pair_agent(name: str = "pair", seed: int = 0) -> Agent:

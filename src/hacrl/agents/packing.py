@@ -94,8 +94,8 @@ def whole_sequences(
     lengths = [len(sequence) for sequence in sequences]
     tokens = torch.tensor([token for sequence in sequences for token in sequence], device=device)
     positions = torch.cat([torch.arange(length, device=device) for length in lengths])
-    starts = _starts(lengths, device)
-    return tokens, positions, Segments(starts, starts, max(lengths), max(lengths))
+    queries, keys = _starts(lengths, device), _starts(lengths, device)  # one for both would be compiled apart
+    return tokens, positions, Segments(queries, keys, max(lengths), max(lengths))
 
 
 def model_inputs(
