@@ -3,8 +3,6 @@
 import os
 import signal
 
-# Shells start background jobs with this one ignored, and so would every process that a test interrupts.
-signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test may reach for a download
 
@@ -15,3 +13,6 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 import torch
 
 torch.set_num_threads(1)  # busy threads on a shared machine stall each other
+
+# Shells start background jobs with this one ignored, and so would every process that a test interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
