@@ -16,14 +16,14 @@ import json
 import random
 import statistics
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from ideal_schedule import StepTimes, in_batches, longest_first, seconds_of
 from rollout_work import make_problems
 from shapes import SHAPES, make_agent
+from timing import timed
 
 from hacrl.agents.agent import Agent
 from hacrl.agents.compiled import worth_compiling
@@ -34,17 +34,6 @@ from hacrl.types import Sampling
 
 MEASURED_STEPS = 64
 REPEATS = 3
-
-
-def timed(work: Callable[[], object]) -> float:
-    """Seconds, until the device has done it."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    work()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 @torch.inference_mode()

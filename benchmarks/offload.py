@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 import torch
 from shapes import SHAPES
+from timing import timed
 from torch import Tensor
 
 from hacrl.learning.offload import CudaTransfers
@@ -72,21 +72,12 @@ def trained(shape: str, device: torch.device) -> MasterWeightAdamW:
     return optimizer
 
 
-def seconds(work: Callable[[], object]) -> float:
-    """Until all is done that was asked for."""
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    work()
-    torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
 def best(work: Callable[[], object], undo: Callable[[], object]) -> float:
     """The shortest of a few times."""
     times = []
     for _ in range(REPEATS):
-        times.append(seconds(work))
-        seconds(undo)
+        times.append(timed(work))
+        timed(undo)
     return min(times)
 
 
@@ -98,7 +89,7 @@ def measure(shapes: tuple[str, str], device: torch.device) -> Figures:
         sum(value.nbytes for key, value in one.tensors().items() if not key.endswith("step"))
         for one in (first, second)
     ]
-    pinned = seconds(lambda: [one.offload(transfers) for one in (first, second)])  # gradients go for good
+    pinned = timed(lambda: [one.offload(transfers) for one in (first, second)])  # gradients go for good
     first.bring_back()
     second.bring_back()
     torch.cuda.synchronize()
@@ -121,7 +112,7 @@ def measure(shapes: tuple[str, str], device: torch.device) -> Figures:
 
     matrix = torch.randn(8192, 8192, dtype=torch.bfloat16, device=device)
     duplex = best(exchange, exchange_back)
-    products = max(1, round(2 * duplex / (seconds(lambda: [matrix @ matrix for _ in range(20)]) / 20)))
+    products = max(1, round(2 * duplex / (timed(lambda: [matrix @ matrix for _ in range(20)]) / 20)))
 
     def compute() -> None:
         for _ in range(products):

@@ -13,14 +13,13 @@ import argparse
 import json
 import random
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from shapes import SHAPES, make_agent
+from timing import synchronize, timed
 from torch.profiler import ProfilerActivity, profile
 
 from hacrl.agents.agent import Agent
@@ -93,12 +92,11 @@ def profiled(learner: Learner, given: Sequence[LearnerSample], on_gpu: bool) -> 
     """One update under the profiler; its time is taken from another one, which nobody watches."""
     for number in range(WARM_UP):
         learner.learn(given, 1, seed=number)
-    whole = _seconds(lambda: learner.learn(given, 1, seed=WARM_UP), on_gpu)
+    whole = timed(lambda: learner.learn(given, 1, seed=WARM_UP))
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_gpu else [])
     with profile(activities=activities) as record:
         learner.learn(given, 1, seed=WARM_UP + 1)
-        if on_gpu:
-            torch.cuda.synchronize()
+        synchronize()
     kinds: dict[str, float] = {}
     names: dict[str, float] = {}
     for event in record.key_averages():
@@ -109,16 +107,6 @@ def profiled(learner: Learner, given: Sequence[LearnerSample], on_gpu: bool) -> 
         names[event.key] = names.get(event.key, 0.0) + spent
     longest = dict(sorted(names.items(), key=lambda one: -one[1])[:12])
     return Found(1000 * whole, kinds, longest)
-
-
-def _seconds(work: Any, on_gpu: bool) -> float:
-    if on_gpu:
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    work()
-    if on_gpu:
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 def main() -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from rollout_work import Work
+from timing import best_of
 
 REPEATS = 5
 
@@ -59,32 +58,19 @@ def measure_device(device: str, dtype: torch.dtype) -> Device:
     """The best of a few large copies and a few large matrix products."""
     on_gpu = torch.device(device).type == "cuda"
     numbers, width = (2**31, 8192) if on_gpu else (2**26, 1024)
-    found = Device(_copy_speed(numbers, device, on_gpu), _product_speed(width, device, dtype, on_gpu))
+    found = Device(_copy_speed(numbers, device), _product_speed(width, device, dtype))
     if on_gpu:
         torch.cuda.empty_cache()
     return found
 
 
-def _copy_speed(numbers: int, device: str, on_gpu: bool) -> float:
+def _copy_speed(numbers: int, device: str) -> float:
     source = torch.empty(numbers, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return 2 * numbers / _best_seconds(lambda: target.copy_(source), on_gpu)
+    return 2 * numbers / best_of(REPEATS, lambda: target.copy_(source))
 
 
-def _product_speed(width: int, device: str, dtype: torch.dtype, on_gpu: bool) -> float:
+def _product_speed(width: int, device: str, dtype: torch.dtype) -> float:
     left = torch.randn(width, width, device=device).to(dtype)
     out = torch.empty_like(left)
-    return 2 * width**3 / _best_seconds(lambda: torch.mm(left, left, out=out), on_gpu)
-
-
-def _best_seconds(work: Callable[[], object], on_gpu: bool) -> float:
-    times = []
-    for _ in range(REPEATS + 1):
-        if on_gpu:
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        work()
-        if on_gpu:
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    return min(times[1:])
+    return 2 * width**3 / best_of(REPEATS, lambda: torch.mm(left, left, out=out))

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from shapes import SHAPES, make_agent
+from timing import best_of
 
 GIB = 2**30
 _DRAW = random.Random(0)
@@ -241,12 +242,4 @@ def _head_size(shape: str) -> int:
 def matmul_peak(size: int = 8192, rounds: int = 20) -> float:
     """FLOP/s of the GPU's bf16 matrix product on random numbers: the best of three means."""
     left, right = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    best = 0.0
-    for _ in range(4):  # the first one warms up, and is hardly ever the best
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(rounds):
-            left @ right
-        torch.cuda.synchronize()
-        best = max(best, 2 * size**3 * rounds / (time.perf_counter() - start))
-    return best
+    return 2 * size**3 * rounds / best_of(3, lambda: [left @ right for _ in range(rounds)])
