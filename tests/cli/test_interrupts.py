@@ -195,6 +195,28 @@ if __name__ == "__main__":
         assert [state_of(pid) for pid in pids] == ["Z"] * len(pids)
 
 
+def test_a_terminal_that_is_closed_ends_in_good_order(tmp_path: Path) -> None:
+    """Whatever is said while saving goes to nobody, instead of being an error."""
+    saved = tmp_path / "saved"
+    code = f"""
+with stopping_on_signals(stop.set, say) as request:
+    work(stop.wait)
+    print("saving", flush=True)
+    open({str(saved)!r}, "w").close()
+sys.exit(128 + request.received)
+"""
+    terminal, theirs = os.openpty()
+    with subprocess.Popen([sys.executable, "-c", PRELUDE + code], stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        shown = b""
+        while b"ready" not in shown:
+            shown += os.read(terminal, 1000)
+        os.close(terminal)
+        process.send_signal(signal.SIGHUP)  # as the system does if it is the process's own terminal
+        assert process.wait(GUARD) == 129
+    assert saved.exists()
+
+
 def handlers() -> list[object]:
     return [signal.getsignal(number) for number in STOPPING]
 

@@ -4,8 +4,9 @@
 0     finished
 1     failed: the run could not go on; the message says why
 2     bad input: a config, a file or an option is wrong; nothing was trained
-128+  stopped by that signal, e.g. 130 by Ctrl-C (SIGINT), 143 by SIGTERM. What was
-      done is saved, unless a second signal asked to end at once
+128+  stopped by that signal: 129 because the terminal was closed (SIGHUP), 130 by
+      Ctrl-C (SIGINT), 143 by SIGTERM. What was done is saved, unless a second
+      signal asked to end at once
 ====  =========================================================================
 """
 

@@ -18,7 +18,7 @@ from hacrl.cli.exit_codes import stopped_by
 from hacrl.plain_text import printable
 
 EXIT_INTERRUPTED = stopped_by(signal.SIGINT)
-STOPPING = (signal.SIGINT, signal.SIGTERM)
+STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 SAME_SIGNAL_SECONDS = 0.5  # timeout(1) and some launchers send every signal twice: that is still one
 FLUSH_SECONDS = 1.0  # a pipe that nobody reads must not hold the exit
 _FROM_PYTHON = 0x80  # marks the bytes that the Python-level handler writes; signal numbers are below 65
@@ -44,6 +44,7 @@ class StopRequest:
         self._stop = stop
         self._say = say
         self._first_at: dict[int, float] = {}  # by way of delivery
+        self._terminals = _terminals()
 
     def take(self, byte: int) -> None:
         """A signal was delivered. The first one asks to stop, the next one ends the process.
@@ -57,6 +58,7 @@ class StopRequest:
         if self.received is None:
             self.received = number
             self._stop()
+            _silence([fd for fd in self._terminals if not os.isatty(fd)])
             with suppress(OSError, ValueError):  # nobody reads any more; the next signal must still be heard
                 self._say(
                     f"{number.name}: finishing the phase under way, then saving everything; "
@@ -68,7 +70,9 @@ class StopRequest:
 
 @contextmanager
 def stopping_on_signals(stop: Callable[[], None], say: Callable[[str], None]) -> Iterator[StopRequest]:
-    """While open, SIGINT and SIGTERM call ``stop`` once instead of raising; a second one exits at once.
+    """While open, a signal calls ``stop`` once instead of raising; a second one exits at once.
+
+    SIGINT and SIGTERM are such signals, and SIGHUP, which comes when a terminal is closed.
 
     ``stop`` and ``say`` are called from a thread of its own, at once: the main thread may be in a long
     computation, which would keep a Python handler waiting, or in the middle of printing. Elsewhere than in
@@ -103,6 +107,25 @@ def stopping_on_signals(stop: Callable[[], None], say: Callable[[str], None]) ->
         outgoing.close()  # ends the thread, which first takes what has come
         thread.join()
         incoming.close()
+
+
+def _terminals() -> list[int]:
+    """File descriptors that are written to and belong to a terminal."""
+    found = []
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # replaced by something without one
+            if stream.isatty():
+                found.append(stream.fileno())
+    return found
+
+
+def _silence(terminals: list[int]) -> None:
+    """They are gone: what the run says while it saves would be an error."""
+    if terminals:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for terminal in terminals:
+            os.dup2(nowhere, terminal)
+        os.close(nowhere)
 
 
 def _listen(incoming: socket.socket, request: StopRequest) -> None:
