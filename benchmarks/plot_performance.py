@@ -36,7 +36,7 @@ def draw_rollouts(axes: Any, files: list[Path]) -> None:
         axes.text(max(speeds) / 1000 + 1.5, place, f"{middle / 1000:.1f}", va="center", fontsize=9)
     axes.set_yticks(range(len(sides)), [NAMES[name] for name in NAMES if name in sides])
     axes.invert_yaxis()
-    axes.set_xlim(0, 68)
+    axes.set_xlim(0, 75)
     axes.set_xlabel("thousand tokens a second")
     axes.set_title("Rollouts: 0.6B, 32 × 8 × 256 tokens", fontsize=10)
 

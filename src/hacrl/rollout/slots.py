@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from importlib import import_module
 from typing import Any
 
@@ -92,12 +93,20 @@ class DecodedTokens:
         self._cache = cache
         self._slots = slots
         self._hosts, self._shared = cache.hosts[slots], shared  # so many tokens are the host's as well
-        count, device = len(slots), slots.device
-        self._places = slots * cache.length + positions  # in a layer's keys as one long list
+        self._positions = positions
         self._used = (positions + 1).to(torch.int32)
-        self._query_starts = torch.arange(count + 1, dtype=torch.int32, device=device)
-        ends = slots.new_zeros(1)  # the kernel asks for one more start than there are sequences
-        self._key_starts = (torch.cat([slots, ends]) * cache.length).to(torch.int32)
+
+    @cached_property
+    def _places(self) -> Tensor:
+        """In a layer's keys as one long list."""
+        return self._slots * self._cache.length + self._positions
+
+    @cached_property
+    def _starts(self) -> tuple[Tensor, Tensor]:
+        """Of queries and of keys, for torch's kernel, which asks for one more than there are sequences."""
+        queries = torch.arange(len(self._slots) + 1, dtype=torch.int32, device=self._slots.device)
+        keys = torch.cat([self._slots, self._slots.new_zeros(1)]) * self._cache.length
+        return queries, keys.to(torch.int32)
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int
@@ -128,8 +137,7 @@ class DecodedTokens:
                 query,
                 keys,
                 values,
-                self._query_starts,
-                self._key_starts,
+                *self._starts,
                 1,
                 self._cache.length,
                 0.0,
