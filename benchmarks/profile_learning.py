@@ -34,7 +34,7 @@ WARM_UP = 3
 KINDS = {  # the first whose word is in a kernel's name
     "attention": ("flash", "attention", "fmha"),
     "matrix products": ("gemm", "matmul", "nvjet", "cutlass", "addmm", "::mm", "::bmm", "cublas", "splitk"),
-    "gather and scatter": ("index", "scatter", "gather", "sort", "embedding"),
+    "gather and scatter": ("index", "scatter", "gather", "sort", "embedding", "sum_copies"),
     "optimizer": ("adam", "foreach", "multi_tensor"),
     "copies": ("memcpy", "memset", "copy_", "::copy", "::to", "::fill", "::zero"),
     "compiled": ("triton",),

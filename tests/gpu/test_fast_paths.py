@@ -225,3 +225,17 @@ def test_the_decode_kernel_is_plain_attention(heads, key_heads, width, window) -
     weights = scores.masked_fill(~seen.unsqueeze(1), -torch.inf).softmax(-1)
     expected = torch.einsum("nhl,nlhd->nhd", weights, shared[1])
     torch.testing.assert_close(found, expected, atol=0.02, rtol=0.02)
+
+
+def test_the_kernel_that_adds_up_gradients_of_shared_prompts() -> None:
+    from hacrl.agents.shared_keys import handed_out, share
+
+    generator = torch.Generator().manual_seed(0)
+    places = [*range(1000), *torch.randint(0, 300, (5000,), generator=generator).tolist()]
+    shared = share(places, 1000, torch.device("cuda", 0))
+    assert shared.order is not None  # the kernel was tried, and is right
+    states = torch.randn(1000, 8, 128, device="cuda").bfloat16().requires_grad_()
+    weights = torch.randn(6000, 8, 128, device="cuda").bfloat16()
+    (handed_out(states, shared) * weights).sum().backward()
+    expected = torch.zeros(1000, 8, 128, device="cuda").index_add_(0, shared.places, weights.float())
+    torch.testing.assert_close(states.grad.float(), expected, rtol=0.01, atol=0.01)

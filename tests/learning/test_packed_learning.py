@@ -13,9 +13,10 @@ from functools import partial
 import pytest
 import torch
 
-from hacrl.agents import compiled, logprobs
+from hacrl.agents import compiled, logprobs, packing
 from hacrl.agents.agent import Agent
 from hacrl.agents.ragged import can_be_ragged
+from hacrl.agents.shared_keys import Shared, backwards
 from hacrl.algorithms.methods import make_method
 from hacrl.algorithms.settings import HacpoSettings
 from hacrl.learning import token_budget
@@ -37,8 +38,14 @@ def fresh(checkpointing: bool) -> Agent:
 
 
 def pack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, gradients of shared prompts included."""
     for module in (logprobs, token_budget):
         monkeypatch.setattr(module, "has_fused_attention", lambda model: True)
+
+    def with_a_way_back(places: list[int], tokens: int, device: torch.device) -> Shared:
+        return Shared(torch.tensor(places), *backwards(torch.tensor(places), tokens))
+
+    monkeypatch.setattr(packing, "share", with_a_way_back)
 
 
 def learn(agent: Agent, **settings):
@@ -48,6 +55,11 @@ def learn(agent: Agent, **settings):
         sample(agent, 1, ratio=1.2, advantage=2.0),
         sample(agent, 2, ratio=0.9, advantage=-1.0),
         sample(agent, 3, ratio=1.05, advantage=-1.5),
+        # of the first two prompts so many that some are in one mini-batch, wherever they go
+        sample(agent, 3, ratio=0.95, advantage=0.5),
+        sample(agent, 0, ratio=1.1, advantage=-0.5),
+        sample(agent, 4, ratio=1.0, advantage=1.0),
+        sample(agent, 1, ratio=0.8, advantage=-1.0),
     ]
     return learner.learn(samples, updates=2, seed=0)
 

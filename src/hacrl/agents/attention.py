@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from hacrl.agents.shared_keys import Shared, handed_out
+
 try:
     from torch.nn.attention.varlen import varlen_attn
 except ImportError:  # before torch 2.10
@@ -54,7 +56,7 @@ def ragged_attention(
     cu_seq_lens_k: Tensor | None = None,
     max_length_q: int | None = None,
     max_length_k: int | None = None,
-    shared_keys: Tensor | None = None,
+    shared_keys: Shared | None = None,
     slots: Slots | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
@@ -70,7 +72,7 @@ def ragged_attention(
         segments = Segments(cu_seq_lens_q, cu_seq_lens_k, max_length_q or 0, max_length_k or 0)
         keys, values = flat[1], flat[2]
         if shared_keys is not None:
-            keys, values = keys.index_select(0, shared_keys), values.index_select(0, shared_keys)
+            keys, values = handed_out(keys, shared_keys), handed_out(values, shared_keys)
         out = packed_attention(flat[0], keys, values, segments, scale, window)
     else:  # the model does not pass on what it was called with
         raise CannotBeRagged

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hacrl.agents.attention import Segments, Slots
+from hacrl.agents.shared_keys import Shared, share
 
 TokenPair = tuple[Sequence[int], Sequence[int]]  # prompt ids, response ids
 
@@ -75,7 +76,7 @@ def pack(pairs: Sequence[TokenPair], device: torch.device) -> Packed:
     segments = Segments(
         _starts(query_lengths, device), _starts(key_lengths, device), max(query_lengths), max(key_lengths)
     )
-    shared = torch.tensor(keys, device=device) if len(groups) < len(pairs) else None
+    shared = share(keys, len(tokens), device) if len(groups) < len(pairs) else None
     inputs = model_inputs(
         torch.tensor(tokens, device=device), torch.tensor(positions, device=device), segments, shared
     )
@@ -102,7 +103,7 @@ def model_inputs(
     tokens: Tensor,
     positions: Tensor,
     segments: Segments | None = None,
-    shared_keys: Tensor | None = None,
+    shared_keys: Shared | None = None,
     slots: Slots | None = None,
 ) -> dict[str, Any]:
     """What a model is called with, and its attention told. Always the same keywords: compilers mind."""
