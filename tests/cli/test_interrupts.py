@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import pytest
 
 from hacrl.cli import interrupts
 from hacrl.cli.interrupts import STOPPING, stopping_on_signals
+from hacrl.execution.child_processes import child_processes
 
 GUARD = 60.0  # seconds that nothing may take which is not stuck
 SAID = "finishing the phase under way, then saving everything; once more to exit at once, without saving"
@@ -188,11 +189,7 @@ if __name__ == "__main__":
         time.sleep(interrupts.SAME_SIGNAL_SECONDS + 0.2)
         process.send_signal(signal.SIGINT)
         assert process.wait(GUARD) == 130
-        for _ in range(6000):  # a hang guard
-            if all(state_of(pid) == "Z" for pid in pids):
-                break
-            time.sleep(0.01)
-        assert [state_of(pid) for pid in pids] == ["Z"] * len(pids)
+        assert wait_for(lambda: all(state_of(pid) == "Z" for pid in pids))
 
 
 def test_a_terminal_that_is_closed_ends_in_good_order(tmp_path: Path) -> None:
@@ -215,6 +212,31 @@ sys.exit(128 + request.received)
         process.send_signal(signal.SIGHUP)  # as the system does if it is the process's own terminal
         assert process.wait(GUARD) == 129
     assert saved.exists()
+
+
+@pytest.mark.parametrize(("number", "code"), [("SIGTERM", 143), ("SIGKILL", -9)])
+def test_a_study_that_is_stopped_leaves_nobody_behind(number: str, code: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hacrl", "compare", "demo", "--methods", "gspo,hacpo", "--jobs", "2"]
+    command += ["--output", str(tmp_path), "steps=500", "evaluation.problems=2", "rollout.prompts_per_step=2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        started = wait_for(lambda: len(list(tmp_path.rglob("metrics.jsonl"))) == 2)
+        below = child_processes(process.pid) or []
+        process.send_signal(getattr(signal, number))
+        said, _ = process.communicate(timeout=GUARD)
+    assert started
+    assert process.returncode == code
+    assert ("the same command goes on from there" in said) == (number != "SIGKILL")
+    workers = [one.pid for one in below if "spawn_main" in one.command]
+    assert len(workers) == 2
+    assert wait_for(lambda: all(state_of(pid) == "Z" for pid in workers))
+
+
+def wait_for(condition: Callable[[], bool]) -> bool:
+    """Whether it comes true before the guard's time is over."""
+    end = time.monotonic() + GUARD
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.02)
+    return condition()
 
 
 def handlers() -> list[object]:

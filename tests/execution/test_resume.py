@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,10 +15,11 @@ import pytest
 import yaml
 
 from hacrl.cli.main import app
+from hacrl.config.loading import load_config
 from hacrl.config.schema import RunConfig
 from hacrl.errors import CheckpointError, ConfigError
 from hacrl.execution.local import LocalRun, run_locally
-from hacrl.execution.resume import open_run
+from hacrl.execution.resume import open_run, resume_point_of
 from hacrl.learning.observer import Observer, Phase
 from tests.support.chaos import chaos_config, differing_files
 
@@ -58,7 +60,7 @@ def left_after(config: RunConfig, phases: int) -> list[tuple[int, Phase, str]]:
 
 def go_on(folder: Path, *overrides: str) -> LocalRun:
     found = open_run(folder, overrides)
-    assert not found.is_finished
+    assert found.finished_after is None
     with LocalRun(found.config, resumed=found.point) as run:
         run.train()
         run.save()
@@ -124,11 +126,36 @@ def test_more_steps_are_as_if_asked_for_at_once(calm, tmp_path):
 
 
 def test_a_finished_run_says_so(calm, capsys):
-    assert open_run(calm).is_finished
+    assert open_run(calm).finished_after == 3
     with pytest.raises(SystemExit) as ended:
         app(["resume", str(calm)])
     assert ended.value.code == 0
     assert f"{calm} is finished: 3 steps" in capsys.readouterr().out
+
+
+def test_a_finished_run_without_a_checkpoint_is_left_as_it_is(calm, tmp_path, capsys):
+    folder = tmp_path / "run"
+    shutil.copytree(calm, folder)
+    shutil.rmtree(folder / "checkpoints")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match=r"finished, after 3 steps, and has no checkpoint .*run/agents"):
+        open_run(folder, ["steps=5"])
+    assert open_run(folder).finished_after == 3
+    with pytest.raises(SystemExit) as ended:
+        app(["resume", str(folder)])
+    assert ended.value.code == 0
+    assert "3 steps, agents in" in (said := capsys.readouterr().out)
+    assert "a new run from these agents" in said
+    for steps, wrong in ((3, "no checkpoint to load it from"), (5, "no checkpoint to go on from")):
+        with pytest.raises(ConfigError, match=wrong):
+            resume_point_of(replace(load_config(folder / "config.yaml", []), output=str(folder), steps=steps))
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_fewer_steps_than_were_made_are_refused_from_python_too(calm):
+    config = replace(load_config(calm / "config.yaml", []), output=str(calm), steps=2)
+    with pytest.raises(ConfigError, match=r"steps=2, but .* has made 3 steps already"):
+        resume_point_of(config)
 
 
 def test_without_a_checkpoint_a_run_begins_again(calm, tmp_path):

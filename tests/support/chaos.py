@@ -47,7 +47,7 @@ def _child(config: RunConfig, shared: Any) -> None:
     folder = Path(config.output)
     if (folder / "config.yaml").is_file():
         found = open_run(folder)
-        if found.is_finished:
+        if found.finished_after is not None:
             return
         run = LocalRun(found.config, [_Tell(shared)], resumed=found.point)
     else:

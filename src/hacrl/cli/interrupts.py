@@ -17,7 +17,6 @@ import typer
 from hacrl.cli.exit_codes import stopped_by
 from hacrl.plain_text import printable
 
-EXIT_INTERRUPTED = stopped_by(signal.SIGINT)
 STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 SAME_SIGNAL_SECONDS = 0.5  # timeout(1) and some launchers send every signal twice: that is still one
 FLUSH_SECONDS = 1.0  # a pipe that nobody reads must not hold the exit
@@ -25,15 +24,45 @@ _FROM_PYTHON = 0x80  # marks the bytes that the Python-level handler writes; sig
 _SHOW_CURSOR = "\x1b[?25h"  # a live display hides it
 
 
+class _Interrupted(KeyboardInterrupt):
+    """By another signal than Ctrl-C's."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = signal.Signals(number)
+
+
 @contextmanager
 def told_when_interrupted(message: str | Callable[[], str]) -> Iterator[None]:
-    """Say what is left of the interrupted work."""
+    """Say what is left of the interrupted work; SIGTERM and SIGHUP interrupt it as Ctrl-C does."""
+    try:
+        with _interrupting():
+            yield
+    except KeyboardInterrupt as error:
+        said = message if isinstance(message, str) else message()
+        with suppress(OSError):  # the terminal may be gone
+            typer.echo(f"interrupted: {printable(said)}", err=True)
+        number = error.number if isinstance(error, _Interrupted) else signal.SIGINT
+        raise typer.Exit(stopped_by(number)) from None
+
+
+@contextmanager
+def _interrupting() -> Iterator[None]:
+    """Signals that would end the process on the spot, and leave its children behind, are raised."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise _Interrupted(number)
+
+    fatal = [number for number in STOPPING if signal.getsignal(number) is signal.SIG_DFL]
+    if threading.current_thread() is not threading.main_thread():
+        fatal = []
+    for number in fatal:
+        signal.signal(number, interrupt)
     try:
         yield
-    except KeyboardInterrupt:
-        said = message if isinstance(message, str) else message()
-        typer.echo(f"interrupted: {printable(said)}", err=True)
-        raise typer.Exit(EXIT_INTERRUPTED) from None
+    finally:
+        for number in fatal:
+            signal.signal(number, signal.SIG_DFL)
 
 
 class StopRequest:

@@ -46,10 +46,13 @@ def resume_training(folder: Path, overrides: Sequence[str]) -> None:
     from hacrl.execution.resume import open_run
 
     found = open_run(folder, overrides)
-    if found.is_finished:
+    if found.finished_after is not None:
+        more = f"hacrl resume {folder} steps={2 * max(1, found.finished_after)}"
+        if found.point.state is None:
+            more = "a new run from these agents, since this one has no checkpoint"
         typer.echo(
-            f"{folder} is finished: {found.point.steps_done} steps, agents in {folder / 'agents'}. For more "
-            f"steps: hacrl resume {folder} steps={2 * max(1, found.point.steps_done)}"
+            f"{folder} is finished: {found.finished_after} steps, agents in {folder / 'agents'}. "
+            f"For more steps: {more}"
         )
         return
     train(found.config, partial(_resumed_run, point=found.point), first_step=found.point.steps_done)

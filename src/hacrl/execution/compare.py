@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
@@ -24,6 +26,9 @@ from hacrl.tasks.registry import make_task
 # What a study's runs do without unless the recipe asks for it: a run that was broken off is begun again, so
 # checkpoints would only fill the disk.
 STUDY_DEFAULTS: Recipe = {"threads": 1, "logged_rollouts": 0, "checkpoint": {"every": 0}}
+
+
+PARENT_LOOKED_AFTER = 1.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,9 @@ def run_study(
     for run, done in zip(runs, finished, strict=True):
         if done:
             keep(run)
-    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_ignore_interrupts)
+    pool = ProcessPoolExecutor(
+        jobs, mp_context=get_context("spawn"), initializer=_depend_on, initargs=(os.getpid(),)
+    )
     try:
         futures = {pool.submit(_run_one, run.config): run for run in missing}
         for future in as_completed(futures):
@@ -150,9 +157,16 @@ def _result(run: PlannedRun) -> RunResult:
         raise ConfigError(f"{error}; delete {run.folder} to have this run made again") from error
 
 
-def _ignore_interrupts() -> None:
-    """Ctrl-C reaches the whole group; the parent decides what becomes of the workers."""
+def _depend_on(parent: int) -> None:
+    """Ctrl-C reaches the whole group, but the parent decides what becomes of a worker, which ends with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT_LOOKED_AFTER)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="hacrl-parent", daemon=True).start()
 
 
 def _run_one(config: RunConfig) -> None:

@@ -58,7 +58,7 @@ class Resumable:
 
     config: RunConfig
     point: ResumePoint
-    is_finished: bool
+    finished_after: int | None  # steps; None: there is something left to do
 
 
 def open_run(folder: Path, overrides: Sequence[str] = ()) -> Resumable:
@@ -66,15 +66,24 @@ def open_run(folder: Path, overrides: Sequence[str] = ()) -> Resumable:
     if folder.is_dir():
         check_tree(folder, folder)  # nothing in it may lead elsewhere: it is going to be written to
     began, config = _configs(folder, overrides)
+    return _looked_at(folder, began, config)
+
+
+def _looked_at(folder: Path, began: RunConfig, config: RunConfig) -> Resumable:
     status = _status(folder)
+    is_finished = status.get("state") == "finished"
     point = _resume_point(folder, began, config)
-    if config.steps < point.steps_done:
+    done = status["steps_done"] if is_finished else point.steps_done
+    if config.steps < done:
         raise ConfigError(
-            f"steps={config.steps}, but {folder} has made {point.steps_done} steps already; steps counts "
-            "them all"
+            f"steps={config.steps}, but {folder} has made {done} steps already; steps counts them all"
         )
-    finished = status.get("state") == "finished" and point.steps_done >= config.steps
-    return Resumable(config, point, finished)
+    if is_finished and config.steps > done and point.state is None:
+        raise ConfigError(
+            f"{folder} is finished, after {done} steps, and has no checkpoint to go on from "
+            f"(checkpoint.every=0, or it was deleted); start a new run from the agents in {folder / 'agents'}"
+        )
+    return Resumable(config, point, done if is_finished and config.steps == done else None)
 
 
 def resume_point_of(config: RunConfig) -> ResumePoint | None:
@@ -87,8 +96,13 @@ def resume_point_of(config: RunConfig) -> ResumePoint | None:
     began = build_config({**data, "output": config.output}, str(folder / "config.yaml"))
     config = config if config.threads else replace(config, threads=began.threads)
     _check_changes(folder, began, config)
-    _status(folder)
-    return _resume_point(folder, began, config)
+    found = _looked_at(folder, began, config)
+    if found.finished_after is not None and found.point.state is None:
+        raise ConfigError(
+            f"output: {folder} is finished, and has no checkpoint to load it from; its agents are in "
+            f"{folder / 'agents'}"
+        )
+    return found.point
 
 
 def _configs(folder: Path, overrides: Sequence[str]) -> tuple[RunConfig, RunConfig]:
@@ -159,10 +173,12 @@ def _status(folder: Path) -> Mapping[str, Any]:
     path = folder / "status.json"
     if not path.exists():
         return {}
-    status = read_json(path, folder)
-    if not isinstance(status, dict) or status.get("schema") != STATUS_SCHEMA:
+    status: Any = read_json(path, folder)
+    is_known = isinstance(status, dict) and status.get("schema") == STATUS_SCHEMA
+    if not is_known or not isinstance(status.get("steps_done"), int):
         raise ConfigError(f"{path} is not one this hacrl can read; use the version that wrote it")
-    return status
+    found: dict[str, Any] = status
+    return found
 
 
 def _resume_point(folder: Path, began: RunConfig, config: RunConfig) -> ResumePoint:
