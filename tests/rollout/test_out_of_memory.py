@@ -57,7 +57,7 @@ def test_as_if_fewer_had_been_decoded_from_the_start(fail: Raise) -> None:
     assert rollouts != undisturbed(512)  # the draws depend on who is drawn with whom
     assert engine.take_notes() == [
         "agent 'ada': 15 responses side by side did not fit into the memory of cpu; rollout.max_batch counts "
-        "as 8 instead of 512 from now on. They were begun again, nothing is lost"
+        "as 8 instead of 512 from now on. Nothing is lost"
     ]
     assert engine.take_notes() == []
 

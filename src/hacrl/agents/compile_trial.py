@@ -8,6 +8,7 @@ import torch
 
 from hacrl.agents.compiled import compiled, decoder_layers
 from hacrl.agents.logprobs import packs, response_logprobs
+from hacrl.agents.out_of_memory import is_out_of_memory
 from hacrl.agents.ragged import ragged
 from hacrl.types import Sampling
 
@@ -28,6 +29,8 @@ def why_not_compiled(model: Any) -> str | None:
             logprobs, _ = response_logprobs(model, pairs, Sampling(8), model.device)
             torch.autograd.grad(logprobs.sum(), trained, allow_unused=True)
     except Exception as error:  # whatever it is, learning can do without
+        if is_out_of_memory(error):
+            raise  # that says nothing of the model
         return (
             f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
             if str(error)

@@ -71,7 +71,7 @@ def pack(pairs: Sequence[TokenPair], device: torch.device) -> Packed:
         places = add(prompt, range(0))
         for number in numbers:
             own = add(pairs[number][1], places)
-            before[number] = [places[-1], *own[:-1]]
+            before[number] = [places[-1], *own][: len(own)]
 
     segments = Segments(
         _starts(query_lengths, device), _starts(key_lengths, device), max(query_lengths), max(key_lengths)

@@ -29,6 +29,8 @@ _PROBES: tuple[TokenPair, ...] = (((3, 1, 4, 1), (5, 9, 2)), ((2, 7), (1, 8)), (
 _CLOSE = {torch.bfloat16: 0.06, torch.float16: 0.02}
 _CLOSE_EXACTLY = 1e-3
 _KNOWN: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+Shapes = tuple[tuple[int, int], tuple[int, int]]  # heads and width of keys, and of values
+_ASKED: WeakKeyDictionary[Any, dict[int, list[Shapes]]] = WeakKeyDictionary()
 
 
 @contextmanager
@@ -74,6 +76,11 @@ def can_be_ragged(model: Any) -> bool:
     return _KNOWN[model]
 
 
+def asked_of_layers(model: Any) -> dict[int, list[Shapes]]:
+    """What attention each layer asks for in one pass; empty for a model that cannot be ragged."""
+    return _ASKED.get(model, {}) if can_be_ragged(model) else {}
+
+
 @torch.no_grad()
 def _same_when_packed(model: Any) -> bool:
     if model.config._attn_implementation != "sdpa":  # somebody has asked for another one: that is kept
@@ -90,8 +97,10 @@ def _same_when_packed(model: Any) -> bool:
         if is_out_of_memory(error):
             raise  # that says nothing of the model
         return False
-    if layers.seen != set(range(model.config.get_text_config().num_hidden_layers)):
-        return False  # some of them look at other things, or at one sequence's end from the next
+    windows = _windows(model.config.get_text_config())
+    if windows is None or layers.windows != dict(enumerate(windows)):
+        return False  # some of them look at other things, or not as far as the attention is told
+    _ASKED[model] = layers.asked
     plain = []
     for prompt, response in _PROBES:
         ids = torch.tensor([[*prompt, *response]], device=device)
@@ -103,15 +112,31 @@ def _same_when_packed(model: Any) -> bool:
     return bool((found - expected).abs().mean() <= close * expected.std())
 
 
+def _windows(config: Any) -> list[int] | None:
+    """How many tokens before its own each layer sees, -1 for all, by the config; None: in another way.
+
+    Our probes are shorter than any window, so that one which only a mask knows of would not show.
+    """
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        kinds = ["full_attention" if window is None else "sliding_attention"] * config.num_hidden_layers
+    before = {"full_attention": -1} | ({} if window is None else {"sliding_attention": window - 1})
+    return [before[kind] for kind in kinds] if before.keys() >= set(kinds) else None
+
+
 class _EveryLayer:
-    """Attends, and remembers who asked."""
+    """Attends, and remembers who asked for what."""
 
     def __init__(self, segments: Segments) -> None:
-        self.seen: set[int] = set()
+        self.windows: dict[int, int] = {}
+        self.asked: dict[int, list[Shapes]] = {}
         self._segments = segments
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int
     ) -> Tensor:
-        self.seen.add(layer)
+        self.windows[layer] = window
+        shapes = (key.shape[1], key.shape[2]), (value.shape[1], value.shape[2])
+        self.asked.setdefault(layer, []).append(shapes)
         return packed_attention(query, key, value, self._segments, scale, window)

@@ -16,7 +16,7 @@ from hacrl.agents.compile_trial import why_not_compiled
 from hacrl.agents.compiled import compiled, is_compile_error, worth_compiling
 from hacrl.agents.logprobs import packs, response_logprobs
 from hacrl.agents.lora import check_trainable
-from hacrl.agents.out_of_memory import let_go
+from hacrl.agents.out_of_memory import is_out_of_memory, let_go
 from hacrl.agents.ragged import ragged
 from hacrl.agents.reference import make_reference
 from hacrl.algorithms.methods import Method
@@ -197,13 +197,18 @@ class Learner:
         """With the model's layers compiled, if that is wanted and works; whether it does is tried once."""
         model = self.agent.model
         if self._compiles is None:
-            self._compiles = (
-                worth_compiling(model) if self._settings.compile is None else self._settings.compile
-            )
-            problem = why_not_compiled(model) if self._compiles else None
+            wanted = worth_compiling(model) if self._settings.compile is None else self._settings.compile
+            try:
+                problem = why_not_compiled(model) if wanted else None
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                let_go(error, self.agent.device)
+                return compiled(model, False)  # it is tried again when there is more room
+            self._compiles = wanted
             if problem is not None:
                 self._do_without_compiling(problem, stats)
-        return compiled(model, bool(self._compiles))
+        return compiled(model, self._compiles)
 
     def _do_without_compiling(self, problem: str, stats: LearnStats) -> None:
         self._compiles = False

@@ -120,6 +120,8 @@ class MasterWeightAdamW:
             master.copy_(tensors[f"{number}.master"])
             if parameter is not master:
                 parameter.copy_(master)
+            for state in self.adamw.state.get(master, {}).values():
+                state.zero_()  # as before the first update, if that is what is restored
             prefix = f"{number}."
             for key, value in tensors.items():
                 if key.startswith(prefix) and key != f"{number}.master":

@@ -16,6 +16,7 @@ import torch
 
 from hacrl.agents.compiled import compiled
 from hacrl.agents.footprint import PREFILLED_TOKENS
+from hacrl.agents.out_of_memory import is_out_of_memory, let_go
 from hacrl.agents.packing import model_inputs, whole_sequences
 from hacrl.agents.ragged import ragged
 from hacrl.rollout.slot_decoder import Group, Look, PromptStates, Said, SlotDecoder
@@ -29,8 +30,8 @@ class Request:
     """One response to come."""
 
     place: int  # in the list that was asked for
-    prompt: tuple[int, ...]
-    limit: int  # most new tokens
+    prompt: tuple[int, ...]  # with what has been said already, if an attempt was broken off
+    limit: int  # most new tokens, of those still to come
 
 
 Ended = tuple[Request, Said]
@@ -38,6 +39,17 @@ Ended = tuple[Request, Said]
 
 class NotFinite(Exception):  # noqa: N818 - the caller knows what to say of it
     """The model gave numbers from which nothing can be drawn."""
+
+
+class BrokenOff(Exception):  # noqa: N818 - the caller goes on
+    """Memory ran out. What responses under way have said so far must not be drawn again.
+
+    Those that have ended are kept: if the others had another chance to end soon, all would be too short.
+    """
+
+    def __init__(self, under_way: Sequence[Ended]) -> None:
+        super().__init__()
+        self.under_way = under_way
 
 
 class Prompts:
@@ -57,6 +69,8 @@ class Prompts:
     def states(self, prompt: tuple[int, ...]) -> PromptStates:
         """Of all tokens but the last. Older prompts are forgotten if this one has to be computed."""
         if prompt not in self._states:
+            while self._ahead[0] != prompt:  # equal to one that was there when it was asked for
+                self._ahead.popleft()
             self._states.clear()
             self._compute()
         return self._states[prompt]
@@ -108,59 +122,93 @@ class _Running:
 def decode_all(
     decoder: SlotDecoder, requests: Sequence[Request], seed: int, on_ended: Callable[[Sequence[Ended]], None]
 ) -> None:
-    """Answer all requests, in their order as slots become free; ``on_ended`` hears of them as they end.
-
-    A GPU is given its next steps before anybody looks at the last ones, so that it never waits; what is done
-    with ended responses is done while it works on the others.
-    """
+    """Answer all requests, in their order as slots become free; ``on_ended`` hears of them as they end."""
     decoder.reset(seed)
-    waiting = deque(requests)
-    prompts = Prompts(decoder.model, [request.prompt for request in requests], decoder.compiles)
-    free = list(range(decoder.cache.slots))
-    running = _Running()
-    looks: deque[tuple[int, Look]] = deque()  # steps made before, and what will be seen
-    ended: list[Ended] = []
-    while running.requests or waiting:
-        if free and waiting:
-            running.begin(_admit(decoder, prompts, waiting, free))
-        if running.most_left > 0:
-            size = decoder.work_on(sorted(running.requests))
-            for _ in range(min(STEPS_BETWEEN_LOOKS, running.most_left)):
-                decoder.step(size)
-                running.steps += 1
-            looks.append((running.steps, decoder.look()))
-            if len(looks) <= decoder.looks_behind:
-                continue
-        if ended:
-            on_ended(ended)
-        steps, look = looks.popleft()
-        alive, broken = look.seen()
-        if broken:
-            raise NotFinite
-        done = running.ended(alive, steps)
-        said = decoder.said(done) if done else []
-        ended = list(zip([running.requests.pop(slot) for slot in done], said, strict=True))
-        free = sorted([*free, *done])
-    if ended:
-        on_ended(ended)
+    answering = _Answering(decoder, requests, on_ended)
+    try:
+        answering.all()
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        let_go(error, decoder.model.device)  # to look at what has been said takes a little memory
+        raise BrokenOff(answering.leave_off()) from error
 
 
-def _admit(
-    decoder: SlotDecoder, prompts: Prompts, waiting: deque[Request], free: list[int]
-) -> list[tuple[int, Request]]:
-    """Fill free slots, in one go what was computed together; returns who is where."""
-    admitted: list[tuple[int, Request]] = []
-    groups: list[Group] = []
-    while free and waiting:
-        prompt = waiting[0].prompt
-        if groups and not prompts.are_there(prompt):
-            decoder.admit(groups)
-            groups = []  # before the next are computed, or there would be memory for both
-        together: list[tuple[int, Request]] = []
-        while free and waiting and waiting[0].prompt == prompt:
-            together.append((free.pop(0), waiting.popleft()))
-        slots, limits = [slot for slot, _ in together], [request.limit for _, request in together]
-        groups.append(Group(prompts.states(prompt), prompt[-1], slots, limits))
-        admitted += together
-    decoder.admit(groups)
-    return admitted
+class _Answering:
+    """Requests on their way: who waits, who runs in which slot, and who has ended without being told of."""
+
+    def __init__(
+        self,
+        decoder: SlotDecoder,
+        requests: Sequence[Request],
+        on_ended: Callable[[Sequence[Ended]], None],
+    ) -> None:
+        self._decoder = decoder
+        self._on_ended = on_ended
+        self._waiting = deque(requests)
+        self._prompts = Prompts(decoder.model, [request.prompt for request in requests], decoder.compiles)
+        self._free = list(range(decoder.in_use))
+        self._running = _Running()
+        self._looks: deque[tuple[int, Look]] = deque()  # steps made before, and what will be seen
+        self._ended: list[Ended] = []
+
+    def all(self) -> None:
+        """A GPU is given its next steps before anybody looks at the last ones, so that it never waits; what
+        is done with ended responses is done while it works on the others."""
+        decoder, running, looks = self._decoder, self._running, self._looks
+        while running.requests or self._waiting:
+            if self._free and self._waiting:
+                running.begin(self._admit())
+            if running.most_left > 0:
+                size = decoder.work_on(sorted(running.requests))
+                for _ in range(min(STEPS_BETWEEN_LOOKS, running.most_left)):
+                    decoder.step(size)
+                    running.steps += 1
+                looks.append((running.steps, decoder.look()))
+                if len(looks) <= decoder.looks_behind:
+                    continue
+            self._tell()
+            steps, look = looks.popleft()
+            alive, broken = look.seen()
+            if broken:
+                raise NotFinite
+            self._end(running.ended(alive, steps))
+        self._tell()
+
+    def leave_off(self) -> list[Ended]:
+        """Tell of all that have ended, and return what the others have said so far."""
+        alive, _ = self._decoder.look().seen()
+        self._end([slot for slot in self._running.requests if not alive[slot]])
+        self._tell()
+        slots = list(self._running.requests)
+        said = self._decoder.said(slots) if slots else []
+        return list(zip(self._running.requests.values(), said, strict=True))
+
+    def _end(self, slots: Sequence[int]) -> None:
+        said = self._decoder.said(slots) if slots else []
+        self._ended += zip([self._running.requests.pop(slot) for slot in slots], said, strict=True)
+        self._free = sorted([*self._free, *slots])
+
+    def _tell(self) -> None:
+        if self._ended:
+            told, self._ended = self._ended, []
+            self._on_ended(told)
+
+    def _admit(self) -> list[tuple[int, Request]]:
+        """Fill free slots, in one go what was computed together; returns who is where."""
+        free, waiting = self._free, self._waiting
+        admitted: list[tuple[int, Request]] = []
+        groups: list[Group] = []
+        while free and waiting:
+            prompt = waiting[0].prompt
+            if groups and not self._prompts.are_there(prompt):
+                self._decoder.admit(groups)
+                groups = []  # before the next are computed, or there would be memory for both
+            together: list[tuple[int, Request]] = []
+            while free and waiting and waiting[0].prompt == prompt:
+                together.append((free.pop(0), waiting.popleft()))
+            slots, limits = [slot for slot, _ in together], [request.limit for _, request in together]
+            groups.append(Group(self._prompts.states(prompt), prompt[-1], slots, limits))
+            admitted += together
+        self._decoder.admit(groups)
+        return admitted

@@ -89,6 +89,7 @@ class SlotDecoder:
         self.compiles = compiles  # layers are compiled; False if it turns out that they cannot be
         self.problem = ""  # why not
         self.wanted = slots  # more than there are, if there was no memory for more
+        self.in_use = slots  # fewer than there are, if it was made for more: draws depend on it
         self.model = model
         self.sampling = sampling
         self.cache = SlotCache(model.config, slots, length, model.dtype, device)
@@ -187,6 +188,7 @@ class SlotDecoder:
         self.generator.manual_seed(seed)
         if self._weight_addresses() != self._addresses:
             self._graphs.clear()
+            self._pool = None
             self._addresses = self._weight_addresses()
 
     def _batch_size(self, running: int) -> int:
@@ -194,7 +196,7 @@ class SlotDecoder:
         size = 1 << (running - 1).bit_length()
         if size >= FINE and running <= size * 3 // 4:
             size = size * 3 // 4
-        return min(size, len(self._rows))
+        return min(size, self.in_use)
 
     def _weight_addresses(self) -> int:
         return hash(tuple(parameter.data_ptr() for parameter in self.model.parameters()))

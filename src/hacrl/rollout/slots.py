@@ -19,6 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from hacrl.agents.attention import KERNEL_TYPES, Segments, has_kernel, packed_attention
 from hacrl.agents.footprint import SAMPLED_LOGIT_COPIES
+from hacrl.agents.ragged import asked_of_layers, can_be_ragged
 
 COPIED = 65_536  # tokens at a time: of a copy there is another copy in between
 FILLED = 0.8  # of the free memory: prompts are computed beside the cache
@@ -199,6 +200,17 @@ def cache_shape(config: Any) -> tuple[int, int, int]:
     heads = text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // heads
     return text.num_hidden_layers, getattr(text, "num_key_value_heads", None) or heads, width
+
+
+def can_have_slots(model: Any) -> bool:
+    """Whether a cache of this kind holds what the model's layers look at: of each the same, once a token."""
+    if not can_be_ragged(model):
+        return False
+    try:
+        layers, heads, width = cache_shape(model.config)
+    except (AttributeError, RuntimeError):  # layers of several shapes, says the config
+        return False
+    return asked_of_layers(model) == {layer: [((heads, width), (heads, width))] for layer in range(layers)}
 
 
 def slot_bytes(config: Any, length: int, dtype: torch.dtype) -> int:

@@ -16,14 +16,13 @@ from torch import Tensor
 from hacrl.agents.agent import Agent
 from hacrl.agents.compiled import worth_compiling
 from hacrl.agents.out_of_memory import is_out_of_memory, let_go
-from hacrl.agents.ragged import can_be_ragged
 from hacrl.agents.sampling import draw
 from hacrl.errors import ModelError, TrainingError
-from hacrl.rollout.continuous import Ended, NotFinite, Request, decode_all
+from hacrl.rollout.continuous import BrokenOff, Ended, NotFinite, Request, decode_all
 from hacrl.rollout.decoding import Decoding
 from hacrl.rollout.engine import Finished
-from hacrl.rollout.slot_decoder import CannotRecord, SlotDecoder
-from hacrl.rollout.slots import slots_that_fit, worth_keeping
+from hacrl.rollout.slot_decoder import CannotRecord, Said, SlotDecoder
+from hacrl.rollout.slots import can_have_slots, slots_that_fit, worth_keeping
 from hacrl.seeding import derive_seed
 from hacrl.types import Problem, Rollout, Sampling
 
@@ -71,7 +70,7 @@ class TransformersEngine:
         """See :class:`hacrl.rollout.engine.RolloutEngine`."""
         self._check_context(problems, sampling)
         if self._continuous is None:
-            self._continuous = self.agent.device.type == "cuda" and can_be_ragged(self.agent.model)
+            self._continuous = self.agent.device.type == "cuda" and can_have_slots(self.agent.model)
         generate = self._continuously if self._continuous else self._in_step
         return generate(problems, samples_per_prompt, sampling, seed, on_finished or (lambda *_: None))
 
@@ -85,22 +84,27 @@ class TransformersEngine:
             for place in range(len(problems) * group)
         ]
         rollouts: dict[int, Rollout] = {}
+        before: dict[int, Said] = {}  # of attempts that were broken off
+        draws = seed
 
         def on_ended(ended: Sequence[Ended]) -> None:
+            whole = [_joined(before.get(request.place), said) for request, said in ended]
             made = self._rollouts(
-                [(problems[request.place // group], said.token_ids, said.logprobs) for request, said in ended]
+                [
+                    (problems[request.place // group], said.token_ids, said.logprobs)
+                    for (request, _), said in zip(ended, whole, strict=True)
+                ]
             )
             for (request, _), rollout in zip(ended, made, strict=True):
                 rollouts[request.place] = rollout
                 on_finished(request.place, rollout)
 
         while missing := [request for request in asked if request.place not in rollouts]:
-            # from the beginning, what was drawn for others would be drawn again
-            draws = derive_seed(seed, "again", len(rollouts)) if rollouts else seed
             try:
                 decode_all(self._decoder_for(missing, sampling), missing, draws, on_ended)
                 self._note_what_is_not_compiled()
             except NotFinite:
+                self.close()  # with the numbers in the cache
                 raise self._not_finite() from None
             except CannotRecord as error:
                 self.close()
@@ -110,28 +114,36 @@ class TransformersEngine:
                     "so responses are decoded in step, which is slower"
                 )
                 return self._in_step(problems, group, sampling, seed, on_finished)
-            except RuntimeError as error:
-                if not is_out_of_memory(error):
+            except (BrokenOff, RuntimeError) as error:
+                if isinstance(error, BrokenOff):
+                    for request, said in error.under_way:
+                        before[request.place] = _joined(before.get(request.place), said)
+                        asked[request.place] = _rest_of(request, said)
+                elif not is_out_of_memory(error):
                     raise
-                side_by_side = self._slots(len(missing))
+                used = self._decoders[sampling].in_use if sampling in self._decoders else self.max_batch
+                side_by_side = min(self._slots(len(missing)), used)
                 self._decoders.clear()
                 let_go(error, self.agent.device)
                 self._take_fewer(side_by_side, missing[0].prompt, sampling, error)
+                draws = derive_seed(draws, "again")  # not what was drawn for others
         return [rollouts[request.place] for request in asked]
 
     def _decoder_for(self, requests: Sequence[Request], sampling: Sampling) -> SlotDecoder:
         """The last one if it will do, else a new one."""
-        longest = max(len(request.prompt) for request in requests) + sampling.max_new_tokens
+        longest = max(len(request.prompt) + request.limit for request in requests)
         length = -(-longest // LENGTH_STEP) * LENGTH_STEP
         slots, model = self._slots(len(requests)), self.agent.model
         kept = self._decoders.get(sampling)
         if kept is None or not kept.will_do(slots, length):
+            kept = None  # its memory is the next one's
             self._decoders.pop(sampling, None)
             compiles = worth_compiling(model) if self._compiles is None else self._compiles
             fitting = min(slots, slots_that_fit(model, length))
             kept = SlotDecoder(model, fitting, length, sampling, sorted(self.agent.stop_ids), compiles)
             kept.wanted = slots
             self._decoders[sampling] = kept
+        kept.in_use = min(slots, kept.cache.slots)
         return kept
 
     def _note_what_is_not_compiled(self) -> None:
@@ -216,7 +228,7 @@ class TransformersEngine:
         return problems[place : place + self.max_batch // group], group
 
     def _take_fewer(
-        self, responses: int, prompt: Sequence[int], sampling: Sampling, error: RuntimeError
+        self, responses: int, prompt: Sequence[int], sampling: Sampling, error: Exception
     ) -> None:
         """Halve, until a batch like the one that did not fit would be smaller."""
         name, device = self.agent.name, self.agent.device
@@ -232,8 +244,7 @@ class TransformersEngine:
             self.max_batch //= 2
         self.notes.append(
             f"agent {name!r}: {responses} responses side by side did not fit into the memory of {device}; "
-            f"rollout.max_batch counts as {self.max_batch} instead of {before} from now on. They were begun "
-            "again, nothing is lost"
+            f"rollout.max_batch counts as {self.max_batch} instead of {before} from now on. Nothing is lost"
         )
 
     def _check_finite(self, logits: Tensor) -> None:
@@ -286,3 +297,15 @@ class TransformersEngine:
             )
             for (problem, ids, logprobs), text, stop in zip(responses, texts, stopped, strict=True)
         ]
+
+
+def _joined(before: Said | None, said: Said) -> Said:
+    """What a response says in all."""
+    if before is None:
+        return said
+    return Said([*before.token_ids, *said.token_ids], [*before.logprobs, *said.logprobs])
+
+
+def _rest_of(request: Request, said: Said) -> Request:
+    """What is still to come of a response that has said this."""
+    return Request(request.place, (*request.prompt, *said.token_ids), request.limit - len(said.token_ids))
