@@ -94,3 +94,13 @@ def test_a_model_that_caps_its_logits_keeps_its_own_way(monkeypatch):
     apart = model.lm_head(model.model(input_ids=ids).last_hidden_state).log_softmax(-1)
     uncapped = apart[0, :-1].gather(1, ids[0, 1:, None])[:, 0]
     assert (values[1] - uncapped[:6].detach()).abs().max() > 0.01
+
+
+def test_a_cap_is_noticed_however_small_the_logits_are() -> None:
+    """With fresh weights 30 tanh(x / 30) is x to six digits; after learning it no longer is."""
+    model = tiny_gemma(character_tokenizer())
+    model.config.final_logit_softcapping = 30.0
+    assert output_layer.separate_head(model) is None
+    model = tiny_gemma(character_tokenizer())
+    model.config.final_logit_softcapping = None
+    assert output_layer.separate_head(model) is model.get_output_embeddings()

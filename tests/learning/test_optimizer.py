@@ -199,3 +199,17 @@ def test_two_optimizers_may_take_turns_on_the_same_parameters() -> None:
         assert masters(optimizer)[0].grad.item() == 2.0
     (value * 2).sum().backward()  # outside of any update nobody takes it away
     assert value.grad.item() == 2.0
+
+
+def test_a_state_from_before_the_first_update_is_restored_as_such() -> None:
+    weight, other = parameter([1.0, 1.5]), parameter([1.0, 1.5])
+    used, fresh = adamw([weight], lr=1e-2), adamw([other], lr=1e-2)
+    beginning = {name: value.clone() for name, value in fresh.tensors().items()}
+    for _ in range(3):
+        update(used, (weight.float() ** 2).sum())
+    used.load_tensors(beginning)
+    for optimizer, mine in ((used, weight), (fresh, other)):
+        update(optimizer, (mine.float() * 3).sum())
+    assert {name: value.tolist() for name, value in used.tensors().items()} == {
+        name: value.tolist() for name, value in fresh.tensors().items()
+    }

@@ -19,6 +19,7 @@ from hacrl.agents.ragged import can_be_ragged
 from hacrl.agents.shared_keys import Shared, backwards
 from hacrl.algorithms.methods import make_method
 from hacrl.algorithms.settings import HacpoSettings
+from hacrl.learning import learner as learner_module
 from hacrl.learning import token_budget
 from hacrl.learning.learner import Learner
 from hacrl.learning.settings import LearningSettings
@@ -139,6 +140,16 @@ def test_what_cannot_be_compiled_is_said_and_done_without(monkeypatch) -> None:
         "agent 'char': its layers could not be compiled (RuntimeError: no C compiler found), so learning is "
         "slower than it could be. learning.compile=false says that it need not be tried"
     ]
+
+
+def test_a_trial_without_memory_says_nothing_of_the_model(monkeypatch) -> None:
+    def full(model) -> str | None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    expected = learn(fresh(False), compile=False)
+    monkeypatch.setattr(learner_module, "why_not_compiled", full)
+    found = learn(fresh(False), compile=True)
+    assert (found.losses, found.notes, found.oom_retries) == (expected.losses, [], 0)
 
 
 def test_a_compiler_that_fails_later_costs_an_attempt(monkeypatch) -> None:

@@ -11,6 +11,7 @@ from hacrl.agents.logprobs import packed_logprobs, padded_logprobs, response_log
 from hacrl.agents.packing import packed_tokens
 from hacrl.agents.ragged import can_be_ragged
 from hacrl.errors import ModelError
+from hacrl.rollout.slots import can_have_slots
 from hacrl.rollout.transformers_engine import TransformersEngine
 from hacrl.types import Problem, Sampling
 from tests.support.tiny import character_tokenizer
@@ -115,3 +116,35 @@ def test_a_model_without_an_attention_cache_is_refused_by_name() -> None:
     agent = agent_of("Mamba", options)
     with pytest.raises(ModelError, match="MambaForCausalLM keeps a state"):
         TransformersEngine(agent).generate(PROBLEMS, 2, SAMPLING, seed=0)
+
+
+SLOTS = {  # options, whether they can be laid end to end, and whether a cache with slots is theirs
+    "Mistral": ({"sliding_window": 9}, True, True),
+    # every layer attends twice
+    "DiffLlama": ({"num_attention_heads": 4, "num_key_value_heads": 2}, True, False),
+    # keys are wider than values
+    "DeepseekV2": (
+        {
+            "num_key_value_heads": 2,
+            "kv_lora_rank": 8,
+            "q_lora_rank": 8,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 16,
+            "v_head_dim": 16,
+            "first_k_dense_replace": 2,
+        },
+        True,
+        False,
+    ),
+    # the mask alone knows of the window, and probes are shorter than it is
+    "Doge": ({"sliding_window": 9}, False, False),
+}
+
+
+@pytest.mark.parametrize("name", SLOTS)
+def test_who_can_have_slots(name: str) -> None:
+    """What attention is told must be all there is to it, or responses would be drawn from another model."""
+    options, ragged, slots = SLOTS[name]
+    base = {key: value for key, value in GROUPED.items() if key != "head_dim" or name == "Mistral"}
+    agent = agent_of(name, {**base, **options})
+    assert (can_be_ragged(agent.model), can_have_slots(agent.model)) == (ragged, slots)

@@ -102,6 +102,16 @@ def test_equal_prompts_need_not_follow_each_other(agent) -> None:
     assert prefilled == [5 + 2 + 5]
 
 
+def test_an_equal_prompt_may_come_back_while_it_is_still_there(agent, monkeypatch) -> None:
+    """Of A B A C, the second A needs no computing; the next to be computed is C."""
+    monkeypatch.setattr(continuous, "PREFILLED_TOKENS", 16)
+    first, second, other = tuple(range(3, 13)), (4, 5, 6, 7, 8), tuple(range(5, 15))
+    requests = [Request(place, prompt, 3) for place, prompt in enumerate([first, second, first, other])]
+    _, prefilled, ended = run(agent, 2, requests, Sampling(3))
+    assert prefilled == [9 + 4, 9]
+    assert sorted(request.place for request, _ in ended) == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("slots", [3, 5, 8])
 def test_a_prompt_is_the_same_in_the_slot_it_is_read_from(agent, monkeypatch, slots) -> None:
     """Whoever has ended, and whoever has taken whose place; and groups share a slot as long as they can."""
