@@ -11,7 +11,7 @@ class CheckpointSettings:
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by the config layer
 
-    every: int = 20  # steps; 0: only when a run is stopped by a signal
+    every: int = 20  # steps, and at the end; 0: only when a run is stopped by a signal
     keep_last: int = 2  # the newest; more than one, so that a damaged one has a predecessor
     keep_best: int = 0  # besides those, the ones with the best mean held-out accuracy
     background: bool = (

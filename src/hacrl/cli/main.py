@@ -36,12 +36,12 @@ def _version(
 def demo(
     output: Annotated[
         Path, typer.Option(help="Folder for the two runs, the table and the plot; a free name is chosen.")
-    ] = Path("runs/demo"),
+    ] = Path("runs/hacrl-demo"),
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps; default: the demo's own.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print the result as JSON on the last line.")] = False,
 ) -> None:
-    """Bundled tiny agents, HACPO together against GSPO alone: minutes on a CPU, no downloads."""
+    """Bundled tiny agents, HACPO together against GSPO alone: about a minute on a CPU, no downloads."""
     from hacrl.cli.demo import run_demo
 
     run_demo(output, seed, steps, as_json=json_)
@@ -57,7 +57,7 @@ def train(
     ],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="e.g. steps=50 learning.lr=2e-6 agents.NAME.lr=1e-6"),
+        typer.Argument(metavar="KEY=VALUE", help="e.g. steps=50 learning.lr=2e-6 agents.NAME.lr=1e-6"),
     ] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace an earlier run in the same folder.")] = False,
     dry_run: Annotated[
@@ -79,7 +79,7 @@ def resume(
     run: Annotated[Path, typer.Argument(help="The folder of a run, e.g. runs/size.")],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Changes, e.g. steps=200; others are refused."),
+        typer.Argument(metavar="KEY=VALUE", help="e.g. steps=200; what makes it another run is refused."),
     ] = None,
 ) -> None:
     """Go on with a run where it stopped, was killed, or ended."""
@@ -97,7 +97,7 @@ def compare(
         ),
     ],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides for all variants.")
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides for all variants.")
     ] = None,
     variants: Annotated[
         str,
@@ -180,7 +180,7 @@ def serve(
     config: Annotated[Path, typer.Argument(help="A recipe: a YAML file, or one that comes with hacrl.")],
     agent: Annotated[str, typer.Argument(help="Which of its agents.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides of the recipe.")
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides of the recipe.")
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0: all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,

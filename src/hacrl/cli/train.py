@@ -109,7 +109,8 @@ def show_result(console: Console, config: RunConfig, result: RunResult) -> None:
     names = [agent.name for agent in config.agents]
     if result.accuracies:
         first, last = min(result.accuracies), max(result.accuracies)
-        table = Table(title=f"Accuracy on held-out problems, {config.method.name.upper()}")
+        what = "Mean reward" if config.task.name == "reward" else "Accuracy"
+        table = Table(title=f"{what} on held-out problems, {config.method.name.upper()}")
         for heading in ("agent", "before", f"after {last} steps", "rollouts", "updates"):
             table.add_column(heading, justify="left" if heading == "agent" else "right")
         for name in names:

@@ -73,11 +73,11 @@ def plan_pairs(
     pairs = []
     notes: list[str] = []
     for candidate in candidates:
+        codec = _load_codec(candidate)  # first: a folder that is not there has no task either
         exams = [maker.make(name, candidate) for name in names]
         for name, count in Counter(exam.name for exam in exams).items():
             if count > 1:
                 raise ConfigError(f"--on: two benchmarks are called {name!r}; rename one of the files")
-        codec = _load_codec(candidate)
         check_weights_are_there(candidate.settings)
         weights = weights_digest(candidate.settings)
         for exam in exams:

@@ -67,13 +67,13 @@ def check_output(config: RunConfig, overwrite: bool) -> None:
         present = {entry.name for entry in path.iterdir()} if path.exists() else set()
     except OSError as error:
         raise ConfigError(f"output: cannot use {config.output!r}: {error}") from error
+    foreign = sorted(present - RUN_FILES)
     if present and not overwrite:
         go_on = f"go on with it by `hacrl resume {path}`, " if "config.yaml" in present else ""
+        replace = "" if foreign else ", or --overwrite to replace that run"
         raise ConfigError(
-            f"output: {path} exists already and is kept; {go_on}use another output=FOLDER, "
-            "or --overwrite to replace that run"
+            f"output: {path} exists already and is kept; {go_on}use another output=FOLDER{replace}"
         )
-    foreign = sorted(present - RUN_FILES)
     if foreign:
         raise ConfigError(
             f"output: {path} is not overwritten, it holds more than a run ({', '.join(foreign[:3])}); "
