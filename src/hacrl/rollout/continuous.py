@@ -37,6 +37,38 @@ class Request:
 Ended = tuple[Request, Said]
 
 
+class Asked:
+    """Responses to come. One that was broken off goes on from what it has said."""
+
+    def __init__(self, prompts: Sequence[tuple[int, ...]], group: int, most_new_tokens: int) -> None:
+        self._requests = {
+            place: Request(place, prompts[place // group], most_new_tokens)
+            for place in range(len(prompts) * group)
+        }
+        self._said: dict[int, Said] = {}
+
+    @property
+    def missing(self) -> list[Request]:
+        """Those that have not ended, in order."""
+        return list(self._requests.values())
+
+    def end(self, request: Request, said: Said) -> Said:
+        """A response has ended; returns all that it has said."""
+        del self._requests[request.place]
+        return self._in_all(request, said)
+
+    def go_on(self, under_way: Sequence[Ended]) -> None:
+        """These were broken off."""
+        for request, said in under_way:
+            self._said[request.place] = self._in_all(request, said)
+            left = request.limit - len(said.token_ids)
+            self._requests[request.place] = Request(request.place, (*request.prompt, *said.token_ids), left)
+
+    def _in_all(self, request: Request, said: Said) -> Said:
+        before = self._said.get(request.place, Said([], []))
+        return Said([*before.token_ids, *said.token_ids], [*before.logprobs, *said.logprobs])
+
+
 class NotFinite(Exception):  # noqa: N818 - the caller knows what to say of it
     """The model gave numbers from which nothing can be drawn."""
 

@@ -18,10 +18,10 @@ from hacrl.agents.compiled import worth_compiling
 from hacrl.agents.out_of_memory import is_out_of_memory, let_go
 from hacrl.agents.sampling import draw
 from hacrl.errors import ModelError, TrainingError
-from hacrl.rollout.continuous import BrokenOff, Ended, NotFinite, Request, decode_all
+from hacrl.rollout.continuous import Asked, BrokenOff, Ended, NotFinite, Request, decode_all
 from hacrl.rollout.decoding import Decoding
 from hacrl.rollout.engine import Finished
-from hacrl.rollout.slot_decoder import CannotRecord, Said, SlotDecoder
+from hacrl.rollout.slot_decoder import CannotRecord, SlotDecoder
 from hacrl.rollout.slots import can_have_slots, slots_that_fit, worth_keeping
 from hacrl.seeding import derive_seed
 from hacrl.types import Problem, Rollout, Sampling
@@ -79,16 +79,11 @@ class TransformersEngine:
     ) -> list[Rollout]:
         """Every response at its own pace; those that had ended when memory ran out are kept."""
         prompts = [self.agent.encode_prompt(problem) for problem in problems]
-        asked = [
-            Request(place, prompts[place // group], sampling.max_new_tokens)
-            for place in range(len(problems) * group)
-        ]
+        asked = Asked(prompts, group, sampling.max_new_tokens)
         rollouts: dict[int, Rollout] = {}
-        before: dict[int, Said] = {}  # of attempts that were broken off
-        draws = seed
 
         def on_ended(ended: Sequence[Ended]) -> None:
-            whole = [_joined(before.get(request.place), said) for request, said in ended]
+            whole = [asked.end(request, said) for request, said in ended]
             made = self._rollouts(
                 [
                     (problems[request.place // group], said.token_ids, said.logprobs)
@@ -99,35 +94,41 @@ class TransformersEngine:
                 rollouts[request.place] = rollout
                 on_finished(request.place, rollout)
 
-        while missing := [request for request in asked if request.place not in rollouts]:
+        while missing := asked.missing:
             try:
-                decode_all(self._decoder_for(missing, sampling), missing, draws, on_ended)
+                decode_all(self._decoder_for(missing, sampling), missing, seed, on_ended)
                 self._note_what_is_not_compiled()
             except NotFinite:
                 self.close()  # with the numbers in the cache
                 raise self._not_finite() from None
             except CannotRecord as error:
-                self.close()
-                self._continuous = False
-                self.notes.append(
-                    f"agent {self.agent.name!r}: decoding could not be recorded as a CUDA graph ({error}), "
-                    "so responses are decoded in step, which is slower"
-                )
+                self._decode_in_step_from_now_on(error)
                 return self._in_step(problems, group, sampling, seed, on_finished)
             except (BrokenOff, RuntimeError) as error:
                 if isinstance(error, BrokenOff):
-                    for request, said in error.under_way:
-                        before[request.place] = _joined(before.get(request.place), said)
-                        asked[request.place] = _rest_of(request, said)
+                    asked.go_on(error.under_way)
                 elif not is_out_of_memory(error):
                     raise
-                used = self._decoders[sampling].in_use if sampling in self._decoders else self.max_batch
-                side_by_side = min(self._slots(len(missing)), used)
-                self._decoders.clear()
-                let_go(error, self.agent.device)
-                self._take_fewer(side_by_side, missing[0].prompt, sampling, error)
-                draws = derive_seed(draws, "again")  # not what was drawn for others
-        return [rollouts[request.place] for request in asked]
+                self._make_room(missing, sampling, error)
+                seed = derive_seed(seed, "again")  # not what was drawn for others
+        return [rollouts[place] for place in sorted(rollouts)]
+
+    def _decode_in_step_from_now_on(self, error: CannotRecord) -> None:
+        self.close()
+        self._continuous = False
+        self.notes.append(
+            f"agent {self.agent.name!r}: decoding could not be recorded as a CUDA graph ({error}), "
+            "so responses are decoded in step, which is slower"
+        )
+
+    def _make_room(self, missing: Sequence[Request], sampling: Sampling, error: Exception) -> None:
+        """The next attempt is to be smaller than the last one was."""
+        last = self._decoders.get(sampling)
+        side_by_side = self._slots(len(missing)) if last is None else last.in_use
+        del last
+        self._decoders.clear()
+        let_go(error, self.agent.device)
+        self._take_fewer(side_by_side, missing[0].prompt, sampling, error)
 
     def _decoder_for(self, requests: Sequence[Request], sampling: Sampling) -> SlotDecoder:
         """The last one if it will do, else a new one."""
@@ -297,15 +298,3 @@ class TransformersEngine:
             )
             for (problem, ids, logprobs), text, stop in zip(responses, texts, stopped, strict=True)
         ]
-
-
-def _joined(before: Said | None, said: Said) -> Said:
-    """What a response says in all."""
-    if before is None:
-        return said
-    return Said([*before.token_ids, *said.token_ids], [*before.logprobs, *said.logprobs])
-
-
-def _rest_of(request: Request, said: Said) -> Request:
-    """What is still to come of a response that has said this."""
-    return Request(request.place, (*request.prompt, *said.token_ids), request.limit - len(said.token_ids))
