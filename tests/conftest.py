@@ -14,5 +14,7 @@ import torch
 
 torch.set_num_threads(1)  # busy threads on a shared machine stall each other
 
-# Shells start background jobs with this one ignored, and so would every process that a test interrupts.
+# Shells start background jobs with the first one ignored, nohup with the second, and so would every process
+# be that a test interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
