@@ -194,6 +194,19 @@ def test_long_prompts_can_be_left_out_for_everybody(models: dict[str, str], tmp_
     )
 
 
+def test_prompts_that_an_agent_cannot_read_are_noted(tmp_path: Path) -> None:
+    """The bundled agents know digits and operators: of "what is 1+1:" all letters and spaces are unknown."""
+    task = LongTask()
+    task.train = [problem("what is 1+1:"), problem("2+2:"), problem("3+3:")]
+    checked = preflight(config_of({"small": "bundled:qwen-small-a"}, tmp_path), task)
+    (note,) = checked.notes
+    assert note == (
+        "agent 'small' cannot read the prompts: 40% of their tokens are unknown to its tokenizer"
+    )  # 8 of 12 + 4 + 4
+    task.train = task.train[1:]
+    assert preflight(config_of({"small": "bundled:qwen-small-a"}, tmp_path), task).notes == ()
+
+
 def test_one_agent_s_longer_reading_counts_for_all(models: dict[str, str], tmp_path: Path) -> None:
     """1111: is 5 tokens in characters and 3 in pairs: too long for one, it is asked of nobody."""
     task = LongTask()

@@ -18,6 +18,9 @@ from hacrl.tasks.base import Rehearsable, Task
 from hacrl.tasks.stream import ProblemStream
 from hacrl.types import Problem
 
+LOOKED_AT = 100  # problems
+MUCH = 0.1  # of the prompts' tokens
+
 
 @dataclass(frozen=True)
 class Checked:
@@ -48,7 +51,7 @@ def preflight(config: RunConfig, task: Task, loaded: Mapping[str, Codec] | None 
     new_tokens = config.evaluation.sampling(config.rollout.max_new_tokens).max_new_tokens
     held_out = task.test[: config.evaluation.most_problems]
     test, test_left_out = fitting_problems(config, held_out, codecs, "held-out", new_tokens)
-    notes = [*getattr(task, "notes", ()), *left_out, *test_left_out]
+    notes = [*getattr(task, "notes", ()), *left_out, *test_left_out, *unreadable(codecs, train)]
     if config.evaluation.problems is None and not task.test:
         notes.append(f"task {task.name!r} holds out no problems, so the agents are not evaluated")
     return Checked(task, train, test, devices, tuple(notes))
@@ -113,6 +116,23 @@ def fitting_problems(
         f"{left_out} {kind} problems left out: longer than rollout.max_prompt_tokens={longest} for an agent"
     )
     return kept, [note]
+
+
+def unreadable(codecs: Sequence[Codec], problems: Sequence[Problem]) -> list[str]:
+    """A note on each agent for which much of the prompts is one token that stands for anything."""
+    notes = []
+    for codec in codecs:
+        unknown = getattr(codec.tokenizer, "unk_token_id", None)
+        if unknown is None or unknown in codec.stop_ids:  # some give this role to their end of text
+            continue
+        prompts = [codec.encode_prompt(problem) for problem in problems[:LOOKED_AT]]
+        share = sum(ids.count(unknown) for ids in prompts) / sum(map(len, prompts))
+        if share > MUCH:
+            notes.append(
+                f"agent {codec.name!r} cannot read the prompts: {share:.0%} of their tokens are unknown to "
+                "its tokenizer"
+            )
+    return notes
 
 
 def _does_not_fit(problem: Problem, kind: str, codec: Codec, length: int, new_tokens: int) -> str:
