@@ -19,7 +19,7 @@ from hacrl.cli import interrupts
 from hacrl.cli.interrupts import STOPPING, stopping_on_signals
 from hacrl.execution.child_processes import child_processes
 
-GUARD = 60.0  # seconds that nothing may take which is not stuck
+GUARD = 120.0  # seconds that nothing may take which is not stuck
 SAID = "finishing the phase under way, then saving everything; once more to exit at once, without saving"
 
 PRELUDE = """
@@ -194,10 +194,11 @@ if __name__ == "__main__":
 
 def test_a_terminal_that_is_closed_ends_in_good_order(tmp_path: Path) -> None:
     """Whatever is said while saving goes to nobody, instead of being an error."""
-    saved = tmp_path / "saved"
+    begun, saved = tmp_path / "begun", tmp_path / "saved"
     code = f"""
 with stopping_on_signals(stop.set, say) as request:
-    work(stop.wait)
+    open({str(begun)!r}, "w").close()
+    stop.wait()
     print("saving", flush=True)
     open({str(saved)!r}, "w").close()
 sys.exit(128 + request.received)
@@ -205,9 +206,7 @@ sys.exit(128 + request.received)
     terminal, theirs = os.openpty()
     with subprocess.Popen([sys.executable, "-c", PRELUDE + code], stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
-        shown = b""
-        while b"ready" not in shown:
-            shown += os.read(terminal, 1000)
+        assert wait_for(begun.exists)
         os.close(terminal)
         process.send_signal(signal.SIGHUP)  # as the system does if it is the process's own terminal
         assert process.wait(GUARD) == 129

@@ -86,8 +86,8 @@ class StopRequest:
         first = self._first_at.setdefault(way, now)
         if self.received is None:
             self.received = number
+            _silence([fd for fd in self._terminals if not os.isatty(fd)])  # before anybody says anything
             self._stop()
-            _silence([fd for fd in self._terminals if not os.isatty(fd)])
             with suppress(OSError, ValueError):  # nobody reads any more; the next signal must still be heard
                 self._say(
                     f"{number.name}: finishing the phase under way, then saving everything; "
