@@ -158,7 +158,7 @@ def decode_all(
     decoder.reset(seed)
     answering = _Answering(decoder, requests, on_ended)
     try:
-        answering.all()
+        answering.answer_all()
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
@@ -184,9 +184,12 @@ class _Answering:
         self._looks: deque[tuple[int, Look]] = deque()  # steps made before, and what will be seen
         self._ended: list[Ended] = []
 
-    def all(self) -> None:
-        """A GPU is given its next steps before anybody looks at the last ones, so that it never waits; what
-        is done with ended responses is done while it works on the others."""
+    def answer_all(self) -> None:
+        """Until nobody waits or runs.
+
+        A GPU is given its next steps before anybody looks at the last ones, so that it never waits; what is
+        done with ended responses is done while it works on the others.
+        """
         decoder, running, looks = self._decoder, self._running, self._looks
         while running.requests or self._waiting:
             if self._free and self._waiting:
