@@ -32,12 +32,14 @@ from hacrl.types import LearnerSample, Sampling
 
 WARM_UP = 3
 KINDS = {  # the first whose word is in a kernel's name
+    "shared prompts": ("sum_copies", "index_select", "indexselect"),
+    "logits": ("logsumexp",),
+    "compiled": ("triton_",),  # before all whose words may be in the name of what was fused
     "attention": ("flash", "attention", "fmha"),
     "matrix products": ("gemm", "matmul", "nvjet", "cutlass", "addmm", "::mm", "::bmm", "cublas", "splitk"),
-    "gather and scatter": ("index", "scatter", "gather", "sort", "embedding", "sum_copies"),
+    "gather and scatter": ("index", "scatter", "gather", "sort", "embedding"),
     "optimizer": ("adam", "foreach", "multi_tensor"),
     "copies": ("memcpy", "memset", "copy_", "::copy", "::to", "::fill", "::zero"),
-    "compiled": ("triton",),
 }
 
 
@@ -105,7 +107,7 @@ def profiled(learner: Learner, given: Sequence[LearnerSample], on_gpu: bool) -> 
         spent = (event.self_device_time_total if on_gpu else event.self_cpu_time_total) / 1000
         kinds[kind_of(event.key)] = kinds.get(kind_of(event.key), 0.0) + spent
         names[event.key] = names.get(event.key, 0.0) + spent
-    longest = dict(sorted(names.items(), key=lambda one: -one[1])[:12])
+    longest = dict(sorted(names.items(), key=lambda one: -one[1])[:24])
     return Found(1000 * whole, kinds, longest)
 
 

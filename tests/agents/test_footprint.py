@@ -180,6 +180,18 @@ def test_logits_and_activations_of_learning():
     assert adapted.learning == adapted.activations + adapted.logits  # no gradient of the embeddings
 
 
+def test_compiled_logits_exist_in_16_bits_alone():
+    work = Workload(decodings=(), learnt_tokens=5120, longest_sample=5120, compiled=True)
+    config = AutoConfig.for_model(**QWEN3_4B)
+    both_ends = 2 * 151936 * 2560 * 2  # two gradients of the tied embeddings
+    # a piece and its gradient
+    assert footprint_of(config, work, precision="bfloat16").logits == 2**28 * 2 * 2 + both_ends
+    adapted = footprint_of(config, work, precision="bfloat16", lora=LoraSettings())
+    assert adapted.logits == 2**28 * 2 * 2
+    filtered = Workload(decodings=(), learnt_tokens=5120, longest_sample=5120, compiled=True, filtered=True)
+    assert footprint_of(config, filtered, precision="bfloat16").logits == 2**26 * 4 * 13
+
+
 def test_filters_sort_the_logits():
     plain = Workload(decodings=(), learnt_tokens=100, longest_sample=100)
     filtered = Workload(decodings=(), learnt_tokens=100, longest_sample=100, filtered=True)

@@ -104,3 +104,11 @@ def test_a_cap_is_noticed_however_small_the_logits_are() -> None:
     model = tiny_gemma(character_tokenizer())
     model.config.final_logit_softcapping = None
     assert output_layer.separate_head(model) is model.get_output_embeddings()
+
+
+def test_compiled_pieces_are_larger_unless_logits_are_sorted():
+    most = output_layer.most_logits
+    assert most(Sampling(8), is_compiled=False) == 2**26
+    assert most(Sampling(8, temperature=0.6), is_compiled=True) == 2**28
+    assert most(Sampling(8, top_k=5), is_compiled=True) == 2**26
+    assert most(Sampling(8, top_p=0.9), is_compiled=True) == 2**26

@@ -15,6 +15,7 @@ from hacrl.algorithms.methods import make_method
 from hacrl.algorithms.settings import GspoSettings
 from hacrl.learning.learner import Learner
 from hacrl.learning.settings import LearningSettings
+from hacrl.learning.stats import LearnStats, PassResult
 from hacrl.rollout.transformers_engine import TransformersEngine
 from hacrl.types import LearnerSample, Problem, Sampling
 from tests.support.tiny import character_tokenizer
@@ -53,10 +54,8 @@ def agent_of(dtype: torch.dtype, window: int | None = None) -> Agent:
 
 def plain_logprobs(agent: Agent, rollouts, sampling: Sampling) -> list[torch.Tensor]:
     pairs = [(agent.encode_prompt(rollout.problem), rollout.token_ids) for rollout in rollouts]
-    lengths = torch.tensor([rollout.num_tokens for rollout in rollouts], device="cuda")
-    mask = torch.arange(int(lengths.max()), device="cuda") < lengths.unsqueeze(1)
     with torch.no_grad():
-        found = padded_logprobs(agent.model, pairs, mask, sampling)
+        found = padded_logprobs(agent.model, pairs, sampling, torch.device("cuda"))
     return [row[: rollout.num_tokens].cpu() for row, rollout in zip(found, rollouts, strict=True)]
 
 
@@ -175,16 +174,46 @@ def test_packed_and_compiled_gradients_are_those_of_padded_rows(
     assert found.norm().item() == pytest.approx(expected.norm().item(), rel=0.05)
 
 
+@pytest.mark.parametrize("compiling", [False, True])
+def test_micro_batches_are_handed_to_the_gpu_without_waiting_for_it(compiling, monkeypatch) -> None:
+    settings = LearningSettings(micro_batch_tokens=100, compile=compiling)
+    learner = Learner(agent_of(torch.bfloat16), make_method(GspoSettings()), settings, Sampling(64))
+    given = [sample(i, length) for i, length in enumerate((40, 3, 17, 29, 8, 30))]
+    learner.learn(given, 1, 0)  # whatever is tried once has been tried
+    record, read = LearnStats.record, []
+
+    def reading(stats: LearnStats, result: PassResult) -> float:
+        """Only this may wait, and what it waits for came before the pass that the GPU is at."""
+        read.append(result)
+        torch.cuda.set_sync_debug_mode("default")
+        loss = record(stats, result)
+        torch.cuda.set_sync_debug_mode("error")
+        return loss
+
+    def clipping(most: float) -> float:
+        torch.cuda.set_sync_debug_mode("default")
+        return clip(most)
+
+    clip = learner.optimizer.clip_gradients
+    monkeypatch.setattr(LearnStats, "record", reading)
+    monkeypatch.setattr(learner.optimizer, "clip_gradients", clipping)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        learner.learn(given, 1, 1)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert [len(result.samples) for result in read] == [2, 4]  # 45 + 35, 34 + 22 + 13 + 8 tokens
+
+
 def test_packed_logprobs_in_16_bits_are_as_near_to_the_truth_as_padded_ones() -> None:
     agent, exact = agent_of(torch.bfloat16), agent_of(torch.bfloat16)
     exact.model.to(torch.float32)
     pairs = [(sample(i, n).prompt_ids, sample(i, n).response_ids) for i, n in enumerate((40, 3, 17, 29))]
-    lengths = torch.tensor([len(response) for _, response in pairs], device="cuda")
-    mask = torch.arange(40, device="cuda") < lengths.unsqueeze(1)
+    given = pairs, Sampling(64), torch.device("cuda")
     with torch.no_grad():
-        truth = padded_logprobs(exact.model, pairs, mask, Sampling(64))
-        padded = (padded_logprobs(agent.model, pairs, mask, Sampling(64)) - truth).abs().sum()
-        packed = (packed_logprobs(agent.model, pairs, mask, Sampling(64)) - truth).abs().sum()
+        truth = padded_logprobs(exact.model, *given)
+        padded = (padded_logprobs(agent.model, *given) - truth).abs().sum()
+        packed = (packed_logprobs(agent.model, *given) - truth).abs().sum()
     assert packed < 1.5 * padded + 0.1
 
 

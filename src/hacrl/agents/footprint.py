@@ -17,7 +17,7 @@ import torch
 from hacrl.agents.compiled import WORTH_IT
 from hacrl.agents.loading import torch_precision
 from hacrl.agents.lora import add_adapters
-from hacrl.agents.output_layer import MOST_LOGITS
+from hacrl.agents.output_layer import MOST_COMPILED_LOGITS, MOST_LOGITS
 from hacrl.agents.settings import AgentSettings
 from hacrl.errors import ModelError
 
@@ -139,9 +139,10 @@ def agent_footprint(
     copies = FILTERED_LOGIT_COPIES if workload.filtered else LOGIT_COPIES
     layer = _Layer(config, width)
     plainly = layer.saved(settings, workload.longest_sample, device)
-    saved = (
-        layer.saved_compiled(settings) if _compiles(settings, width, counts, device, workload) else plainly
-    )
+    compiles = _compiles(settings, width, counts, device, workload)
+    saved = layer.saved_compiled(settings) if compiles else plainly
+    logits = workload.learnt_tokens * layer.vocabulary
+    tied_gradients = 2 * counts.largest * width if full else 0  # embeddings get some from both ends
     decodings = [
         _decoding_bytes(layer, decoding, workload.filtered, device) for decoding in workload.decodings
     ]
@@ -158,9 +159,12 @@ def agent_footprint(
         cache=cache,
         decoding=decoding,
         activations=workload.learnt_tokens * layer.layers * (layer.hidden * width if spared else saved),
-        logits=_logit_bytes(workload.learnt_tokens * layer.vocabulary, copies),
-        # embeddings that are tied get gradients from both ends
-        backward=(2 * counts.largest * width if full else 0) + workload.learnt_tokens * saved * spared,
+        logits=(
+            _compiled_logit_bytes(logits, width) + tied_gradients
+            if compiles and not workload.filtered
+            else _logit_bytes(logits, copies)
+        ),
+        backward=tied_gradients + workload.learnt_tokens * saved * spared,
         # on a CPU the optimizer makes one temporary tensor after the other, on a GPU the fused one makes none
         update=FLOAT32 * counts.largest if device == "cpu" else 0,
     )
@@ -180,6 +184,11 @@ def _logit_bytes(logits: int, copies: int) -> int:
     """In pieces, if they are many; then those of a piece once more in the weights' precision, both ways."""
     in_pieces = logits > MOST_LOGITS
     return min(logits, MOST_LOGITS) * FLOAT32 * (copies + in_pieces)
+
+
+def _compiled_logit_bytes(logits: int, width: int) -> int:
+    """Those of a piece and their gradient, in the weights' precision: no others ever exist."""
+    return 2 * width * min(logits, MOST_COMPILED_LOGITS)
 
 
 def count_parameters(settings: AgentSettings, config: Any) -> ParameterCounts:

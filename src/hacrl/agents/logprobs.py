@@ -17,6 +17,7 @@ from hacrl.agents.output_layer import logprobs_in_pieces, plain_model, separate_
 from hacrl.agents.packing import TokenPair, pack, packed_tokens, padded_tokens
 from hacrl.agents.ragged import can_be_ragged, has_fused_attention, ragged
 from hacrl.agents.sampling import token_logprobs
+from hacrl.agents.upload import upload
 from hacrl.types import Sampling
 
 WORTH_PACKING = 0.8  # of the padded tokens, where attention has no kernel for packed ones
@@ -33,16 +34,25 @@ def packs(model: Any, pairs: Sequence[TokenPair]) -> bool:
 def response_logprobs(
     model: Any, pairs: Sequence[TokenPair], sampling: Sampling, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities (B, T) of response tokens under the sampling distribution, and their mask."""
-    lengths = torch.tensor([len(response) for _, response in pairs], device=device)
-    mask_BT = torch.arange(int(lengths.max()), device=device) < lengths.unsqueeze(1)
+    """Log-probabilities (B, T) of response tokens under the sampling distribution, and their mask.
+
+    Nothing in here waits for the device: what it is given can be prepared while it computes something else.
+    """
     compute = packed_logprobs if packs(model, pairs) else padded_logprobs
-    return compute(model, pairs, mask_BT, sampling), mask_BT
+    return compute(model, pairs, sampling, device), upload(_response_mask(pairs), device)
 
 
-def packed_logprobs(model: Any, pairs: Sequence[TokenPair], mask_BT: Tensor, sampling: Sampling) -> Tensor:
+def _response_mask(pairs: Sequence[TokenPair]) -> Tensor:
+    """(B, T), in the machine's memory."""
+    lengths = torch.tensor([len(response) for _, response in pairs])
+    return torch.arange(int(lengths.max())) < lengths.unsqueeze(1)
+
+
+def packed_logprobs(
+    model: Any, pairs: Sequence[TokenPair], sampling: Sampling, device: torch.device
+) -> Tensor:
     """(B, T), all sequences in one row."""
-    packed = pack(pairs, mask_BT.device)
+    packed = pack(pairs, device)
     vocabulary = model.get_output_embeddings().weight.shape[0]
     with ragged(model):
         head = separate_head(model)
@@ -54,42 +64,47 @@ def packed_logprobs(model: Any, pairs: Sequence[TokenPair], mask_BT: Tensor, sam
             logprobs_N = logprobs_in_pieces(
                 head, hidden.index_select(0, packed.before), packed.targets, sampling, vocabulary
             )
-    rows, columns = mask_BT.nonzero(as_tuple=True)
-    return _spread(logprobs_N, rows, columns, mask_BT)
+    return _spread(logprobs_N, _response_mask(pairs))
 
 
-def padded_logprobs(model: Any, pairs: Sequence[TokenPair], mask_BT: Tensor, sampling: Sampling) -> Tensor:
+def padded_logprobs(
+    model: Any, pairs: Sequence[TokenPair], sampling: Sampling, device: torch.device
+) -> Tensor:
     """(B, T), a row for each sequence."""
-    device, width = mask_BT.device, mask_BT.shape[1]
-    starts = torch.tensor([len(prompt) for prompt, _ in pairs], device=device)
+    mask_BT = _response_mask(pairs)
+    starts = torch.tensor([len(prompt) for prompt, _ in pairs])
     total = max(len(prompt) + len(response) for prompt, response in pairs)
     input_ids = torch.zeros(len(pairs), total, dtype=torch.long)
     for row, (prompt, response) in enumerate(pairs):
         input_ids[row, : len(prompt) + len(response)] = torch.tensor([*prompt, *response])
-    input_ids = input_ids.to(device)
 
     first = int(starts.min()) - 1  # the position that predicts the earliest response token
-    offsets_BT = (starts - first - 1).unsqueeze(1) + torch.arange(width, device=device)
+    offsets_BT = (starts - first - 1).unsqueeze(1) + torch.arange(mask_BT.shape[1])
     vocabulary = model.get_output_embeddings().weight.shape[0]
     many = len(pairs) * (total - first) * vocabulary > output_layer.MOST_LOGITS
     head = separate_head(model) if many else None
     if head is not None:
-        hidden = plain_model(model).base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+        inputs = {"input_ids": upload(input_ids, device), "use_cache": False}
+        hidden = plain_model(model).base_model(**inputs).last_hidden_state
         rows, columns = mask_BT.nonzero(as_tuple=True)
         places = offsets_BT[rows, columns] + first  # of the token before
+        targets = upload(input_ids[rows, places + 1], device)
         logprobs_N = logprobs_in_pieces(
-            head, hidden[rows, places], input_ids[rows, places + 1], sampling, vocabulary
+            head, hidden[upload(rows, device), upload(places, device)], targets, sampling, vocabulary
         )
-        return _spread(logprobs_N, rows, columns, mask_BT)
+        return _spread(logprobs_N, mask_BT)
 
     # Logits are computed from the shortest prompt's last token on, never over the prompts themselves.
-    logits = model(input_ids=input_ids, logits_to_keep=total - first, use_cache=False).logits
-    logprobs_BS = token_logprobs(logits[:, :-1], input_ids[:, first + 1 :], sampling)
-    logprobs_BT = logprobs_BS.gather(1, offsets_BT.clamp(max=logprobs_BS.shape[1] - 1))
-    return logprobs_BT.masked_fill(~mask_BT, 0.0)
+    ids = upload(input_ids, device)
+    logits = model(input_ids=ids, logits_to_keep=total - first, use_cache=False).logits
+    logprobs_BS = token_logprobs(logits[:, :-1], ids[:, first + 1 :], sampling)
+    places_BT = upload(offsets_BT.clamp(max=logprobs_BS.shape[1] - 1), device)
+    return logprobs_BS.gather(1, places_BT).masked_fill(~upload(mask_BT, device), 0.0)
 
 
-def _spread(logprobs_N: Tensor, rows: Tensor, columns: Tensor, mask_BT: Tensor) -> Tensor:
-    """One list of tokens as rows of responses, 0 elsewhere."""
-    empty = torch.zeros(mask_BT.shape, dtype=logprobs_N.dtype, device=logprobs_N.device)
-    return empty.index_put((rows, columns), logprobs_N)
+def _spread(logprobs_N: Tensor, mask_BT: Tensor) -> Tensor:
+    """One list of tokens as rows of responses, 0 elsewhere; the mask is in the machine's memory."""
+    device = logprobs_N.device
+    rows, columns = mask_BT.nonzero(as_tuple=True)
+    empty = torch.zeros(mask_BT.shape, dtype=logprobs_N.dtype, device=device)
+    return empty.index_put((upload(rows, device), upload(columns, device)), logprobs_N)

@@ -21,6 +21,9 @@ from hacrl.agents.sampling import token_logprobs
 from hacrl.types import Sampling
 
 MOST_LOGITS = 2**26  # that exist at a time: 256 MiB in float32, a few times that with what is made of them
+# Compiled, they exist in the weights' 16 bits alone. Large pieces are fewer, and with every piece a gradient
+# as large as the output layer is added to the one before.
+MOST_COMPILED_LOGITS = 2**28
 _HEADS: WeakKeyDictionary[Any, Callable[[Tensor], Tensor] | None] = WeakKeyDictionary()
 
 
@@ -68,12 +71,18 @@ def logprobs_in_pieces(
 ) -> Tensor:
     """log-probability of each target, (N, hidden), (N,) -> (N,)."""
     compute = compiled_if_wanted(_piece_logprobs)
-    size = max(1, MOST_LOGITS // vocabulary)
+    size = max(1, most_logits(sampling, is_compiled=compute is not _piece_logprobs) // vocabulary)
     pieces = [
         checkpoint(compute, head, piece, targets, sampling, use_reentrant=False, preserve_rng_state=False)
         for piece, targets in zip(torch.split(hidden_N, size), torch.split(targets_N, size), strict=True)
     ]
     return torch.cat(pieces)
+
+
+def most_logits(sampling: Sampling, is_compiled: bool) -> int:
+    """That a piece may have: top-k and top-p sort them, and that takes many times their memory."""
+    filtered = sampling.top_k != 0 or sampling.top_p != 1.0
+    return MOST_COMPILED_LOGITS if is_compiled and not filtered else MOST_LOGITS
 
 
 def _piece_logprobs(

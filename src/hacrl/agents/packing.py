@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hacrl.agents.attention import Segments, Slots
 from hacrl.agents.shared_keys import Shared, share
+from hacrl.agents.upload import upload
 
 TokenPair = tuple[Sequence[int], Sequence[int]]  # prompt ids, response ids
 
@@ -77,14 +78,12 @@ def pack(pairs: Sequence[TokenPair], device: torch.device) -> Packed:
         _starts(query_lengths, device), _starts(key_lengths, device), max(query_lengths), max(key_lengths)
     )
     shared = share(keys, len(tokens), device) if len(groups) < len(pairs) else None
-    inputs = model_inputs(
-        torch.tensor(tokens, device=device), torch.tensor(positions, device=device), segments, shared
-    )
+    inputs = model_inputs(upload(tokens, device), upload(positions, device), segments, shared)
     targets = [token for _, response in pairs for token in response]
     return Packed(
         inputs,
-        torch.tensor([place for places in before for place in places], device=device),
-        torch.tensor(targets, device=device),
+        upload([place for places in before for place in places], device),
+        upload(targets, device),
     )
 
 
@@ -121,4 +120,4 @@ def model_inputs(
 
 
 def _starts(lengths: Sequence[int], device: torch.device) -> Tensor:
-    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
+    return upload([0, *accumulate(lengths)], device, torch.int32)

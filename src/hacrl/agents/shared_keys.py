@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hacrl.agents.upload import upload
+
 
 class Shared(NamedTuple):
     """Which token's keys stand where and, where gradients are added up by a kernel, the same backwards."""
@@ -23,8 +25,8 @@ def share(places: Sequence[int], tokens: int, device: torch.device) -> Shared:
     """For this device; every one of the tokens is seen by somebody, itself at least."""
     seen = torch.tensor(places)
     if device.type != "cuda" or not _kernel_is_right(device):
-        return Shared(seen.to(device))
-    return Shared(seen.to(device), *(tensor.to(device) for tensor in backwards(seen, tokens)))
+        return Shared(upload(seen, device))
+    return Shared(upload(seen, device), *(upload(tensor, device) for tensor in backwards(seen, tokens)))
 
 
 def backwards(places: Tensor, tokens: int) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,7 @@ from hacrl.agents.lora import check_trainable
 from hacrl.agents.out_of_memory import is_out_of_memory, let_go
 from hacrl.agents.ragged import ragged
 from hacrl.agents.reference import make_reference
+from hacrl.agents.upload import upload
 from hacrl.algorithms.methods import Method
 from hacrl.errors import TrainingError
 from hacrl.learning.checkpointing import checkpointed_layers
@@ -26,7 +27,7 @@ from hacrl.learning.minibatches import minibatches, token_pairs
 from hacrl.learning.old_policy import OldLogprobs, first_uses, sampler_differences, spread_out
 from hacrl.learning.optimizer import MasterWeightAdamW
 from hacrl.learning.settings import LearningSettings
-from hacrl.learning.stats import LearnStats
+from hacrl.learning.stats import LearnStats, PassResult
 from hacrl.learning.token_budget import TokenBudget
 from hacrl.types import LearnerSample, LossBatch, Sampling
 
@@ -124,6 +125,7 @@ class Learner:
         seen.skipped = len(minibatch) - len(active)
         self.optimizer.zero_gradients()
         loss_sum = 0.0
+        before: PassResult | None = None  # read while the device is at the next one, so that it never waits
         for micro_batch in self._micro_batches(active):
             with (
                 self._budget.charged_to(micro_batch),
@@ -136,8 +138,11 @@ class Learner:
                 # the mean is over the whole mini-batch: samples without signal count with loss 0
                 loss = terms.loss_B.sum() / len(minibatch)
                 loss.backward()  # type: ignore[no-untyped-call]
-                loss_sum += float(loss.detach())
-                seen.record(micro_batch, batch, terms)
+                if before is not None:
+                    loss_sum += seen.record(before)
+                before = PassResult.of(micro_batch, loss, batch, terms)
+        if before is not None:
+            loss_sum += seen.record(before)
         seen.losses.append(loss_sum)
         seen.grad_norms.append(self.optimizer.clip_gradients(self._settings.max_grad_norm))
         return seen
@@ -238,22 +243,22 @@ class Learner:
         if self._reference is not None:
             with self._reference.policy() as reference:
                 reference_BT, _ = self._logprobs(samples, reference)
-        behaviour_BT = torch.zeros_like(logprobs_BT)
+        behaviour_BT = torch.zeros(logprobs_BT.shape, dtype=logprobs_BT.dtype)
         for row, sample in enumerate(samples):
             if sample.behaviour_logprobs is not None:
                 behaviour_BT[row, : len(sample.behaviour_logprobs)] = torch.tensor(sample.behaviour_logprobs)
 
-        def column(values: list[float]) -> torch.Tensor:
-            return torch.tensor(values, dtype=torch.float32, device=device)
+        def column(values: list[float]) -> Tensor:
+            return upload(values, device, torch.float32)
 
         batch = LossBatch(
             logprobs_BT=logprobs_BT,
             mask_BT=mask_BT,
-            behaviour_logprobs_BT=behaviour_BT.detach(),
+            behaviour_logprobs_BT=upload(behaviour_BT, device),
             behaviour_logprob_B=column([sample.behaviour_logprob for sample in samples]),
             source_length_B=column([sample.source_length for sample in samples]),
             advantages_B=column([sample.advantage for sample in samples]),
-            is_own_B=torch.tensor([sample.is_own for sample in samples], device=device),
+            is_own_B=upload([sample.is_own for sample in samples], device),
             updates_done=updates_done,
             reference_logprobs_BT=reference_BT,
         )

@@ -8,10 +8,44 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from hacrl.algorithms.importance import sequence_ratio
 from hacrl.learning.old_policy import sampler_differences
 from hacrl.types import LearnerSample, LossBatch, LossTerms
+
+
+@dataclass(frozen=True)
+class PassResult:
+    """What one micro-batch showed, where it was computed: whoever reads it waits for the device."""
+
+    samples: Sequence[LearnerSample]
+    loss: Tensor  # (), its part of the update's
+    numbers_6B: Tensor  # ratio, clipped, ratio by source length and by own length, weight, capped
+    logprobs_BT: Tensor | None  # only if no update came before: the learner's weights are the sampler's
+    is_corrected: bool  # own responses have a weight for the sampler's numerics
+
+    @classmethod
+    @torch.no_grad()
+    def of(
+        cls, samples: Sequence[LearnerSample], loss: Tensor, batch: LossBatch, terms: LossTerms
+    ) -> PassResult:
+        """Nothing of what the backward pass needed is kept."""
+        numbers = (
+            terms.ratio_B,
+            terms.clipped_B,
+            sequence_ratio(batch, "source"),
+            sequence_ratio(batch, "own"),
+            terms.weight_B,
+            terms.capped_B,
+        )
+        return cls(
+            samples=samples,
+            loss=loss.detach(),
+            numbers_6B=torch.stack(numbers),
+            logprobs_BT=batch.logprobs_BT.detach() if batch.updates_done == 0 else None,
+            is_corrected=batch.sampler_logprobs_BT is not None,
+        )
 
 
 @dataclass
@@ -62,22 +96,21 @@ class LearnStats:
         """Whether weights may be moved by this."""
         return all(map(math.isfinite, [*self.losses, *self.grad_norms]))
 
-    def record(self, samples: Sequence[LearnerSample], batch: LossBatch, terms: LossTerms) -> None:
-        """One micro-batch."""
-        rows = zip(samples, terms.ratio_B.tolist(), terms.clipped_B.tolist(), strict=True)
-        for sample, ratio, clipped in rows:
-            self.sources[sample.source].ratios.append(ratio)
-            self.sources[sample.source].clipped.append(clipped)
-        with torch.no_grad():
-            by_source_B, by_own_B = sequence_ratio(batch, "source"), sequence_ratio(batch, "own")
-        for sample, by_source, by_own in zip(samples, by_source_B.tolist(), by_own_B.tolist(), strict=True):
-            self.sources[sample.source].source_length_ratios.append(by_source)
-            self.sources[sample.source].own_length_ratios.append(by_own)
-        if batch.updates_done == 0:  # only now are the learner's weights the sampler's
-            self.sampler_differences += sampler_differences(samples, batch.logprobs_BT)
-        if batch.sampler_logprobs_BT is not None:
-            self.weights += terms.weight_B[batch.is_own_B].tolist()
-            self.capped += terms.capped_B[batch.is_own_B].tolist()
+    def record(self, result: PassResult) -> float:
+        """One micro-batch; returns its part of the loss."""
+        rows = zip(result.samples, *result.numbers_6B.tolist(), strict=True)
+        for sample, ratio, clipped, by_source, by_own, weight, capped in rows:
+            source = self.sources[sample.source]
+            source.ratios.append(ratio)
+            source.clipped.append(clipped)
+            source.source_length_ratios.append(by_source)
+            source.own_length_ratios.append(by_own)
+            if result.is_corrected and sample.is_own:
+                self.weights.append(weight)
+                self.capped.append(capped)
+        if result.logprobs_BT is not None:
+            self.sampler_differences += sampler_differences(result.samples, result.logprobs_BT)
+        return float(result.loss)
 
     def add(self, update: LearnStats) -> None:
         """An update that was made."""
