@@ -23,7 +23,12 @@ def step_table(work: Work, sides: Sequence[Measured], matmul_flops: float | None
         return [*row, _seconds(side.median("cpu"))]
 
     rows = _rows("step s", names, sides, cells)
-    return "\n".join([_describe(work, matmul_flops), _aligned(rows), *_ratios(sides)])
+    shares = [
+        f"{side.side}: {side.median('rest') / side.median():.1%} of a step is neither rollouts nor learning"
+        for side in sides
+        if not side.failure
+    ]
+    return "\n".join([_describe(work, matmul_flops), _aligned(rows), *shares, *_ratios(sides)])
 
 
 def update_table(work: Work, sides: Sequence[Measured], matmul_flops: float | None) -> str:

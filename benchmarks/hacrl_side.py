@@ -38,13 +38,16 @@ from hacrl.types import LearnerSample, Sampling, VerifiedRollout
 
 
 class Watch(Observer):
-    """Seconds of every step by phase, from the end of the one before, and what the last one held."""
+    """Seconds of every step by phase, from the end of the one before, and what the last one held.
+
+    Learning is the learners' alone: exchange, advantages and retokenising are among the rest.
+    """
 
     def __init__(self) -> None:
         self.seconds: list[dict[str, float]] = []
         self.generated: dict[str, int] = {}  # agent -> tokens of the last step
         self.learnt: dict[str, list[tuple[int, int]]] = {}  # agent -> lengths of the last step
-        self.begun = self.cpu = 0.0
+        self.begun = self.cpu = self.learning = 0.0
 
     def on_rollouts(self, step: int, agent: str, rollouts: Sequence[VerifiedRollout]) -> None:
         """Count tokens."""
@@ -64,14 +67,15 @@ class Watch(Observer):
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         now, cpu = time.perf_counter(), time.process_time()
-        step = {"rollout": 0.0, "verify": 0.0, "learn": 0.0}
+        step = {"rollout": 0.0, "verify": 0.0, "learn": self.learning}
         for key, spent in seconds.items():
             phase = key.split("/")[0]
-            step["rollout" if phase == "sync" else phase] += spent
+            if phase != "learn":
+                step["rollout" if phase == "sync" else phase] += spent
         whole = now - self.begun
         step["rest"] = whole - sum(step.values())
         self.seconds.append({**step, "step": whole, "cpu": cpu - self.cpu})
-        self.begun, self.cpu = now, cpu
+        self.begun, self.cpu, self.learning = now, cpu, 0.0
 
     def count_lengths(self, run: LocalRun) -> None:
         """Note what every learner is given that it learns from."""
@@ -83,7 +87,12 @@ class Watch(Observer):
             self.learnt[name] = [
                 (len(sample.prompt_ids), len(sample.response_ids)) for sample in samples if sample.advantage
             ]
-            return learn(samples, *others)
+            begun = time.perf_counter()
+            stats = learn(samples, *others)
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            self.learning += time.perf_counter() - begun
+            return stats
 
         return counted
 

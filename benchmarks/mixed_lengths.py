@@ -6,7 +6,8 @@
 Every response has a length of its own, drawn between the shortest and the longest; the engine does not know
 it before it is reached. The ideal schedule knows all of them, starts the longest first and keeps every slot
 full as long as there is work. Its steps cost what the engine's own steps were measured to cost at that batch
-size and at the mean length; it pays nothing for prompts, for looking who has ended, or for text.
+size and at the mean number of tokens that a step reads for a response; it pays nothing for prompts, for
+looking who has ended, or for text.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import random
 import statistics
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -38,7 +40,7 @@ REPEATS = 3
 
 @torch.inference_mode()
 def step_times(agent: Agent, decoder: SlotDecoder, sizes: Sequence[int], context: int) -> StepTimes:
-    """Seconds of a step alone at each batch size, in the middle of a response: so long is the prompt."""
+    """Seconds of a step alone at each batch size, if every response reads so many tokens of its own."""
     prompt = agent.encode_prompt(make_problems(agent, 1, context - MEASURED_STEPS // 2, seed=1)[0])
     measured = {}
     for size in sizes:
@@ -46,7 +48,12 @@ def step_times(agent: Agent, decoder: SlotDecoder, sizes: Sequence[int], context
         for _ in range(REPEATS + 1):
             decoder.reset(seed=0)
             states = Prompts(agent.model, [prompt]).states(prompt)
-            decoder.admit([Group(states, prompt[-1], list(range(size)), [MEASURED_STEPS] * size)])
+            decoder.admit(  # numbered apart: none reads another's
+                [
+                    Group(replace(states, number=slot), prompt[-1], [slot], [MEASURED_STEPS])
+                    for slot in range(size)
+                ]
+            )
             batch = decoder.work_on(list(range(size)))
 
             def steps(batch: int = batch) -> None:
@@ -90,7 +97,9 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, object]:
     ]
     assert len(texts) == len(requests)
     sizes = [2**power for power in range(options.slots.bit_length()) if 2**power < options.slots]
-    mean_context = options.prompt_tokens + statistics.mean(lengths) / 2
+    # a step's mean position within a response (long ones are met more often), and its part of a shared prompt
+    position = sum(length**2 for length in lengths) / (2 * sum(lengths))
+    mean_context = position + options.prompt_tokens / options.samples
     times = step_times(agent, decoder, [*sizes, options.slots], int(mean_context))
     took = statistics.median(rounds[1:])
     ideal = seconds_of(longest_first(lengths, options.slots), times)
