@@ -21,11 +21,3 @@ class CheckpointContent:
     def bytes(self) -> int:
         """Size of the tensors."""
         return sum(t.numel() * t.element_size() for group in self.tensors.values() for t in group.values())
-
-    def on_cpu(self) -> CheckpointContent:
-        """A copy that later updates do not reach."""
-        copied = {
-            group: {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-            for group, tensors in self.tensors.items()
-        }
-        return CheckpointContent(self.documents, copied)

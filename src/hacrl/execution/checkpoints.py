@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from statistics import fmean
 from typing import Any
@@ -14,6 +14,7 @@ from hacrl.checkpoint.settings import CheckpointSettings
 from hacrl.checkpoint.store import CheckpointId, CheckpointStore
 from hacrl.evaluation.accuracy import Accuracy
 from hacrl.execution.run_folder import RunFolder
+from hacrl.execution.snapshots import NoRoomError, Snapshots
 from hacrl.learning.observer import Observer
 from hacrl.learning.reports import StepReport
 from hacrl.learning.trainer import Trainer
@@ -34,18 +35,24 @@ def data_fingerprint(train: Sequence[Problem], test: Sequence[Problem]) -> str:
 
 
 class Checkpointer(Observer):
-    """Keeps the run's files and its state in step. Watches after the folder has written its lines."""
+    """Keeps the run's files and its state in step. Watches after the folder has written its lines.
 
-    def __init__(self, folder: RunFolder, settings: CheckpointSettings) -> None:
+    ``note`` takes a sentence for the user.
+    """
+
+    def __init__(self, folder: RunFolder, settings: CheckpointSettings, note: Callable[[str], None]) -> None:
         self.store = CheckpointStore(folder.path / CHECKPOINTS)
         self.stalled: list[float] = []  # seconds the run waited, per checkpoint
         self.data = ""  # fingerprint of the problems
         self._folder = folder
         self._settings = settings
+        self._note = note
+        self._has_noted = False
         self._positions: dict[str, int] = {}
         self._score: float | None = None
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="hacrl-checkpoint")
         self._pending: Future[None] | None = None
+        self._snapshots = Snapshots()
 
     def on_step(self, report: StepReport, seconds: Mapping[str, float]) -> None:
         """A step's lines are written: from here on they belong to what is done."""
@@ -81,11 +88,23 @@ class Checkpointer(Observer):
             documents, {f"agent-{name}": tensors for name, tensors in trainer.tensors().items()}
         )
         which = CheckpointId(trainer.steps_done, trainer.phases_done)
-        if self._settings.background and not wait:
-            self._pending = self._writer.submit(self._write, which, content.on_cpu(), self._score)
+        snapshot = self._snapshot(content) if self._settings.background and not wait else None
+        if snapshot is not None:
+            self._pending = self._writer.submit(self._write, which, snapshot, self._score)
         else:
             self._write(which, content, self._score)
         self.stalled.append(time.perf_counter() - start)
+
+    def _snapshot(self, content: CheckpointContent) -> CheckpointContent | None:
+        """A copy to write in the background; None: there is no memory for it, and the run has to wait."""
+        assert self._pending is None, "what is being written lies where the next copy goes"
+        try:
+            return self._snapshots.take(content)
+        except NoRoomError as error:
+            if not self._has_noted:
+                self._has_noted = True
+                self._note(f"checkpoint.background: {error}, so training waits while checkpoints are written")
+            return None
 
     def _write(self, which: CheckpointId, content: CheckpointContent, score: float | None) -> None:
         self.store.write(which, content, score)
@@ -94,8 +113,11 @@ class Checkpointer(Observer):
     def _settle(self, wait: bool) -> None:
         pending = self._pending
         if pending is not None and (wait or pending.done()):
-            self._pending = None
-            pending.result()  # raises what writing raised
+            try:
+                pending.result()  # raises what writing raised
+            finally:
+                if pending.done():  # else a signal came while waiting, and it is still being written
+                    self._pending = None
 
     def close(self) -> None:
         """Finish what is being written."""
@@ -103,6 +125,7 @@ class Checkpointer(Observer):
             self._settle(wait=True)
         finally:
             self._writer.shutdown()
+            self._snapshots.let_go()
 
 
 def trainer_state(content: CheckpointContent) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:

@@ -74,7 +74,7 @@ class LocalRun:
         self._is_closed = False
         self._participants: list[Participant] = []
         self._folder = RunFolder(config)
-        self._checkpoints = Checkpointer(self._folder, config.checkpoint)
+        self._checkpoints = Checkpointer(self._folder, config.checkpoint, self._note)
         self.result = RunResult(self._folder.path) if resumed is None else resumed.result
         check_agents(config, agents or ())
         check_engines(config)
