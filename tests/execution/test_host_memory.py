@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hacrl.execution.host_memory import bytes_left
+from hacrl.execution.host_memory import bytes_allowed, bytes_left
 
 GIB = 2**30
 MEMINFO = (
@@ -62,6 +62,16 @@ def test_a_group_of_either_version(tmp_path: Path, limit: int, used: int, cache:
     assert bytes_left(write(tmp_path / "1", {**first, **version_1("a/b", limit, used, cache)})) == left
     second = {"proc/meminfo": MEMINFO, "proc/self/cgroup": "0::/a/b"}
     assert bytes_left(write(tmp_path / "2", {**second, **version_2("a/b", limit, used, cache)})) == left
+
+
+def test_all_that_may_be_had_is_the_machines_or_the_tightest_limit(tmp_path: Path) -> None:
+    assert bytes_allowed(tmp_path) is None
+    files = {"proc/meminfo": MEMINFO, "proc/self/cgroup": "0::/a/b", **version_2("a/b", "max", 5, 0)}
+    assert bytes_allowed(write(tmp_path / "free", files)) == 32 * GIB
+    files |= version_2("a", 12 * GIB, 11 * GIB, 0)  # whoever uses it
+    assert bytes_allowed(write(tmp_path / "tight", files)) == 12 * GIB
+    files |= version_2("a/b", 64 * GIB, 5, 0) | version_2("a", 64 * GIB, 5, 0)
+    assert bytes_allowed(write(tmp_path / "wide", files)) == 32 * GIB
 
 
 def test_groups_without_a_limit(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""How much more of the machine's memory this process may take before somebody is killed for it."""
+"""How much of the machine's memory this process may take before somebody is killed for it."""
 
 from __future__ import annotations
 
@@ -25,16 +25,24 @@ _VERSION_2 = _Files("sys/fs/cgroup", "memory.max", "memory.current", "inactive_f
 
 def bytes_left(root: Path = Path("/")) -> int | None:
     """The least of what the machine and each of the process's control groups have left; None: not known."""
-    found = [_of_machine(root), *_of_groups(root)]
+    groups = (_of_group(folder, files) for folder, files in _groups(root))
+    found = [_of_machine(root, "MemAvailable:"), *groups]
     return min((one for one in found if one is not None), default=None)
 
 
-def _of_machine(root: Path) -> int | None:
-    kibibytes = _entry(root / "proc/meminfo", "MemAvailable:")
+def bytes_allowed(root: Path = Path("/")) -> int | None:
+    """All of it, whoever uses it now: the machine's, or a control group's limit; None: not known."""
+    limits = (_number(folder / files.limit) for folder, files in _groups(root))
+    found = [_of_machine(root, "MemTotal:"), *limits]
+    return min((one for one in found if one is not None), default=None)
+
+
+def _of_machine(root: Path, what: str) -> int | None:
+    kibibytes = _entry(root / "proc/meminfo", what)
     return None if kibibytes is None else kibibytes * 1024
 
 
-def _of_groups(root: Path) -> Iterator[int | None]:
+def _groups(root: Path) -> Iterator[tuple[Path, _Files]]:
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         if controllers == "":
@@ -47,7 +55,7 @@ def _of_groups(root: Path) -> Iterator[int | None]:
         # nothing is to be seen but the container's own group, as the top one.
         inside = PurePosixPath(path.lstrip("/"))
         for group in (inside, *inside.parents):
-            yield _of_group(root / files.folder / group, files)
+            yield root / files.folder / group, files
 
 
 def _of_group(folder: Path, files: _Files) -> int | None:

@@ -20,6 +20,7 @@ from hacrl.agents.footprint import (
 from hacrl.agents.settings import AgentSettings, LoraSettings
 from hacrl.config.schema import RunConfig
 from hacrl.errors import ModelError
+from hacrl.execution.host_memory import bytes_allowed
 from hacrl.execution.offloading import OffloadPlan, plan_offload
 from hacrl.learning.settings import OffloadLevel
 
@@ -180,9 +181,9 @@ def same_name(device: str) -> str:
 
 
 def available_bytes(device: str) -> int:
-    """All of a GPU's memory, or of the machine's: others may use some of it."""
+    """All of a GPU's memory, or of the machine's or the container's: others may use some of it."""
     if device == "cpu":
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return bytes_allowed() or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return torch.cuda.mem_get_info(device)[1]
 
 
