@@ -150,7 +150,7 @@ def shapes():
 def test_the_work_of_an_agent():
     def work(*overrides: str):
         config: RunConfig = load_config(Path("paper_size"), overrides)
-        return workload(config, config.agents[0], prompt_tokens=300)
+        return workload(config, config.agents[0], 300, config.learning.micro_batch_tokens or 4096)
 
     paper = work()
     train, evaluation = paper.decodings

@@ -19,7 +19,7 @@ from hacrl.execution import memory
 from hacrl.execution.dry_run import dry_run
 from hacrl.execution.memory import Sized, device_memory, footprints
 from hacrl.execution.offloading import OffloadPlan, host_bytes, offload_note, peak_with, plan_offload
-from hacrl.execution.residents import decide_offload
+from hacrl.execution.residents import decide_memory
 from tests.execution.test_dry_run import shapes
 from tests.support.sevens import SevensTask
 from tests.support.tiny import char_agent, pair_agent
@@ -168,7 +168,7 @@ def decision(monkeypatch: pytest.MonkeyPatch, gpu: int, agents: Mapping[str, Age
     task = SevensTask()
     config = load_config(Path("demo"), [f"agents={names}", "rollout.max_new_tokens=4", *overrides])
     checked = SimpleNamespace(train=task.train, test=task.test)
-    return decide_offload(config, checked, list(agents.values()))
+    return decide_memory(config, checked, list(agents.values()))
 
 
 def test_loaded_agents_are_counted_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,6 +184,36 @@ def test_loaded_agents_are_counted_as_they_are(monkeypatch: pytest.MonkeyPatch) 
     assert note.startswith("optimizers, and weights of agents not at work, leave cuda:0")
     asked = decision(monkeypatch, 2**40, agents, "learning.offload=optimizer")
     assert asked.levels == {"char": "optimizer", "pair": "optimizer"}
+
+
+def test_micro_batches_keep_a_gpu_busy_if_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    agents = {agent.name: agent for agent in (char_agent(), pair_agent())}
+    assert decision(monkeypatch, 2**40, agents).micro_batch_tokens == {"char": 4096, "pair": 4096}  # on a CPU
+    for agent in agents.values():
+        agent.__class__ = OnGpu
+    assert decision(monkeypatch, 2**40, agents).micro_batch_tokens == {"char": 32768, "pair": 32768}
+    assert decision(monkeypatch, 1, agents).micro_batch_tokens == {"char": 4096, "pair": 4096}
+    for options in (["learning.offload=never"], ["learning.offload=all"], []):
+        asked = decision(monkeypatch, 2**40, agents, "learning.micro_batch_tokens=77", *options)
+        assert asked.micro_batch_tokens == {"char": 77, "pair": 77}
+
+
+def test_large_models_need_fewer_tokens_to_keep_a_gpu_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = load_config(Path("paper_size"), ["learning.micro_batch_tokens=null", "rollout.max_new_tokens=1024"])
+    sized = Sized({"small": "cuda", "large": "cuda:0"}, shapes(), {"small": 100, "large": 100})
+    monkeypatch.setattr(memory, "available_bytes", lambda _: 300 * GIB)
+    # 1.72e9 x 16384 and 4.02e9 x 8192 are the first above 2e13
+    assert memory.choose_micro_batch_tokens(run, sized) == {"small": 16384, "large": 8192}
+    spacious = replace(run.agents[0], gradient_checkpointing=False)  # learning is what takes most
+    alone = replace(run, agents=(spacious,), learning=replace(run.learning, offload="never"))
+    sized = Sized({"small": "cuda"}, shapes(), {"small": 100})
+    [few, some, many] = [
+        footprints(alone, sized, {"small": tokens})["small"].peak for tokens in (4096, 8192, 16384)
+    ]
+    assert few < some < many
+    for comfortable, tokens in ((few, 4096), (some - 1, 4096), (some, 8192), (many - 1, 8192), (many, 16384)):
+        monkeypatch.setattr(memory, "available_bytes", lambda _, most=comfortable: most / 0.85 + 0.5)
+        assert memory.choose_micro_batch_tokens(alone, sized) == {"small": tokens}
 
 
 def test_of_unusual_agents_nothing_leaves_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import torch
 from hacrl.agents.agent import Agent
 from hacrl.execution import local
 from hacrl.execution.local import LocalRun, run_locally
-from hacrl.execution.residents import OffloadDecision
+from hacrl.execution.residents import MemoryDecision
 from hacrl.execution.resume import open_run
 from hacrl.learning.observer import Observer, Phase
 from hacrl.learning.residency import Residency
@@ -47,10 +47,12 @@ class Watch(Observer):
 def force(monkeypatch: pytest.MonkeyPatch, level: OffloadLevel, watch: Watch) -> None:
     """What would be decided on a GPU, with transfers that need none."""
 
-    def decide(_config: object, _checked: object, agents: Sequence[Agent]) -> OffloadDecision:
-        return OffloadDecision({agent.name: level for agent in agents})
+    def decide(_config: object, _checked: object, agents: Sequence[Agent]) -> MemoryDecision:
+        return MemoryDecision(
+            {agent.name: level for agent in agents}, dict.fromkeys((agent.name for agent in agents), 4096)
+        )
 
-    monkeypatch.setattr(local, "decide_offload", decide)
+    monkeypatch.setattr(local, "decide_memory", decide)
     monkeypatch.setattr(local, "Residency", partial(Residency, make_transfers=watch.make_transfers))
 
 

@@ -21,7 +21,7 @@ from hacrl.execution.checkpoints import Checkpointer, data_fingerprint
 from hacrl.execution.engines import check_engines, make_engine
 from hacrl.execution.hub import hub_if_needed
 from hacrl.execution.preflight import Checked, check_agents, preflight
-from hacrl.execution.residents import decide_offload
+from hacrl.execution.residents import decide_memory
 from hacrl.execution.results import RunResult
 from hacrl.execution.resume_point import ResumePoint
 from hacrl.execution.run_folder import RunFolder, check_output
@@ -208,14 +208,15 @@ def build_trainer(
     fingerprints = {agent.name: agent.tokenizer_fingerprint for agent in agents}
     sampling = config.rollout.sampling
     retokeniser = Retokeniser()
-    offload = decide_offload(config, checked, agents)
-    residency = Residency(offload.notes)
+    decided = decide_memory(config, checked, agents)
+    residency = Residency(decided.notes)
     participants = []
     for agent, settings in zip(agents, config.agents, strict=True):
         engine = make_engine(config, settings, agent, checked)
         exact = engine.shares_weights and agent.model.dtype == torch.float32
-        learner = Learner(agent, method, config.learning, sampling, settings.lr, exact_sampler=exact)
-        residency.add(agent, learner, offload.levels[agent.name])
+        learning = replace(config.learning, micro_batch_tokens=decided.micro_batch_tokens[agent.name])
+        learner = Learner(agent, method, learning, sampling, settings.lr, exact_sampler=exact)
+        residency.add(agent, learner, decided.levels[agent.name])
         residency.leave(agent.name)  # before the next agent's masters are made
         participants.append(
             Participant(

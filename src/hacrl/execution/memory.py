@@ -21,11 +21,12 @@ from hacrl.agents.settings import AgentSettings, LoraSettings
 from hacrl.config.schema import RunConfig
 from hacrl.errors import ModelError
 from hacrl.execution.host_memory import bytes_allowed
-from hacrl.execution.offloading import OffloadPlan, plan_offload
-from hacrl.learning.settings import OffloadLevel
+from hacrl.execution.offloading import COMFORTABLE, OffloadPlan, peak_with, plan_offload
+from hacrl.learning.settings import FEW_TOKENS, MANY_TOKENS, OffloadLevel
 
 ASSUMED_PROMPT_TOKENS = 1024  # where nothing says how long prompts are
 WORTH_SAYING = 0.95  # advice must save a twentieth at least
+BUSY = 2e13  # tokens x parameters of a pass: 6 FLOPs for each are 0.3 s at 400 TFLOP/s
 ADVISED_LORA = LoraSettings(rank=64, alpha=128.0)
 
 
@@ -72,7 +73,9 @@ class Sized:
         return self.counted[key]
 
 
-def workload(config: RunConfig, agent: AgentSettings, prompt_tokens: int) -> Workload:
+def workload(
+    config: RunConfig, agent: AgentSettings, prompt_tokens: int, micro_batch_tokens: int
+) -> Workload:
     """What one agent does in a run."""
     rollout, evaluation = config.rollout, config.evaluation
 
@@ -94,7 +97,7 @@ def workload(config: RunConfig, agent: AgentSettings, prompt_tokens: int) -> Wor
     longest = decodings[0].longest
     return Workload(
         decodings=tuple(decodings),
-        learnt_tokens=max(config.learning.micro_batch_tokens, longest),
+        learnt_tokens=max(micro_batch_tokens, longest),
         longest_sample=longest,
         filtered=rollout.top_k > 0 or rollout.top_p < 1,
         reference=config.method.kl_coefficient > 0,
@@ -102,8 +105,11 @@ def workload(config: RunConfig, agent: AgentSettings, prompt_tokens: int) -> Wor
     )
 
 
-def footprints(config: RunConfig, sized: Sized) -> dict[str, Footprint]:
+def footprints(
+    config: RunConfig, sized: Sized, micro_batch_tokens: Mapping[str, int] | None = None
+) -> dict[str, Footprint]:
     """Agent -> its memory, for the agents whose shape is known and usual."""
+    learnt = choose_micro_batch_tokens(config, sized) if micro_batch_tokens is None else micro_batch_tokens
     found = {}
     for agent in config.agents:
         if agent.name not in sized.configs:
@@ -111,7 +117,7 @@ def footprints(config: RunConfig, sized: Sized) -> dict[str, Footprint]:
         tokens = sized.prompt_tokens.get(agent.name)
         tokens = tokens or config.rollout.max_prompt_tokens or ASSUMED_PROMPT_TOKENS
         device = torch.device(sized.devices[agent.name]).type
-        work, model = workload(config, agent, tokens), sized.configs[agent.name]
+        work, model = workload(config, agent, tokens, learnt[agent.name]), sized.configs[agent.name]
         try:
             footprint = agent_footprint(agent, model, sized.counts(agent), device, work)
         except (AttributeError, NotImplementedError, RuntimeError):
@@ -120,6 +126,35 @@ def footprints(config: RunConfig, sized: Sized) -> dict[str, Footprint]:
             footprint = _with_vllm(footprint, agent, torch.device(sized.devices[agent.name]))
         found[agent.name] = footprint
     return found
+
+
+def choose_micro_batch_tokens(config: RunConfig, sized: Sized) -> dict[str, int]:
+    """Agent -> most tokens of a forward pass: as configured or, on a GPU, as many as keep it busy and fit."""
+    given = config.learning.micro_batch_tokens
+    chosen = dict.fromkeys((agent.name for agent in config.agents), given or FEW_TOKENS)
+    if given is not None:
+        return chosen
+    known = footprints(config, sized, chosen)
+    for device, plan in offload_plans(config, sized, known).items():
+        names = agents_by_device(sized)[device]
+        most = FEW_TOKENS if device == "cpu" else MANY_TOKENS
+        while most > FEW_TOKENS:
+            tried = {name: min(most, _tokens_that_keep_busy(known[name].counts.total)) for name in names}
+            larger = footprints(config, sized, chosen | tried)
+            needed = peak_with(plan.level, [larger[name] for name in names])  # nothing more need leave
+            if needed <= COMFORTABLE * available_bytes(device):
+                chosen |= tried
+                break
+            most //= 2
+    return chosen
+
+
+def _tokens_that_keep_busy(parameters: int) -> int:
+    """A GPU computes on them for longer than Python prepares the next ones, which it does meanwhile."""
+    tokens = FEW_TOKENS
+    while tokens < MANY_TOKENS and tokens * parameters < BUSY:
+        tokens *= 2
+    return tokens
 
 
 def _with_vllm(footprint: Footprint, agent: AgentSettings, device: torch.device) -> Footprint:
@@ -241,7 +276,7 @@ def _changes(config: RunConfig) -> Iterator[tuple[str, Change]]:
         f"rollout.max_batch={fewer}",
         lambda run: replace(run, rollout=replace(run.rollout, max_batch=fewer)),
     )
-    tokens = max(1, config.learning.micro_batch_tokens // 4)
+    tokens = max(1, (config.learning.micro_batch_tokens or FEW_TOKENS) // 4)
     yield (
         f"learning.micro_batch_tokens={tokens}",
         lambda run: replace(run, learning=replace(run.learning, micro_batch_tokens=tokens)),

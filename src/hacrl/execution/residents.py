@@ -1,4 +1,4 @@
-"""What the loaded agents of a run send away from their GPUs: decided once, before optimizers are made."""
+"""How a run's loaded agents share the memory of their devices: decided once, before optimizers are made."""
 
 from __future__ import annotations
 
@@ -9,28 +9,39 @@ from hacrl.agents.agent import Agent
 from hacrl.agents.footprint import ParameterCounts
 from hacrl.agents.lora import is_adapted
 from hacrl.config.schema import RunConfig
-from hacrl.execution.memory import Sized, agents_by_device, available_bytes, footprints, offload_plans
+from hacrl.execution.memory import (
+    Sized,
+    agents_by_device,
+    available_bytes,
+    choose_micro_batch_tokens,
+    footprints,
+    offload_plans,
+)
 from hacrl.execution.offloading import offload_note, peak_with
 from hacrl.execution.preflight import Checked
-from hacrl.learning.settings import OffloadLevel
+from hacrl.learning.settings import FEW_TOKENS, OffloadLevel
 
 
 @dataclass(frozen=True)
-class OffloadDecision:
-    """Agent -> what leaves its device, and sentences about it for the user."""
+class MemoryDecision:
+    """By agent, and sentences about it for the user."""
 
-    levels: dict[str, OffloadLevel]
+    levels: dict[str, OffloadLevel]  # what leaves its device while it is not needed
+    micro_batch_tokens: dict[str, int]  # that it learns from at a time
     notes: tuple[str, ...] = ()
 
 
-def decide_offload(config: RunConfig, checked: Checked, agents: Sequence[Agent]) -> OffloadDecision:
+def decide_memory(config: RunConfig, checked: Checked, agents: Sequence[Agent]) -> MemoryDecision:
     """By what the agents' memory is estimated to be, on the GPUs they are on."""
     levels: dict[str, OffloadLevel] = {agent.name: "never" for agent in agents}
-    asked = config.learning.offload
-    if asked == "never" or all(agent.device.type == "cpu" for agent in agents):
-        return OffloadDecision(levels)
+    asked, tokens = config.learning.offload, config.learning.micro_batch_tokens
+    if (asked == "never" and tokens) or all(agent.device.type == "cpu" for agent in agents):
+        return MemoryDecision(levels, {agent.name: tokens or FEW_TOKENS for agent in agents})
     sized = _sized(config, checked, agents)
-    known = footprints(config, sized)
+    sizes = choose_micro_batch_tokens(config, sized)
+    if asked == "never":
+        return MemoryDecision(levels, sizes)
+    known = footprints(config, sized, sizes)
     plans = offload_plans(config, sized, known)
     notes = []
     for device, names in agents_by_device(sized).items():
@@ -48,7 +59,7 @@ def decide_offload(config: RunConfig, checked: Checked, agents: Sequence[Agent])
             note = offload_note(device, plans[device], asked, before, available_bytes(device))
         levels |= dict.fromkeys(names, level)
         notes += [note] if note else []
-    return OffloadDecision(levels, tuple(notes))
+    return MemoryDecision(levels, sizes, tuple(notes))
 
 
 def _sized(config: RunConfig, checked: Checked, agents: Sequence[Agent]) -> Sized:

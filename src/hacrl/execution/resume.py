@@ -210,7 +210,7 @@ def _take_new_sizes(state: Mapping[str, Any], began: RunConfig, config: RunConfi
     """Batch sizes that memory had made smaller are forgotten if the user gives new ones."""
     changed = changes(began, config)
     for agent in state["agents"].values():
-        if "learning.micro_batch_tokens" in changed:
+        if "learning.micro_batch_tokens" in changed and config.learning.micro_batch_tokens is not None:
             agent["learner"]["micro_batch_tokens"] = config.learning.micro_batch_tokens
         if "rollout.max_batch" in changed:
             agent["engine"]["max_batch"] = config.rollout.max_batch

@@ -26,7 +26,7 @@ from hacrl.learning.checkpointing import checkpointed_layers
 from hacrl.learning.minibatches import minibatches, token_pairs
 from hacrl.learning.old_policy import OldLogprobs, first_uses, sampler_differences, spread_out
 from hacrl.learning.optimizer import MasterWeightAdamW
-from hacrl.learning.settings import LearningSettings
+from hacrl.learning.settings import FEW_TOKENS, LearningSettings
 from hacrl.learning.stats import LearnStats, PassResult
 from hacrl.learning.token_budget import TokenBudget
 from hacrl.types import LearnerSample, LossBatch, Sampling
@@ -73,7 +73,7 @@ class Learner:
             betas=(settings.beta1, settings.beta2),
             weight_decay=settings.weight_decay,
         )
-        self._budget = TokenBudget(settings.micro_batch_tokens, agent)
+        self._budget = TokenBudget(settings.micro_batch_tokens or FEW_TOKENS, agent)
         self._compiles: bool | None = None  # not tried yet
         self._bad_in_a_row = 0  # updates left out since the last one that was made
 

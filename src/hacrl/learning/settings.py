@@ -9,6 +9,7 @@ MinibatchOrder = Literal["mixed", "self_first"]
 OldPolicy = Literal["auto", "sampler", "learner"]
 OffloadLevel = Literal["never", "optimizer", "all"]
 Offload = Literal["auto", OffloadLevel]
+FEW_TOKENS, MANY_TOKENS = 4096, 32768  # of a micro-batch, if nobody has said how many
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +30,9 @@ class LearningSettings:
     max_cross_rollouts: int | None = None
     minibatch_order: MinibatchOrder = "mixed"
     learn_stop_token: bool = True
-    micro_batch_tokens: int = 4096  # most tokens in one forward pass; fewer once memory runs out
+    # Most tokens in one forward pass, fewer once memory runs out. None: 4096 or, on a GPU, as many as keep it
+    # busy and fit, up to 32768.
+    micro_batch_tokens: int | None = None
     compile: bool | None = None  # layers compiled by torch; None: on a GPU, large models of 16 bits
     # Whose log-probabilities of own rollouts are pi_old: the sampler's, or the learner's before the step's
     # first update. "auto": the learner's where the rollout engine's numerics differ from its own.
@@ -41,9 +44,14 @@ class LearningSettings:
     max_bad_updates: int = 5  # updates in a row with a loss or gradient that is not finite; then the run ends
 
     def __post_init__(self) -> None:
-        for key in ("updates_per_source", "epochs", "micro_batch_tokens", "max_bad_updates"):
+        for key in ("updates_per_source", "epochs", "max_bad_updates"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key} must be at least 1, not {getattr(self, key)}")
+        if self.micro_batch_tokens is not None and self.micro_batch_tokens < 1:
+            raise ValueError(
+                f"micro_batch_tokens must be at least 1, not {self.micro_batch_tokens}; null means as many "
+                "as suit the device"
+            )
         if self.updates_per_step is not None and self.updates_per_step < self.epochs:
             raise ValueError(
                 f"updates_per_step={self.updates_per_step} must be at least epochs={self.epochs}: "
