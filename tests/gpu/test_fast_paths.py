@@ -93,6 +93,26 @@ def test_a_seed_fixes_the_responses_whether_or_not_graphs_are_there_already() ->
     assert [r.token_ids for r in other] != [r.token_ids for r in first]
 
 
+def test_memory_that_learning_will_use_again_does_not_cost_the_graphs() -> None:
+    engine = TransformersEngine(agent_of(torch.bfloat16), 8)
+    engine.generate(PROBLEMS, 4, Sampling(16), seed=5)
+    before = list(engine._decoders.values())
+    free, total = torch.cuda.mem_get_info()
+    if free < 0.7 * total:
+        pytest.skip("somebody else uses the GPU")
+    left = torch.empty(int(0.6 * total), dtype=torch.uint8, device="cuda")
+    engine.rest()
+    assert not engine._decoders  # it is in use
+    engine.generate(PROBLEMS, 4, Sampling(16), seed=5)
+    del left
+    assert torch.cuda.mem_get_info()[0] < 0.5 * total  # it is torch's still, but nobody's
+    again = list(engine._decoders.values())
+    engine.rest()
+    assert len(before) == 1
+    assert list(engine._decoders.values()) == again
+    torch.cuda.empty_cache()
+
+
 def test_tokens_are_as_frequent_as_they_are_likely() -> None:
     agent, draws = agent_of(torch.float32), 4000
     rollouts = TransformersEngine(agent, 512).generate(PROBLEMS[:1], draws, Sampling(1, 0.8, 9), seed=7)

@@ -236,4 +236,6 @@ def worth_keeping(caches: Sequence[SlotCache]) -> bool:
     if device.type != "cuda":
         return True
     free, total = torch.cuda.mem_get_info(device)
+    # what learning has used and will use again is torch's, but nobody's at the moment
+    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return sum(cache.nbytes for cache in caches) <= SMALL * total and free >= total / 2
