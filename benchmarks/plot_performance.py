@@ -42,13 +42,13 @@ def draw_rollouts(axes: Any, files: list[Path]) -> None:
 
 
 def draw_steps(axes: Any, trl: Path, hacrl: Path) -> None:
-    """Seconds of a whole step by phase."""
+    """Seconds of a whole step by phase: those of the step that is the median."""
     agents = len(_read(hacrl)["work"]["shapes"])
     for place, (file, times) in enumerate(((trl, agents), (hacrl, 1))):
-        steps = _read(file)["found"]["run 1"][0]["seconds"]
-        left = 0.0
-        for phase, colour in (("rollout", BLUE), ("learn", ORANGE)):
-            seconds = times * statistics.median(step[phase] for step in steps)
+        steps = sorted(_read(file)["found"]["run 1"][0]["seconds"], key=lambda step: step["step"])
+        middle, left = steps[(len(steps) - 1) // 2], 0.0
+        for phase, colour in (("rollout", BLUE), ("learn", ORANGE), ("rest", GREY)):
+            seconds = times * middle[phase]
             axes.barh(place, seconds, left=left, color=colour, label=phase if place == 0 else None)
             left += seconds
         axes.text(left + 0.5, place, f"{left:.1f} s", va="center", fontsize=9)
