@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -16,12 +17,14 @@ from hacrl.errors import TrainingError
 from hacrl.evaluation.accuracy import Accuracy, evaluate
 from hacrl.evaluation.settings import EvaluationSettings
 from hacrl.exchange.base import Exchange, PromptGroup
+from hacrl.learning.ahead import Ahead
 from hacrl.learning.collapse import CollapseWatch
 from hacrl.learning.collapse_settings import CollapseSettings
 from hacrl.learning.observer import Observer, Phase
 from hacrl.learning.participant import Participant
 from hacrl.learning.reports import AgentReport, LearnReport, StepReport, learn_report, rollout_report
 from hacrl.learning.residency import Residency
+from hacrl.learning.samples import LearnerSamples
 from hacrl.learning.step_under_way import StepUnderWay
 from hacrl.learning.trainer_state import TrainerState
 from hacrl.rollout.engine import EngineReport, RolloutEngine
@@ -104,9 +107,11 @@ class Trainer:
         rewards = _rewards_by_agent(groups)
         self.capabilities.record(rewards, absent=self._collapse.paused)
         self._note_rewards_without_ratio(step, rewards)
-        for participant in self.active:
-            if participant.name not in done.learnt:
-                done.learnt[participant.name] = self._teach(participant, groups, step)
+        learners = [participant for participant in self.active if participant.name not in done.learnt]
+        # a learner's samples are written in its tokens while the one before it learns
+        with Ahead([partial(self._samples, learner, groups, step) for learner in learners]) as samples:
+            for learner in learners:
+                done.learnt[learner.name] = self._teach(learner, samples, step)
         report = self._report(step, groups, done.learnt)
         self._end(done)
         self._observer.on_step(report, dict(self._seconds))  # theirs to keep: an evaluation adds to ours
@@ -206,11 +211,14 @@ class Trainer:
         self._observer.on_rollouts(step, participant.name, verified)
         return verified
 
-    def _teach(self, participant: Participant, groups: Sequence[PromptGroup], step: int) -> LearnReport:
+    def _samples(self, learner: Participant, groups: Sequence[PromptGroup], step: int) -> LearnerSamples:
+        seed = derive_seed(self._seed, "choose", learner.name, step)
+        return learner.builder.build(groups, self.capabilities.ratio, seed)
+
+    def _teach(self, participant: Participant, made: Ahead[LearnerSamples], step: int) -> LearnReport:
         with self._phase(step, "learn", participant.name):
             self.residency.to_learn(participant.name)
-            chosen_by = derive_seed(self._seed, "choose", participant.name, step)
-            samples = participant.builder.build(groups, self.capabilities.ratio, chosen_by)
+            samples = made.fetch()
             seed = derive_seed(self._seed, "learn", participant.name, step)
             stats = participant.learner.learn(samples.samples, self._updates_per_step, seed)
             self._pass_on(step, stats.notes)
