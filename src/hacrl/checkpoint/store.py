@@ -7,12 +7,13 @@ import json
 import os
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from hacrl.checkpoint.content import CheckpointContent
 from hacrl.checkpoint.durable import digest, publish_folder, write_json
+from hacrl.checkpoint.tensor_file import write_tensors
 from hacrl.errors import CheckpointError
 from hacrl.safe_files import UnreadableFileError, open_inside, read_json
 
@@ -160,22 +161,16 @@ class CheckpointStore:
 
 
 def _write_files(folder: Path, content: CheckpointContent) -> dict[str, dict[str, Any]]:
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    names = []
+    """Name -> size and checksum."""
+    files = {}
     for name, document in content.documents.items():
-        names.append(f"{name}.json")
-        (folder / names[-1]).write_text(json.dumps(document), encoding="utf-8")
+        path = folder / f"{name}.json"
+        path.write_text(json.dumps(document), encoding="utf-8")
+        files[path.name] = {"bytes": path.stat().st_size, "sha256": digest(path)}
     for name, tensors in content.tensors.items():
-        names.append(f"{name}.safetensors")
-        try:
-            save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, folder / names[-1])
-        except SafetensorError as error:
-            raise OSError(str(error)) from error
-    return {
-        name: {"bytes": (folder / name).stat().st_size, "sha256": digest(folder / name)} for name in names
-    }
+        path = folder / f"{name}.safetensors"
+        files[path.name] = asdict(write_tensors(path, tensors))
+    return files
 
 
 def _is_entry(name: object, value: object) -> bool:
