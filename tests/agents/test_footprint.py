@@ -12,6 +12,7 @@ from hacrl.agents.footprint import (
     Footprint,
     ParameterCounts,
     Workload,
+    changes_logits,
     count_parameters,
     peak_together,
 )
@@ -190,6 +191,18 @@ def test_compiled_logits_exist_in_16_bits_alone():
     assert adapted.logits == 2**28 * 2 * 2
     filtered = Workload(decodings=(), learnt_tokens=5120, longest_sample=5120, compiled=True, filtered=True)
     assert footprint_of(config, filtered, precision="bfloat16").logits == 2**26 * 4 * 13
+
+
+def test_logits_that_are_capped_or_scaled_exist_all_at_once():
+    work = Workload(decodings=(), learnt_tokens=5120, longest_sample=5120, compiled=True, whole_logits=True)
+    config = AutoConfig.for_model(**QWEN3_4B)
+    assert footprint_of(config, work, precision="bfloat16").logits == 5120 * 151936 * 4 * 4
+    assert not changes_logits(config)
+    assert changes_logits(AutoConfig.for_model("gemma2"))  # final_logit_softcapping 30
+    assert not changes_logits(AutoConfig.for_model("gemma2", final_logit_softcapping=None))
+    assert changes_logits(AutoConfig.for_model("granite", logits_scaling=8.0))
+    assert not changes_logits(AutoConfig.for_model("granite"))  # 1.0
+    assert changes_logits(AutoConfig.for_model("cohere"))  # logit_scale 0.0625
 
 
 def test_filters_sort_the_logits():

@@ -116,11 +116,23 @@ def test_a_broken_off_study_goes_on_where_it_stopped(tmp_path):
     assert both["gspo", 0] == first["gspo", 0]
     assert (Path(runs[0].config.output) / "metrics.jsonl").stat().st_mtime_ns == stamp  # not run again
     changed = plan_runs({**recipe, "steps": 2}, ["gspo"], 1, tmp_path / "study")
-    with pytest.raises(ConfigError, match="other settings and is kept"):
+    with pytest.raises(ConfigError, match=r"other settings \(steps\) and is kept"):
         run_study(changed, 1, lambda run, _: None)
+    path = Path(runs[0].config.output) / "config.yaml"
+    before = path.read_text()
+    path.write_text(before.replace("micro_batch_tokens: null", "micro_batch_tokens: 4096"))
+    assert path.read_text() != before  # as it was when that was the default, or among several jobs
+    assert run_study(runs[:1], 1, lambda run, _: None) == first
+    path.write_text("agents: 7\n")
+    with pytest.raises(
+        ConfigError, match=r"other settings \(it cannot be read .*\) and is kept"
+    ):
+        run_study(runs[:1], 1, lambda run, _: None)
+    path.write_text(before)
     assert (Path(runs[0].config.output) / "metrics.jsonl").stat().st_mtime_ns == stamp
-    again = run_study(changed, 1, lambda run, _: None, overwrite=True)
+    again = run_study(changed, 2, lambda run, _: None, overwrite=True)
     assert len(again["gspo", 0].rewards["char"]) == 2
+    assert "micro_batch_tokens: 4096" in path.read_text()  # two at a time share what there is
 
 
 def test_a_study_says_what_it_cannot_do(tmp_path):

@@ -74,6 +74,12 @@ def test_all_that_may_be_had_is_the_machines_or_the_tightest_limit(tmp_path: Pat
     assert bytes_allowed(write(tmp_path / "wide", files)) == 32 * GIB
 
 
+def test_lines_that_name_no_group_are_passed_over(tmp_path: Path) -> None:
+    lines = "\ngarbage\n0::/a"
+    files = {"proc/meminfo": MEMINFO, "proc/self/cgroup": lines, **version_2("a", 5 * GIB, 4 * GIB, 0)}
+    assert bytes_left(write(tmp_path, files)) == GIB
+
+
 def test_groups_without_a_limit(tmp_path: Path) -> None:
     files = {"proc/meminfo": MEMINFO, "proc/self/cgroup": "0::/a", **version_2("a", "max", 5, 0)}
     assert bytes_left(write(tmp_path / "2", files)) == 8 * GIB

@@ -216,6 +216,26 @@ def test_large_models_need_fewer_tokens_to_keep_a_gpu_busy(monkeypatch: pytest.M
         assert memory.choose_micro_batch_tokens(alone, sized) == {"small": tokens}
 
 
+def test_an_agent_whose_logits_exist_all_at_once_learns_from_fewer_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    agent = char_agent()
+    agent.__class__ = OnGpu
+    # 22 tokens of vocabulary: 32768 x 22 x 4 x 4 bytes are 11.5 MB, and the rest of it some more
+    assert decision(monkeypatch, 2**40, {"char": agent}).micro_batch_tokens == {"char": 32768}
+    wide = replace_vocabulary(agent, 40_000)
+    monkeypatch.setattr("hacrl.execution.residents.separate_head", lambda _: object())
+    assert decision(monkeypatch, 10 * GIB, {"char": wide}).micro_batch_tokens == {"char": 32768}
+    monkeypatch.setattr("hacrl.execution.residents.separate_head", lambda _: None)
+    # 8192 x 40000 x 4 x 4 are 4.9 GiB, 16384 twice as much
+    assert decision(monkeypatch, 10 * GIB, {"char": wide}).micro_batch_tokens == {"char": 8192}
+
+
+def replace_vocabulary(agent: Agent, size: int) -> Agent:
+    agent.model.config.vocab_size = size
+    return agent
+
+
 def test_of_unusual_agents_nothing_leaves_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     agent = char_agent()
     agent.__class__ = OnGpu

@@ -225,6 +225,21 @@ def test_changes_of_rounding_are_told(stopped):
     assert open_run(stopped).point.state["agents"]["llama"]["learner"]["micro_batch_tokens"] == 4096
 
 
+@pytest.mark.parametrize("change", ["learning.micro_batch_tokens=null", "device=cuda"])
+def test_micro_batches_are_chosen_anew_if_that_is_asked_for_or_the_device_is_another(stopped, change):
+    config = yaml.safe_load((stopped / "config.yaml").read_text())
+    tokens = 64 if "null" in change else None  # as the run began
+    config["learning"]["micro_batch_tokens"] = tokens
+    (stopped / "config.yaml").write_text(yaml.safe_dump(config))
+    learners = [agent["learner"] for agent in open_run(stopped, [change]).point.state["agents"].values()]
+    assert [learner.keys() for learner in learners] == [{"bad_updates_in_a_row"}] * 2
+    if "null" in change:
+        found = open_run(stopped, [change])
+        with LocalRun(found.config, resumed=found.point) as run:
+            sizes = [one.learner.state_dict()["micro_batch_tokens"] for one in run.trainer.participants]
+        assert sizes == [4096, 4096]  # on a CPU
+
+
 def test_other_problems_are_refused(stopped):
     found = open_run(stopped)
     other = replace(found.point, data="0" * 64)

@@ -57,6 +57,7 @@ class Workload:
     filtered: bool = False  # top-k or top-p are in use
     reference: bool = False  # there is a KL term
     compiled: bool | None = None  # layers are, in learning; None: where they are by default
+    whole_logits: bool = False  # those of a forward pass exist all at once; else in pieces
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,11 +160,7 @@ def agent_footprint(
         cache=cache,
         decoding=decoding,
         activations=workload.learnt_tokens * layer.layers * (layer.hidden * width if spared else saved),
-        logits=(
-            _compiled_logit_bytes(logits, width) + tied_gradients
-            if compiles and not workload.filtered
-            else _logit_bytes(logits, copies)
-        ),
+        logits=_logit_bytes(logits, copies, workload, width if compiles else None, tied_gradients),
         backward=tied_gradients + workload.learnt_tokens * saved * spared,
         # on a CPU the optimizer makes one temporary tensor after the other, on a GPU the fused one makes none
         update=FLOAT32 * counts.largest if device == "cpu" else 0,
@@ -180,15 +177,23 @@ def _compiles(
     return packs and counts.total >= WORTH_IT
 
 
-def _logit_bytes(logits: int, copies: int) -> int:
-    """In pieces, if they are many; then those of a piece once more in the weights' precision, both ways."""
-    in_pieces = logits > MOST_LOGITS
+def _logit_bytes(logits: int, copies: int, work: Workload, compiled: int | None, gradients: int) -> int:
+    """In pieces, if they are many and can be; ``compiled``: bytes of a number, if the pieces are."""
+    if work.whole_logits:
+        return logits * FLOAT32 * copies
+    if compiled and not work.filtered:  # a piece and its gradient; no others ever exist
+        return 2 * compiled * min(logits, MOST_COMPILED_LOGITS) + gradients
+    in_pieces = logits > MOST_LOGITS  # then those of a piece once more in the weights' precision, both ways
     return min(logits, MOST_LOGITS) * FLOAT32 * (copies + in_pieces)
 
 
-def _compiled_logit_bytes(logits: int, width: int) -> int:
-    """Those of a piece and their gradient, in the weights' precision: no others ever exist."""
-    return 2 * width * min(logits, MOST_COMPILED_LOGITS)
+def changes_logits(config: Any) -> bool:
+    """Whether a model is known to cap or scale what its output layer gives."""
+    text = config.get_text_config()
+    values = (
+        getattr(text, key, None) for key in ("final_logit_softcapping", "logits_scaling", "logit_scale")
+    )
+    return any(value not in (None, 1) for value in values)
 
 
 def count_parameters(settings: AgentSettings, config: Any) -> ParameterCounts:

@@ -13,13 +13,14 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from hacrl.algorithms.settings import HacpoSettings
-from hacrl.config.loading import build_config, config_to_yaml
+from hacrl.config.loading import build_config, config_to_yaml, read_recipe
 from hacrl.config.schema import RunConfig
 from hacrl.errors import ConfigError
 from hacrl.execution.preflight import preflight
 from hacrl.execution.results import RunResult, read_finished
+from hacrl.execution.resume import changes, changes_rounding_only
 from hacrl.execution.variants import Recipe, variant_recipe
-from hacrl.learning.settings import LearningSettings
+from hacrl.learning.settings import FEW_TOKENS, LearningSettings
 from hacrl.safe_files import UnreadableFileError, check_inside, read_text
 from hacrl.tasks.registry import make_task
 
@@ -115,7 +116,10 @@ def run_study(
         jobs, mp_context=get_context("spawn"), initializer=_depend_on, initargs=(os.getpid(),)
     )
     try:
-        futures = {pool.submit(_run_one, run.config): run for run in missing}
+        futures = {
+            pool.submit(_run_one, run.config if jobs == 1 else _among_others(run.config)): run
+            for run in missing
+        }
         for future in as_completed(futures):
             future.result()
             keep(futures[future])
@@ -134,19 +138,34 @@ def _is_finished(run: PlannedRun, overwrite: bool) -> bool:
     if not os.path.lexists(config):
         return False
     try:
-        is_same = read_text(config, run.folder) == config_to_yaml(run.config)
+        text = read_text(config, run.folder)
     except UnreadableFileError:
         if overwrite:
             return False
         raise
-    if not is_same:
+    if text != config_to_yaml(run.config) and (others := _other_settings(config, run.config)):
         if overwrite:
             return False
         raise ConfigError(
-            f"{run.folder} holds a run with other settings and is kept; use another --output, "
-            "or --overwrite to replace such runs"
+            f"{run.folder} holds a run with other settings ({', '.join(others)}) and is kept; use another "
+            "--output, or --overwrite to replace such runs"
         )
     return all((run.folder / "agents" / agent.name / "config.json").is_file() for agent in run.config.agents)
+
+
+def _other_settings(path: Path, now: RunConfig) -> list[str]:
+    """Keys whose values were others, but for those that change sums in their last digits at most."""
+    try:
+        began = build_config(read_recipe(path), str(path))
+    except ConfigError:
+        return ["it cannot be read by this version"]
+    return [key for key in changes(began, now) if not changes_rounding_only(key)]
+
+
+def _among_others(config: RunConfig) -> RunConfig:
+    """Runs that share a device with others do not choose as if it were theirs alone."""
+    tokens = config.learning.micro_batch_tokens or FEW_TOKENS
+    return replace(config, learning=replace(config.learning, micro_batch_tokens=tokens))
 
 
 def _result(run: PlannedRun) -> RunResult:

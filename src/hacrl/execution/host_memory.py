@@ -44,6 +44,8 @@ def _of_machine(root: Path, what: str) -> int | None:
 
 def _groups(root: Path) -> Iterator[tuple[Path, _Files]]:
     for line in _lines(root / "proc/self/cgroup"):
+        if line.count(":") < 2:
+            continue
         _, controllers, path = line.split(":", 2)
         if controllers == "":
             files = _VERSION_2

@@ -15,6 +15,7 @@ from hacrl.agents.footprint import (
     ParameterCounts,
     Workload,
     agent_footprint,
+    changes_logits,
     count_parameters,
 )
 from hacrl.agents.settings import AgentSettings, LoraSettings
@@ -64,6 +65,11 @@ class Sized:
     configs: Mapping[str, Any]  # those that are known
     prompt_tokens: Mapping[str, int]
     counted: dict[tuple[str, LoraSettings | None], ParameterCounts] = field(default_factory=dict)
+    whole_logits: frozenset[str] = frozenset()  # agents whose output layer was found not to give their logits
+
+    def makes_whole_logits(self, name: str) -> bool:
+        """Whether a learner's logits cannot be made a piece at a time."""
+        return name in self.whole_logits or changes_logits(self.configs[name])
 
     def counts(self, agent: AgentSettings) -> ParameterCounts:
         """Numbers of weights, counted once: advice asks again and again."""
@@ -117,8 +123,10 @@ def footprints(
         tokens = sized.prompt_tokens.get(agent.name)
         tokens = tokens or config.rollout.max_prompt_tokens or ASSUMED_PROMPT_TOKENS
         device = torch.device(sized.devices[agent.name]).type
-        work, model = workload(config, agent, tokens, learnt[agent.name]), sized.configs[agent.name]
+        model = sized.configs[agent.name]
+        work = workload(config, agent, tokens, learnt[agent.name])
         try:
+            work = replace(work, whole_logits=sized.makes_whole_logits(agent.name))
             footprint = agent_footprint(agent, model, sized.counts(agent), device, work)
         except (AttributeError, NotImplementedError, RuntimeError):
             continue  # an unusual architecture: without attention heads, or one that cannot be built unfilled

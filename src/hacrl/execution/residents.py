@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hacrl.agents.agent import Agent
 from hacrl.agents.footprint import ParameterCounts
 from hacrl.agents.lora import is_adapted
+from hacrl.agents.output_layer import separate_head
 from hacrl.config.schema import RunConfig
 from hacrl.execution.memory import (
     Sized,
@@ -72,6 +73,7 @@ def _sized(config: RunConfig, checked: Checked, agents: Sequence[Agent]) -> Size
         configs={agent.name: agent.model.config for agent in agents},
         prompt_tokens=longest,
         counted={(agent.name, settings[agent.name].lora): _counts(agent) for agent in agents},
+        whole_logits=frozenset(agent.name for agent in agents if separate_head(agent.model) is None),
     )
 
 

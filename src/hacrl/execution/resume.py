@@ -123,6 +123,11 @@ def _configs(folder: Path, overrides: Sequence[str]) -> tuple[RunConfig, RunConf
     return began, config
 
 
+def changes_rounding_only(key: str) -> bool:
+    """Whether a run with another value of it says the same, but for rounding."""
+    return _matches(key, (*ROUNDING, "learning.offload"))
+
+
 def _check_changes(folder: Path, began: RunConfig, now: RunConfig) -> None:
     """Some changes make it another run."""
     refused = {
@@ -207,11 +212,18 @@ def _resume_point(folder: Path, began: RunConfig, config: RunConfig) -> ResumePo
 
 
 def _take_new_sizes(state: Mapping[str, Any], began: RunConfig, config: RunConfig) -> None:
-    """Batch sizes that memory had made smaller are forgotten if the user gives new ones."""
+    """Batch sizes that memory had made smaller are forgotten if the user gives new ones.
+
+    So is a size that was chosen for a device, if the run goes on on another one.
+    """
     changed = changes(began, config)
+    tokens = config.learning.micro_batch_tokens
+    moved = tokens is None and any(_matches(key, ("device", "agents.*.device")) for key in changed)
     for agent in state["agents"].values():
-        if "learning.micro_batch_tokens" in changed and config.learning.micro_batch_tokens is not None:
-            agent["learner"]["micro_batch_tokens"] = config.learning.micro_batch_tokens
+        if "learning.micro_batch_tokens" in changed and tokens is not None:
+            agent["learner"]["micro_batch_tokens"] = tokens
+        elif "learning.micro_batch_tokens" in changed or moved:
+            agent["learner"].pop("micro_batch_tokens", None)  # chosen anew
         if "rollout.max_batch" in changed:
             agent["engine"]["max_batch"] = config.rollout.max_batch
 

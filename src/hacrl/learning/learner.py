@@ -82,8 +82,8 @@ class Learner:
         return {"micro_batch_tokens": self._budget.tokens, "bad_updates_in_a_row": self._bad_in_a_row}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Restore what :meth:`state_dict` gave."""
-        self._budget.tokens = state["micro_batch_tokens"]
+        """Restore what :meth:`state_dict` gave; without a size of micro-batches, that stays as it is."""
+        self._budget.tokens = state.get("micro_batch_tokens", self._budget.tokens)
         self._bad_in_a_row = state["bad_updates_in_a_row"]
 
     def learn(self, samples: Sequence[LearnerSample], updates: int, seed: int) -> LearnStats:
@@ -179,12 +179,17 @@ class Learner:
         needed = later if self._recomputes_old else []
         if not first and not any(needed):
             needed = [spread_out([sample for samples in own for sample in samples], GAP_SAMPLES)]
+        passes: list[tuple[Sequence[LearnerSample], Tensor]] = []
         for samples in needed:
             for micro_batch in self._micro_batches(samples):
                 with self._budget.charged_to(micro_batch), self._compiled(stats), torch.no_grad():
                     logprobs_BT, _ = self._logprobs(micro_batch)
                     old.remember(micro_batch, logprobs_BT)
-                stats.sampler_differences += sampler_differences(micro_batch, logprobs_BT)
+                passes.append((micro_batch, logprobs_BT))
+                if len(passes) > 1:  # read while the device is at the next one
+                    stats.sampler_differences += sampler_differences(*passes.pop(0))
+        for last in passes:
+            stats.sampler_differences += sampler_differences(*last)
 
     def _micro_batches(self, samples: Sequence[LearnerSample]) -> Iterator[list[LearnerSample]]:
         """With a recomputed pi_old, own responses by themselves, as they were when it was computed.
