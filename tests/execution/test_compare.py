@@ -124,7 +124,9 @@ def test_a_broken_off_study_goes_on_where_it_stopped(tmp_path):
     assert path.read_text() != before  # as it was when that was the default, or among several jobs
     assert run_study(runs[:1], 1, lambda run, _: None) == first
     path.write_text("agents: 7\n")
-    with pytest.raises(ConfigError, match=r"other settings \(it cannot be read .*\) and is kept"):
+    with pytest.raises(
+        ConfigError, match=r"(?s)other settings \(.*agents: must be a list, not 7.*\) and is kept"
+    ):
         run_study(runs[:1], 1, lambda run, _: None)
     path.write_text(before)
     assert (Path(runs[0].config.output) / "metrics.jsonl").stat().st_mtime_ns == stamp

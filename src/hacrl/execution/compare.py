@@ -21,7 +21,7 @@ from hacrl.execution.results import RunResult, read_finished
 from hacrl.execution.resume import changes, changes_rounding_only
 from hacrl.execution.variants import Recipe, variant_recipe
 from hacrl.learning.settings import FEW_TOKENS, LearningSettings
-from hacrl.safe_files import UnreadableFileError, check_inside, read_text
+from hacrl.safe_files import UnreadableFileError, check_inside
 from hacrl.tasks.registry import make_task
 
 # What a study's runs do without unless the recipe asks for it: a run that was broken off is begun again, so
@@ -137,13 +137,7 @@ def _is_finished(run: PlannedRun, overwrite: bool) -> bool:
     config = run.folder / "config.yaml"
     if not os.path.lexists(config):
         return False
-    try:
-        text = read_text(config, run.folder)
-    except UnreadableFileError:
-        if overwrite:
-            return False
-        raise
-    if text != config_to_yaml(run.config) and (others := _other_settings(config, run.config)):
+    if others := _other_settings(config, run):
         if overwrite:
             return False
         raise ConfigError(
@@ -153,13 +147,13 @@ def _is_finished(run: PlannedRun, overwrite: bool) -> bool:
     return all((run.folder / "agents" / agent.name / "config.json").is_file() for agent in run.config.agents)
 
 
-def _other_settings(path: Path, now: RunConfig) -> list[str]:
+def _other_settings(path: Path, run: PlannedRun) -> list[str]:
     """Keys whose values were others, but for those that change sums in their last digits at most."""
     try:
-        began = build_config(read_recipe(path), str(path))
-    except ConfigError:
-        return ["it cannot be read by this version"]
-    return [key for key in changes(began, now) if not changes_rounding_only(key)]
+        began = build_config(read_recipe(path, run.folder), str(path))
+    except ConfigError as error:
+        return [str(error)]
+    return [key for key in changes(began, run.config) if not changes_rounding_only(key)]
 
 
 def _among_others(config: RunConfig) -> RunConfig:

@@ -26,6 +26,7 @@ from hacrl.learning.checkpointing import checkpointed_layers
 from hacrl.learning.minibatches import minibatches, token_pairs
 from hacrl.learning.old_policy import OldLogprobs, first_uses, sampler_differences, spread_out
 from hacrl.learning.optimizer import MasterWeightAdamW
+from hacrl.learning.read_later import ReadLater
 from hacrl.learning.settings import FEW_TOKENS, LearningSettings
 from hacrl.learning.stats import LearnStats, PassResult
 from hacrl.learning.token_budget import TokenBudget
@@ -124,8 +125,8 @@ class Learner:
         active = [sample for sample in minibatch if self._carries_signal(sample)]
         seen.skipped = len(minibatch) - len(active)
         self.optimizer.zero_gradients()
-        loss_sum = 0.0
-        before: PassResult | None = None  # read while the device is at the next one, so that it never waits
+        losses: list[float] = []
+        results = ReadLater[PassResult](lambda result: losses.append(seen.record(result)))
         for micro_batch in self._micro_batches(active):
             with (
                 self._budget.charged_to(micro_batch),
@@ -138,12 +139,9 @@ class Learner:
                 # the mean is over the whole mini-batch: samples without signal count with loss 0
                 loss = terms.loss_B.sum() / len(minibatch)
                 loss.backward()  # type: ignore[no-untyped-call]
-                if before is not None:
-                    loss_sum += seen.record(before)
-                before = PassResult.of(micro_batch, loss, batch, terms)
-        if before is not None:
-            loss_sum += seen.record(before)
-        seen.losses.append(loss_sum)
+                results.add(PassResult.of(micro_batch, loss, batch, terms))
+        results.finish()
+        seen.losses.append(sum(losses, 0.0))
         seen.grad_norms.append(self.optimizer.clip_gradients(self._settings.max_grad_norm))
         return seen
 
@@ -179,17 +177,18 @@ class Learner:
         needed = later if self._recomputes_old else []
         if not first and not any(needed):
             needed = [spread_out([sample for samples in own for sample in samples], GAP_SAMPLES)]
-        passes: list[tuple[Sequence[LearnerSample], Tensor]] = []
+
+        def compare(passed: tuple[Sequence[LearnerSample], Tensor]) -> None:
+            stats.sampler_differences += sampler_differences(*passed)
+
+        passes = ReadLater(compare)
         for samples in needed:
             for micro_batch in self._micro_batches(samples):
                 with self._budget.charged_to(micro_batch), self._compiled(stats), torch.no_grad():
                     logprobs_BT, _ = self._logprobs(micro_batch)
                     old.remember(micro_batch, logprobs_BT)
-                passes.append((micro_batch, logprobs_BT))
-                if len(passes) > 1:  # read while the device is at the next one
-                    stats.sampler_differences += sampler_differences(*passes.pop(0))
-        for last in passes:
-            stats.sampler_differences += sampler_differences(*last)
+                passes.add((micro_batch, logprobs_BT))
+        passes.finish()
 
     def _micro_batches(self, samples: Sequence[LearnerSample]) -> Iterator[list[LearnerSample]]:
         """With a recomputed pi_old, own responses by themselves, as they were when it was computed.
