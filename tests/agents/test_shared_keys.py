@@ -44,4 +44,4 @@ def test_the_operator_is_what_autograd_does(dtype) -> None:
 
 
 def test_a_cpu_has_no_use_for_the_way_back() -> None:
-    assert share(PLACES, 5, torch.device("cpu"))[1:] == (None, None)
+    assert share(torch.tensor(PLACES), 5, torch.device("cpu"))[1:] == (None, None)

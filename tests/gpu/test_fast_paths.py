@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from hacrl.agents.agent import Agent
+from hacrl.agents.download import Download
 from hacrl.agents.logprobs import packed_logprobs, padded_logprobs
 from hacrl.agents.ragged import has_fused_attention
 from hacrl.algorithms.methods import make_method
@@ -16,6 +18,8 @@ from hacrl.algorithms.settings import GspoSettings
 from hacrl.learning.learner import Learner
 from hacrl.learning.settings import LearningSettings
 from hacrl.learning.stats import LearnStats, PassResult
+from hacrl.rollout.continuous import Ended, Request, decode_all
+from hacrl.rollout.slot_decoder import Said, SlotDecoder
 from hacrl.rollout.transformers_engine import TransformersEngine
 from hacrl.types import LearnerSample, Problem, Sampling
 from tests.support.tiny import character_tokenizer
@@ -203,12 +207,8 @@ def test_micro_batches_are_handed_to_the_gpu_without_waiting_for_it(compiling, m
     record, read = LearnStats.record, []
 
     def reading(stats: LearnStats, result: PassResult) -> float:
-        """Only this may wait, and what it waits for came before the pass that the GPU is at."""
         read.append(result)
-        torch.cuda.set_sync_debug_mode("default")
-        loss = record(stats, result)
-        torch.cuda.set_sync_debug_mode("error")
-        return loss
+        return record(stats, result)
 
     def clipping(most: float) -> float:
         torch.cuda.set_sync_debug_mode("default")
@@ -223,6 +223,41 @@ def test_micro_batches_are_handed_to_the_gpu_without_waiting_for_it(compiling, m
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert [len(result.samples) for result in read] == [2, 4]  # 45 + 35, 34 + 22 + 13 + 8 tokens
+
+
+def test_reading_does_not_wait_for_what_the_gpu_was_asked_later() -> None:
+    numbers = torch.arange(5, device="cuda")
+    download = Download(numbers * 2, numbers.sum())
+    torch.cuda._sleep(2_000_000_000)  # a second
+    later = torch.cuda.Event()
+    later.record()
+    doubled, total = download.wait()
+    assert not later.query()  # the GPU is at it still
+    assert (doubled.tolist(), total.item()) == ([0, 2, 4, 6, 8], 10)
+
+
+def by_place(some: Sequence[Ended]) -> dict[int, Said]:
+    return {request.place: said for request, said in some}
+
+
+@torch.inference_mode()
+def test_decoding_waits_only_for_who_has_ended() -> None:
+    """Responses begin and end all the time; their words come and go beside the steps of the others."""
+    agent = agent_of(torch.bfloat16)
+    prompts = [tuple(agent.encode_prompt(problem)) for problem in PROBLEMS]
+    requests = [Request(place, prompts[place // 4], 3 + 5 * (place % 4)) for place in range(20)]
+    decoder = SlotDecoder(agent.model, 6, 64, Sampling(24), [1])
+    said: list[dict[int, Said]] = []
+    for mode in ("default", "error"):  # whatever is tried once has been tried the first time
+        ended: dict[int, Said] = {}
+        torch.cuda.set_sync_debug_mode(mode)
+        try:
+            decode_all(decoder, requests, 1, lambda some, ended=ended: ended.update(by_place(some)))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        said.append(ended)
+    assert said[0].keys() == said[1].keys() == set(range(20))
+    assert all(said[0][place].token_ids == said[1][place].token_ids for place in range(20))
 
 
 def test_packed_logprobs_in_16_bits_are_as_near_to_the_truth_as_padded_ones() -> None:
@@ -280,7 +315,7 @@ def test_the_kernel_that_adds_up_gradients_of_shared_prompts() -> None:
     from hacrl.agents.shared_keys import handed_out, share
 
     generator = torch.Generator().manual_seed(0)
-    places = [*range(1000), *torch.randint(0, 300, (5000,), generator=generator).tolist()]
+    places = torch.cat([torch.arange(1000), torch.randint(0, 300, (5000,), generator=generator)])
     shared = share(places, 1000, torch.device("cuda", 0))
     assert shared.order is not None  # the kernel was tried, and is right
     states = torch.randn(1000, 8, 128, device="cuda").bfloat16().requires_grad_()

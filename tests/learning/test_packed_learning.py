@@ -43,8 +43,8 @@ def pack(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (logprobs, token_budget):
         monkeypatch.setattr(module, "has_fused_attention", lambda model: True)
 
-    def with_a_way_back(places: list[int], tokens: int, device: torch.device) -> Shared:
-        return Shared(torch.tensor(places), *backwards(torch.tensor(places), tokens))
+    def with_a_way_back(places: torch.Tensor, tokens: int, device: torch.device) -> Shared:
+        return Shared(places, *backwards(places, tokens))
 
     monkeypatch.setattr(packing, "share", with_a_way_back)
 

@@ -193,10 +193,9 @@ def test_a_layer_is_compiled_once_for_all(monkeypatch) -> None:
 
 def test_sizes_of_batches() -> None:
     decoder = SlotDecoder(char_agent().model, 700, 8, Sampling(1), [1])
-    sizes = {
-        running: decoder._batch_size(running) for running in (1, 2, 3, 33, 48, 49, 97, 192, 193, 385, 600)
-    }
-    expected = {1: 1, 2: 2, 3: 4, 33: 48, 48: 48, 49: 64, 97: 128, 192: 192, 193: 256, 385: 512, 600: 700}
+    expected = {1: 1, 2: 2, 3: 4, 33: 64, 64: 64, 65: 80, 80: 80, 81: 96, 97: 112, 113: 128, 128: 128}
+    expected |= {129: 160, 192: 192, 193: 224, 385: 448, 449: 512, 513: 640, 641: 700}
+    sizes = {running: decoder._batch_size(running) for running in expected}
     assert sizes == expected
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from hacrl.agents.attention import Segments, Slots
 from hacrl.agents.shared_keys import Shared, share
@@ -47,44 +47,50 @@ def pack(pairs: Sequence[TokenPair], device: torch.device) -> Packed:
     for number, (prompt, _) in enumerate(pairs):
         groups.setdefault(tuple(prompt), []).append(number)
     tokens: list[int] = []
-    positions: list[int] = []
-    keys: list[int] = []  # places of the keys that each sequence sees, one sequence after the other
-    query_lengths: list[int] = []
-    key_lengths: list[int] = []
-    before: list[list[int]] = [[] for _ in pairs]
+    sequences: list[tuple[int, int, int, int]] = []  # what each sees first, and itself: (place, length) twice
+    prompt_ends = [0] * len(pairs)  # place of the token before a response
+    starts = [0] * len(pairs)  # of a response
 
-    def add(ids: Sequence[int], seen: range) -> range:
+    def add(ids: Sequence[int], seen: tuple[int, int] = (0, 0)) -> tuple[int, int]:
         """A sequence that sees these places, then itself; returns its own."""
-        own = range(len(tokens), len(tokens) + len(ids))
+        own = (len(tokens), len(ids))
         tokens.extend(ids)
-        positions.extend(range(len(seen), len(seen) + len(ids)))
-        keys.extend((*seen, *own))
-        query_lengths.append(len(own))
-        key_lengths.append(len(seen) + len(own))
+        sequences.append((*seen, *own))
         return own
 
     for prompt, numbers in groups.items():
         if len(numbers) == 1:  # nobody to share with
-            response = pairs[numbers[0]][1]
-            whole = add((*prompt, *response), range(0))
-            before[numbers[0]] = list(whole[len(prompt) - 1 : -1])
+            (number,) = numbers
+            start, _ = add((*prompt, *pairs[number][1]))
+            prompt_ends[number], starts[number] = start + len(prompt) - 1, start + len(prompt)
             continue
-        places = add(prompt, range(0))
+        shared_prompt = add(prompt)
         for number in numbers:
-            own = add(pairs[number][1], places)
-            before[number] = [places[-1], *own][: len(own)]
+            prompt_ends[number] = sum(shared_prompt) - 1
+            starts[number], _ = add(pairs[number][1], shared_prompt)
 
+    seen_place, seen_length, own_place, own_length = torch.tensor(sequences).unbind(1)
     segments = Segments(
-        _starts(query_lengths, device), _starts(key_lengths, device), max(query_lengths), max(key_lengths)
+        _starts(own_length, device),
+        _starts(seen_length + own_length, device),
+        int(own_length.max()),
+        int((seen_length + own_length).max()),
     )
-    shared = share(keys, len(tokens), device) if len(groups) < len(pairs) else None
-    inputs = model_inputs(upload(tokens, device), upload(positions, device), segments, shared)
-    targets = [token for _, response in pairs for token in response]
-    return Packed(
-        inputs,
-        upload([place for places in before for place in places], device),
-        upload(targets, device),
-    )
+    shared = None
+    if len(groups) < len(pairs):
+        keys = _ranges(
+            torch.stack([seen_place, own_place], 1).flatten(),
+            torch.stack([seen_length, own_length], 1).flatten(),
+        )
+        shared = share(keys, len(tokens), device)
+    ids = torch.tensor(tokens)
+    lengths = torch.tensor([len(response) for _, response in pairs])
+    places = _ranges(torch.tensor(starts), lengths)
+    is_first = _ranges(torch.zeros_like(lengths), lengths) == 0
+    before = torch.where(is_first, torch.tensor(prompt_ends).repeat_interleave(lengths), places - 1)
+    positions = _ranges(seen_length, own_length)
+    inputs = model_inputs(upload(ids, device), upload(positions, device), segments, shared)
+    return Packed(inputs, upload(before, device), upload(ids[places], device))
 
 
 def whole_sequences(
@@ -92,9 +98,11 @@ def whole_sequences(
 ) -> tuple[Tensor, Tensor, Segments]:
     """Sequences that share nothing: their tokens in one row, the tokens' positions, and where each begins."""
     lengths = [len(sequence) for sequence in sequences]
-    tokens = torch.tensor([token for sequence in sequences for token in sequence], device=device)
-    positions = torch.cat([torch.arange(length, device=device) for length in lengths])
-    queries, keys = _starts(lengths, device), _starts(lengths, device)  # one for both would be compiled apart
+    tokens = upload([token for sequence in sequences for token in sequence], device)
+    all_lengths = torch.tensor(lengths)
+    positions = upload(_ranges(torch.zeros_like(all_lengths), all_lengths), device)
+    # one for both would be compiled apart
+    queries, keys = _starts(all_lengths, device), _starts(all_lengths, device)
     return tokens, positions, Segments(queries, keys, max(lengths), max(lengths))
 
 
@@ -119,5 +127,12 @@ def model_inputs(
     }
 
 
-def _starts(lengths: Sequence[int], device: torch.device) -> Tensor:
-    return upload([0, *accumulate(lengths)], device, torch.int32)
+def _starts(lengths: Tensor, device: torch.device) -> Tensor:
+    """Where each begins, and where the last one ends."""
+    return upload(pad(lengths.cumsum(0), (1, 0)), device, torch.int32)
+
+
+def _ranges(starts: Tensor, lengths: Tensor) -> Tensor:
+    """So many numbers from each start on, one range behind the other."""
+    ends = lengths.cumsum(0)
+    return (starts - ends + lengths).repeat_interleave(lengths) + torch.arange(int(ends[-1]))

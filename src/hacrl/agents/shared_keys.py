@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -21,12 +20,11 @@ class Shared(NamedTuple):
     starts: Tensor | None = None  # (tokens + 1,) where in that order a token's copies begin
 
 
-def share(places: Sequence[int], tokens: int, device: torch.device) -> Shared:
+def share(places: Tensor, tokens: int, device: torch.device) -> Shared:
     """For this device; every one of the tokens is seen by somebody, itself at least."""
-    seen = torch.tensor(places)
     if device.type != "cuda" or not _kernel_is_right(device):
-        return Shared(upload(seen, device))
-    return Shared(upload(seen, device), *(upload(tensor, device) for tensor in backwards(seen, tokens)))
+        return Shared(upload(places, device))
+    return Shared(upload(places, device), *(upload(tensor, device) for tensor in backwards(places, tokens)))
 
 
 def backwards(places: Tensor, tokens: int) -> tuple[Tensor, Tensor]:

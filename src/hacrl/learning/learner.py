@@ -14,6 +14,7 @@ from torch import Tensor
 from hacrl.agents.agent import Agent
 from hacrl.agents.compile_trial import why_not_compiled
 from hacrl.agents.compiled import compiled, is_compile_error, worth_compiling
+from hacrl.agents.download import Download
 from hacrl.agents.logprobs import packs, response_logprobs
 from hacrl.agents.lora import check_trainable
 from hacrl.agents.out_of_memory import is_out_of_memory, let_go
@@ -139,7 +140,7 @@ class Learner:
                 # the mean is over the whole mini-batch: samples without signal count with loss 0
                 loss = terms.loss_B.sum() / len(minibatch)
                 loss.backward()  # type: ignore[no-untyped-call]
-                results.add(PassResult.of(micro_batch, loss, batch, terms))
+                results.add(PassResult(micro_batch, loss, batch, terms))
         results.finish()
         seen.losses.append(sum(losses, 0.0))
         seen.grad_norms.append(self.optimizer.clip_gradients(self._settings.max_grad_norm))
@@ -178,8 +179,9 @@ class Learner:
         if not first and not any(needed):
             needed = [spread_out([sample for samples in own for sample in samples], GAP_SAMPLES)]
 
-        def compare(passed: tuple[Sequence[LearnerSample], Tensor]) -> None:
-            stats.sampler_differences += sampler_differences(*passed)
+        def compare(passed: tuple[Sequence[LearnerSample], Download]) -> None:
+            samples, logprobs = passed
+            stats.sampler_differences += sampler_differences(samples, *logprobs.wait())
 
         passes = ReadLater(compare)
         for samples in needed:
@@ -187,7 +189,7 @@ class Learner:
                 with self._budget.charged_to(micro_batch), self._compiled(stats), torch.no_grad():
                     logprobs_BT, _ = self._logprobs(micro_batch)
                     old.remember(micro_batch, logprobs_BT)
-                passes.add((micro_batch, logprobs_BT))
+                passes.add((micro_batch, Download(logprobs_BT)))
         passes.finish()
 
     def _micro_batches(self, samples: Sequence[LearnerSample]) -> Iterator[list[LearnerSample]]:
@@ -247,10 +249,11 @@ class Learner:
         if self._reference is not None:
             with self._reference.policy() as reference:
                 reference_BT, _ = self._logprobs(samples, reference)
-        behaviour_BT = torch.zeros(logprobs_BT.shape, dtype=logprobs_BT.dtype)
-        for row, sample in enumerate(samples):
-            if sample.behaviour_logprobs is not None:
-                behaviour_BT[row, : len(sample.behaviour_logprobs)] = torch.tensor(sample.behaviour_logprobs)
+        behaviour = [sample.behaviour_logprobs or () for sample in samples]
+        longest = logprobs_BT.shape[1]
+        behaviour_BT = torch.tensor(
+            [[*row, *[0.0] * (longest - len(row))] for row in behaviour], dtype=logprobs_BT.dtype
+        )
 
         def column(values: list[float]) -> Tensor:
             return upload(values, device, torch.float32)

@@ -10,27 +10,22 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from hacrl.agents.download import Download
 from hacrl.algorithms.importance import sequence_ratio
 from hacrl.learning.old_policy import sampler_differences
 from hacrl.types import LearnerSample, LossBatch, LossTerms
 
 
-@dataclass(frozen=True)
 class PassResult:
-    """What one micro-batch showed, where it was computed: whoever reads it waits for the device."""
+    """What one micro-batch showed. The numbers are on their way here while the device goes on."""
 
-    samples: Sequence[LearnerSample]
-    loss: Tensor  # (), its part of the update's
-    numbers_6B: Tensor  # ratio, clipped, ratio by source length and by own length, weight, capped
-    logprobs_BT: Tensor | None  # only if no update came before: the learner's weights are the sampler's
-    is_corrected: bool  # own responses have a weight for the sampler's numerics
-
-    @classmethod
     @torch.no_grad()
-    def of(
-        cls, samples: Sequence[LearnerSample], loss: Tensor, batch: LossBatch, terms: LossTerms
-    ) -> PassResult:
+    def __init__(
+        self, samples: Sequence[LearnerSample], loss: Tensor, batch: LossBatch, terms: LossTerms
+    ) -> None:
         """Nothing of what the backward pass needed is kept."""
+        self.samples = samples
+        self.is_corrected = batch.sampler_logprobs_BT is not None  # own responses have a weight
         numbers = (
             terms.ratio_B,
             terms.clipped_B,
@@ -39,13 +34,16 @@ class PassResult:
             terms.weight_B,
             terms.capped_B,
         )
-        return cls(
-            samples=samples,
-            loss=loss.detach(),
-            numbers_6B=torch.stack(numbers),
-            logprobs_BT=batch.logprobs_BT.detach() if batch.updates_done == 0 else None,
-            is_corrected=batch.sampler_logprobs_BT is not None,
-        )
+        # only if no update came before are the learner's weights the sampler's
+        logprobs = [batch.logprobs_BT] if batch.updates_done == 0 else []
+        self._numbers = Download(loss, torch.stack(numbers), *logprobs)
+
+    def read(self) -> tuple[float, list[list[float]], Tensor | None]:
+        """Its part of the update's loss; ratio, clipped, ratio by source length and by own length, weight and
+        capped of every sample; and (B, T) log-probabilities if no update came before. Waits for them.
+        """
+        loss, numbers_6B, *logprobs_BT = self._numbers.wait()
+        return float(loss), numbers_6B.tolist(), logprobs_BT[0] if logprobs_BT else None
 
 
 @dataclass
@@ -98,7 +96,8 @@ class LearnStats:
 
     def record(self, result: PassResult) -> float:
         """One micro-batch; returns its part of the loss."""
-        rows = zip(result.samples, *result.numbers_6B.tolist(), strict=True)
+        loss, numbers, logprobs_BT = result.read()
+        rows = zip(result.samples, *numbers, strict=True)
         for sample, ratio, clipped, by_source, by_own, weight, capped in rows:
             source = self.sources[sample.source]
             source.ratios.append(ratio)
@@ -108,9 +107,9 @@ class LearnStats:
             if result.is_corrected and sample.is_own:
                 self.weights.append(weight)
                 self.capped.append(capped)
-        if result.logprobs_BT is not None:
-            self.sampler_differences += sampler_differences(result.samples, result.logprobs_BT)
-        return float(result.loss)
+        if logprobs_BT is not None:
+            self.sampler_differences += sampler_differences(result.samples, logprobs_BT)
+        return loss
 
     def add(self, update: LearnStats) -> None:
         """An update that was made."""

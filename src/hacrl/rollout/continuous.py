@@ -19,7 +19,7 @@ from hacrl.agents.footprint import PREFILLED_TOKENS
 from hacrl.agents.out_of_memory import is_out_of_memory, let_go
 from hacrl.agents.packing import model_inputs, whole_sequences
 from hacrl.agents.ragged import ragged
-from hacrl.rollout.slot_decoder import Group, Look, PromptStates, Said, SlotDecoder
+from hacrl.rollout.slot_decoder import Group, Look, PromptStates, Quotes, Said, SlotDecoder
 from hacrl.rollout.slots import PrefilledPrompts
 
 STEPS_BETWEEN_LOOKS = 4  # looking at who has ended waits for the device
@@ -182,7 +182,7 @@ class _Answering:
         self._free = list(range(decoder.in_use))
         self._running = _Running()
         self._looks: deque[tuple[int, Look]] = deque()  # steps made before, and what will be seen
-        self._ended: list[Ended] = []
+        self._ended: list[tuple[list[Request], Quotes]] = []
 
     def answer_all(self) -> None:
         """Until nobody waits or runs.
@@ -216,18 +216,20 @@ class _Answering:
         self._end([slot for slot in self._running.requests if not alive[slot]])
         self._tell()
         slots = list(self._running.requests)
-        said = self._decoder.said(slots) if slots else []
+        said = self._decoder.said(slots).read() if slots else []
         return list(zip(self._running.requests.values(), said, strict=True))
 
     def _end(self, slots: Sequence[int]) -> None:
-        said = self._decoder.said(slots) if slots else []
-        self._ended += zip([self._running.requests.pop(slot) for slot in slots], said, strict=True)
-        self._free = sorted([*self._free, *slots])
+        """Their slots are free; what they said is read when the device has its next steps."""
+        if slots:
+            said = self._decoder.said(slots)
+            self._ended.append(([self._running.requests.pop(slot) for slot in slots], said))
+            self._free = sorted([*self._free, *slots])
 
     def _tell(self) -> None:
-        if self._ended:
-            told, self._ended = self._ended, []
-            self._on_ended(told)
+        while self._ended:
+            requests, said = self._ended.pop(0)
+            self._on_ended(list(zip(requests, said.read(), strict=True)))
 
     def _admit(self) -> list[tuple[int, Request]]:
         """Fill free slots, in one go what was computed together; returns who is where."""

@@ -16,14 +16,16 @@ import torch
 from torch import Tensor
 
 from hacrl.agents.compiled import compiled
+from hacrl.agents.download import Download
 from hacrl.agents.out_of_memory import is_out_of_memory
 from hacrl.agents.packing import model_inputs
 from hacrl.agents.ragged import ragged
 from hacrl.agents.sampling import draw
+from hacrl.agents.upload import upload
 from hacrl.rollout.slots import DecodedTokens, SlotCache
 from hacrl.types import Sampling
 
-FINE = 64  # batches from this size on come in two sizes for every doubling
+FINE = 64  # batches above this size come in four sizes for every doubling
 SPARE = 1.25  # how much larger than needed a cache may be to be used once more
 
 
@@ -60,17 +62,32 @@ class Group:
 
 
 class Look:
-    """An answer that is on its way."""
+    """Who was running at a moment; the answer is on its way."""
 
-    def __init__(self, flags: Tensor, arrived: torch.cuda.Event | None) -> None:
-        self._flags, self._arrived = flags, arrived
+    def __init__(self, flags: Tensor) -> None:
+        self._flags = Download(flags)
 
     def seen(self) -> tuple[list[bool], bool]:
-        """Per slot whether it is running, and whether a number was not finite. Waits for the device."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        *alive, broken = self._flags.tolist()
+        """Per slot whether it was running, and whether a number was not finite. Waits for the answer."""
+        (flags,) = self._flags.wait()
+        *alive, broken = flags.tolist()
         return alive, broken
+
+
+class Quotes:
+    """What responses had said at a moment; the words are on their way."""
+
+    def __init__(self, counts: Tensor, token_ids: Tensor, logprobs: Tensor) -> None:
+        self._words = Download(counts, token_ids, logprobs)
+
+    def read(self) -> list[Said]:
+        """Of each. Waits for the words."""
+        return [
+            Said(token_ids[:count], logprobs[:count])
+            for count, token_ids, logprobs in zip(
+                *(part.tolist() for part in self._words.wait()), strict=True
+            )
+        ]
 
 
 class SlotDecoder:
@@ -128,7 +145,7 @@ class SlotDecoder:
             for group in groups
             for slot, limit in zip(group.slots, group.limits, strict=True)
         ]
-        slots, starts, counts, last, limits = torch.tensor(begun, device=self._token.device).unbind(1)
+        slots, starts, counts, last, limits = upload(torch.tensor(begun), self._token.device).unbind(1)
         self.cache.share({slot: group.prompt.number for group in groups for slot in group.slots})
         tokens = sum(one[2] for one in begun)
         self.cache.fill(groups[0].prompt.states, slots, starts, counts, tokens)
@@ -143,7 +160,7 @@ class SlotDecoder:
         """Say which slots the next steps are for; returns the size of the batch that will be computed."""
         size = self._batch_size(len(slots))
         rows = [*slots, *[self.cache.nobody] * (len(self._rows) - len(slots))]
-        self._rows.copy_(torch.tensor(rows))
+        self._rows.copy_(upload(rows, self._rows.device))
         return size
 
     def step(self, size: int) -> None:
@@ -162,23 +179,12 @@ class SlotDecoder:
 
     def look(self) -> Look:
         """Ask which slots are still running, and whether a number was not finite, after the steps so far."""
-        flags = torch.cat([self._alive, self._broken])
-        if not flags.is_cuda:
-            return Look(flags, None)
-        seen = flags.to("cpu", non_blocking=True)  # from here on whoever reads it waits for the event
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
-        return Look(seen, event)
+        return Look(torch.cat([self._alive, self._broken]))
 
-    def said(self, slots: Sequence[int]) -> list[Said]:
-        """What has been said in these slots."""
-        places = torch.tensor(slots, device=self._rows.device)
-        counts = self._count[places].tolist()
-        ids, logprobs = self._said_ids[places].tolist(), self._said_logprobs[places].tolist()
-        return [
-            Said(one_ids[:count], one_logprobs[:count])
-            for count, one_ids, one_logprobs in zip(counts, ids, logprobs, strict=True)
-        ]
+    def said(self, slots: Sequence[int]) -> Quotes:
+        """Ask what has been said in these slots; others may begin there at once."""
+        places = upload(slots, self._rows.device)
+        return Quotes(self._count[places], self._said_ids[places], self._said_logprobs[places])
 
     def reset(self, seed: int) -> None:
         """Nobody is running, and draws begin anew."""
@@ -192,10 +198,11 @@ class SlotDecoder:
             self._addresses = self._weight_addresses()
 
     def _batch_size(self, running: int) -> int:
-        """The next power of two, or half way to it, or everybody: few sizes, so few graphs are recorded."""
+        """A little more than are running, or everybody: few sizes, so few graphs are recorded."""
         size = 1 << (running - 1).bit_length()
-        if size >= FINE and running <= size * 3 // 4:
-            size = size * 3 // 4
+        if size > FINE:
+            quarter = size // 8  # of the doubling
+            size = -(-running // quarter) * quarter
         return min(size, self.in_use)
 
     def _weight_addresses(self) -> int:

@@ -20,6 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from hacrl.agents.attention import KERNEL_TYPES, Segments, has_kernel, packed_attention
 from hacrl.agents.footprint import SAMPLED_LOGIT_COPIES
 from hacrl.agents.ragged import asked_of_layers, can_be_ragged
+from hacrl.agents.upload import upload
 
 COPIED = 65_536  # tokens at a time: of a copy there is another copy in between
 FILLED = 0.8  # of the free memory: prompts are computed beside the cache
@@ -75,7 +76,7 @@ class SlotCache:
         first: dict[int, int] = {}
         everywhere = [self._prompts.get(slot, -1 - slot) for slot in range(self.slots + 1)]
         hosts = [first.setdefault(prompt, slot) for slot, prompt in enumerate(everywhere)]
-        self.hosts.copy_(torch.tensor(hosts))
+        self.hosts.copy_(upload(hosts, self.hosts.device))
 
     def forget(self) -> None:
         """Prompts are about to be numbered anew."""
