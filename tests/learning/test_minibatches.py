@@ -92,6 +92,18 @@ def test_a_sample_beyond_the_budget_goes_alone() -> None:
     assert [indices(batch) for batch in micro_batches(samples, 1)] == [[1], [0], [2]]
 
 
+def test_packed_micro_batches_are_as_few_as_can_be_and_about_equal() -> None:
+    samples = [made(i, prompt=1 + i, response=999 - i) for i in range(10)]  # 1,000 tokens each
+    for budget, sizes in {
+        9999: [5, 5],
+        10_000: [10],
+        4500: [4, 4, 2],
+        3500: [3, 3, 3, 1],
+        999: [1] * 10,
+    }.items():
+        assert [len(batch) for batch in micro_batches(samples, budget, packed=True)] == sizes
+
+
 def test_packed_samples_take_what_they_are_long_and_share_prompts() -> None:
     # prompt + response: 4+5, 1+2, 3+3, 4+1, 2+1, 1+1, of which the first and the fourth have the same prompt,
     # and so have the second and the last. By prompt, longest first: 4+5 and 1, 3+3, 1+2 and 1, 2+1.
@@ -99,8 +111,8 @@ def test_packed_samples_take_what_they_are_long_and_share_prompts() -> None:
     samples = [made(i, prompt=p, response=r) for i, (p, r) in enumerate(lengths)]
     # budget 12: 9 + 1 = 10, and 6 more do not fit; 6 + 3 + 1 = 10, and 3 more do not fit; 3
     assert [indices(batch) for batch in micro_batches(samples, 12, packed=True)] == [[0, 3], [2, 1, 5], [4]]
-    # budget 16: 10 + 6; 3 + 1 + 3
-    assert [indices(batch) for batch in micro_batches(samples, 16, packed=True)] == [[0, 3, 2], [1, 5, 4]]
+    # budget 16 makes two: 10 + 6 and 3 + 1 + 3, or rather 10 and 6 + 3 + 1 + 3
+    assert [indices(batch) for batch in micro_batches(samples, 16, packed=True)] == [[0, 3], [2, 1, 5, 4]]
     # budget 8: alone, its prompt is needed again; then 4 + 1, and 6 do not fit; ...
     assert [indices(batch) for batch in micro_batches(samples, 8, packed=True)] == [[0], [3], [2], [1, 5, 4]]
     assert batch_tokens(samples[:4], packed=True) == 4 + 5 + 1 + 2 + 3 + 3 + 1

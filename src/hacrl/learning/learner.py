@@ -128,7 +128,7 @@ class Learner:
         self.optimizer.zero_gradients()
         losses: list[float] = []
         results = ReadLater[PassResult](lambda result: losses.append(seen.record(result)))
-        for micro_batch in self._micro_batches(active):
+        for micro_batch in self._micro_batches(active, own_apart=number > 0):
             with (
                 self._budget.charged_to(micro_batch),
                 self._compiled(step.stats),
@@ -185,21 +185,23 @@ class Learner:
 
         passes = ReadLater(compare)
         for samples in needed:
-            for micro_batch in self._micro_batches(samples):
+            for micro_batch in self._budget.micro_batches(samples):
                 with self._budget.charged_to(micro_batch), self._compiled(stats), torch.no_grad():
                     logprobs_BT, _ = self._logprobs(micro_batch)
                     old.remember(micro_batch, logprobs_BT)
                 passes.add((micro_batch, Download(logprobs_BT)))
         passes.finish()
 
-    def _micro_batches(self, samples: Sequence[LearnerSample]) -> Iterator[list[LearnerSample]]:
-        """With a recomputed pi_old, own responses by themselves, as they were when it was computed.
+    def _micro_batches(
+        self, samples: Sequence[LearnerSample], own_apart: bool
+    ) -> Iterator[list[LearnerSample]]:
+        """With a pi_old recomputed beforehand, own responses by themselves, as they were then.
 
         In low precision a response's log-probability depends on what it is batched with, by as much as
         the clip range is wide; in equal batches the ratio is exactly 1 until the weights move.
         """
         parts = [samples]
-        if self._recomputes_old:
+        if own_apart and self._recomputes_old:
             parts = [[s for s in samples if s.is_own], [s for s in samples if not s.is_own]]
         for part in parts:
             yield from self._budget.micro_batches(part)

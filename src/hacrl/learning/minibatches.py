@@ -39,15 +39,32 @@ def minibatches(
 
 def micro_batches(
     samples: Sequence[LearnerSample], token_budget: int, packed: bool = False
-) -> Iterator[list[LearnerSample]]:
+) -> list[list[LearnerSample]]:
     """Groups that fit the budget, longest first: padded ones of similar length, packed ones by prompt.
 
     Longest first, so that running out of memory shows in the first forward pass, not in the last.
-    A sample longer than the budget goes alone.
+    A sample longer than the budget goes alone. Packed ones are as few as the budget allows and about equal:
+    a GPU has done a small one before Python has launched the next.
     """
+    if not packed:
+        return list(_cut(sorted(samples, key=sample_length, reverse=True), token_budget, packed))
+    in_order = _by_prompt(samples)
+    fewest = len(list(_cut(in_order, token_budget, packed)))
+    too_low, enough = 0, token_budget
+    while enough - too_low > max(1, token_budget // 256):
+        between = (too_low + enough) // 2
+        if len(list(_cut(in_order, between, packed))) > fewest:
+            too_low = between
+        else:
+            enough = between
+    return list(_cut(in_order, enough, packed))
+
+
+def _cut(in_order: Sequence[LearnerSample], most_tokens: int, packed: bool) -> Iterator[list[LearnerSample]]:
+    """Groups of neighbours, each as large as it may be."""
     batch: list[LearnerSample] = []
     tokens = 0
-    for sample in _by_prompt(samples) if packed else sorted(samples, key=sample_length, reverse=True):
+    for sample in in_order:
         if not batch:
             more = sample_length(sample)
         elif packed:  # a prompt that the one before has is there already
@@ -55,7 +72,7 @@ def micro_batches(
             more = len(sample.response_ids) + (0 if same else len(sample.prompt_ids))
         else:
             more = sample_length(batch[0])
-        if batch and tokens + more > token_budget:
+        if batch and tokens + more > most_tokens:
             yield batch
             batch, tokens, more = [], 0, sample_length(sample)
         batch.append(sample)

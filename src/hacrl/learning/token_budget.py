@@ -34,7 +34,7 @@ class TokenBudget:
         self.tokens = tokens
         self._agent = agent
 
-    def micro_batches(self, samples: Sequence[LearnerSample]) -> Iterator[list[LearnerSample]]:
+    def micro_batches(self, samples: Sequence[LearnerSample]) -> list[list[LearnerSample]]:
         """The samples in groups that fit."""
         return micro_batches(samples, self.tokens, has_fused_attention(self._agent.model))
 
