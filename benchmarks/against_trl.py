@@ -23,6 +23,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -45,10 +46,11 @@ def main() -> None:
     peak = _in_own_process("peak", work) if work.on_gpu else None
     flops = peak.learnt_flops if peak else None
     if options.learner_only:
+        learners = [side for side in ("hacrl learner", "trl") if _is_among(side, options.sides)]
         for checkpointing in (True,) if options.checkpointing else (False, True):
             this = replace(work, checkpointing=checkpointing)
             name = "gradient checkpointing" if checkpointing else "no gradient checkpointing"
-            found[name] = [_in_own_process(side, this) for side in ("hacrl learner", "trl")]
+            found[name] = [_in_own_process(side, this) for side in learners]
             print(f"\n{name}\n{update_table(this, found[name], flops)}", flush=True)
     else:
         for number in range(options.repeats):
@@ -59,6 +61,11 @@ def main() -> None:
         sides = {name: [asdict(side) for side in measured] for name, measured in found.items()}
         record = {"work": asdict(work), "matmul_flops": flops, "found": sides}
         options.json.write_text(json.dumps(record) + "\n")
+
+
+def _is_among(learner: str, sides: Sequence[str]) -> bool:
+    """Whether a side of that library was asked for."""
+    return any(side.split()[0] == learner.split()[0] for side in sides)
 
 
 def _in_own_process(side: str, work: Work) -> Measured:

@@ -13,7 +13,7 @@ from functools import partial
 import pytest
 import torch
 
-from hacrl.agents import compiled, logprobs, packing
+from hacrl.agents import compiled, logprobs, output_layer, packing
 from hacrl.agents.agent import Agent
 from hacrl.agents.ragged import can_be_ragged
 from hacrl.agents.shared_keys import Shared, backwards
@@ -115,6 +115,26 @@ def test_a_model_that_was_compiled_is_not_kept(monkeypatch) -> None:
     assert gone() is None
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_all_that_learning_needs_is_compiled_once(monkeypatch) -> None:
+    """It takes a minute for a real model: nothing is compiled that is not needed, and nothing twice."""
+    from torch._dynamo.utils import counters
+
+    pack(monkeypatch)
+    use_compiler(monkeypatch, partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setattr(output_layer, "MOST_COMPILED_LOGITS", 2000)  # several pieces
+    torch._dynamo.reset()
+    counters.clear()
+    agent = char_agent(layers=2)
+    can_be_ragged(agent.model)
+    settings = LearningSettings(lr=1e-2, compile=True)
+    learner = Learner(agent, make_method(HacpoSettings()), settings, SAMPLING)
+    given = [sample(agent, which % 5, ratio=1.0, advantage=1.0 - which % 3) for which in range(60)]
+    for count in (11, 60, 17):  # some always have the same prompt
+        assert learner.learn(given[:count], updates=1, seed=count).notes == []
+    assert counters["stats"]["unique_graphs"] == 2  # a layer and the output layer, forward and backward
+
+
 def test_small_models_are_not_compiled_unless_asked_for(monkeypatch) -> None:
     monkeypatch.setattr(compiled, "has_fused_attention", lambda model: True)
     model = char_agent().model
@@ -143,7 +163,7 @@ def test_what_cannot_be_compiled_is_said_and_done_without(monkeypatch) -> None:
 
 
 def test_a_trial_without_memory_says_nothing_of_the_model(monkeypatch) -> None:
-    def full(model) -> str | None:
+    def full(model, most_tokens) -> str | None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     expected = learn(fresh(False), compile=False)

@@ -9,22 +9,29 @@ import torch
 from hacrl.agents.compiled import compiled, decoder_layers
 from hacrl.agents.logprobs import packs, response_logprobs
 from hacrl.agents.out_of_memory import is_out_of_memory
+from hacrl.agents.output_layer import separate_head
 from hacrl.agents.ragged import ragged
 from hacrl.types import Sampling
 
+ENOUGH_TOKENS = 3_000  # torch compiles once for up to some 2,500 of them, and once more for any number above
+RESPONSE = (4, 5, 6, 7, 8) * 5
 
-def why_not_compiled(model: Any) -> str | None:
+
+def why_not_compiled(model: Any, most_tokens: int = ENOUGH_TOKENS) -> str | None:
     """What is in the way of compiling this model's layers, found out by trying; None if nothing is.
 
-    A compiler needs a C compiler and Triton, and it does not understand all that models are written in.
+    A compiler needs a C compiler and Triton, and it does not understand all that models are written in. What
+    is compiled is what learning needs, if that has as many tokens at a time as this may have.
     """
     if not decoder_layers(model):
         return f"{type(model).__name__} does not say which its layers are"
     shared = (1, 2, 3)
-    pairs = [(shared, (4, 5, 6, 7, 8)), (shared, (5, 6, 7)), ((2, 4), (6, 8))]
+    responses = max(1, min(most_tokens, ENOUGH_TOKENS) // len(RESPONSE))
+    pairs = [*[(shared, RESPONSE)] * responses, (shared, (5, 6, 7)), ((2, 4), (6, 8))]
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
-        packed = packs(model, pairs)  # found out by plain forward passes
+        packed = packs(model, pairs)  # found out by plain forward passes,
+        separate_head(model)  # and so is this
         with compiled(model), ragged(model, packed):
             logprobs, _ = response_logprobs(model, pairs, Sampling(8), model.device)
             torch.autograd.grad(logprobs.sum(), trained, allow_unused=True)

@@ -73,7 +73,15 @@ def logprobs_in_pieces(
     compute = compiled_if_wanted(_piece_logprobs)
     size = max(1, most_logits(sampling, is_compiled=compute is not _piece_logprobs) // vocabulary)
     pieces = [
-        checkpoint(compute, head, piece, targets, sampling, use_reentrant=False, preserve_rng_state=False)
+        checkpoint(
+            compute,
+            head,
+            piece.clone(),  # a view is compiled apart if it is all there is
+            targets.clone(),
+            sampling,
+            use_reentrant=False,
+            preserve_rng_state=False,
+        )
         for piece, targets in zip(torch.split(hidden_N, size), torch.split(targets_N, size), strict=True)
     ]
     return torch.cat(pieces)

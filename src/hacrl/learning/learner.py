@@ -212,7 +212,8 @@ class Learner:
         if self._compiles is None:
             wanted = worth_compiling(model) if self._settings.compile is None else self._settings.compile
             try:
-                problem = why_not_compiled(model) if wanted else None
+                with checkpointed_layers(model):  # as learning will
+                    problem = why_not_compiled(model, self._budget.tokens) if wanted else None
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
