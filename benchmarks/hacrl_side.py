@@ -40,7 +40,8 @@ from hacrl.types import LearnerSample, Sampling, VerifiedRollout
 class Watch(Observer):
     """Seconds of every step by phase, from the end of the one before, and what the last one held.
 
-    Learning is the learners' alone: exchange, advantages and retokenising are among the rest.
+    Rollouts, weights brought to engines included, are over when the last agent has answered: some may do so
+    side by side. Learning is the learners' alone: exchange, advantages and retokenising are among the rest.
     """
 
     def __init__(self) -> None:
@@ -48,6 +49,7 @@ class Watch(Observer):
         self.generated: dict[str, int] = {}  # agent -> tokens of the last step
         self.learnt: dict[str, list[tuple[int, int]]] = {}  # agent -> lengths of the last step
         self.begun = self.cpu = self.learning = 0.0
+        self.asking = 0.0  # seconds until all agents had answered
 
     def on_rollouts(self, step: int, agent: str, rollouts: Sequence[VerifiedRollout]) -> None:
         """Count tokens."""
@@ -56,6 +58,8 @@ class Watch(Observer):
     def on_phase(self, step: int, phase: Phase, agent: str) -> None:
         """Long steps show how far they are."""
         seconds = time.perf_counter() - self.begun
+        if phase == "verify":  # of the last agent: exchange is to come
+            self.asking = seconds
         print(f"step {step} {phase} {agent} after {seconds:.1f} s", file=sys.stderr, flush=True)
 
     def on_note(self, step: int, note: str) -> None:
@@ -67,11 +71,13 @@ class Watch(Observer):
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         now, cpu = time.perf_counter(), time.process_time()
-        step = {"rollout": 0.0, "verify": 0.0, "learn": self.learning}
-        for key, spent in seconds.items():
-            phase = key.split("/")[0]
-            if phase != "learn":
-                step["rollout" if phase == "sync" else phase] += spent
+        verify = sum(spent for key, spent in seconds.items() if key.startswith("verify/"))
+        last_verdicts = seconds[list(filter(lambda key: key.startswith("verify/"), seconds))[-1]]
+        step = {
+            "rollout": self.asking - (verify - last_verdicts),
+            "verify": verify,
+            "learn": self.learning,
+        }
         whole = now - self.begun
         step["rest"] = whole - sum(step.values())
         self.seconds.append({**step, "step": whole, "cpu": cpu - self.cpu})

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -130,9 +131,10 @@ class Judged:
         """See :class:`Side`."""
         with Judging(self._task) as judging:
             sampling = Sampling(work.new_tokens)
-            rollouts = self.engine.generate(problems, work.samples, sampling, seed, judging.take)
+            finished = partial(judging.take, "agent")
+            rollouts = self.engine.generate(problems, work.samples, sampling, seed, finished)
             last = time.perf_counter()
-            verified = judging.verdicts(rollouts)
+            verified = judging.verdicts("agent", rollouts)
             after = time.perf_counter() - last
         unreadable = sum(one.verdict.label not in ("correct", "wrong") for one in verified)
         if unreadable:

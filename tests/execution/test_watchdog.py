@@ -81,6 +81,17 @@ def test_movement_within_a_phase_counts_and_ends_a_stall(watched) -> None:
     assert "moved for 30 min" in watched.said[2]
 
 
+def test_agents_that_answer_side_by_side_are_both_named(watched) -> None:
+    for agent in ("qwen", "llama"):
+        watched.dog.on_phase(7, "rollout", agent)
+    assert watched.wait(31) == 1
+    assert "in the responses of qwen and llama (rollout, step 7), which began 31 min" in watched.said[0]
+    watched.dog.on_phase(7, "verify", "qwen")
+    watched.dog.on_phase(7, "rollout", "llama")
+    watched.wait(31)
+    assert "in the responses of llama (rollout, step 7)" in watched.said[-1]
+
+
 def test_every_event_is_a_movement_but_a_note(watched) -> None:
     events = [
         lambda: watched.dog.on_phase(1, "learn", "qwen"),

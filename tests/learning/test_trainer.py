@@ -39,6 +39,28 @@ def test_everybody_answers_before_anybody_learns(runs: Runs) -> None:
             assert run.of(name)[step - 1]["policy_version"] == 4 * step
 
 
+def test_engines_apart_answer_side_by_side_and_nothing_else_changes(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_by_one = runs("char", "twin", "pair", steps=2)
+    is_apart = property(lambda engine: engine.agent.name != "twin")
+    monkeypatch.setattr(TransformersEngine, "is_apart", is_apart)
+    run = runs("char", "twin", "pair", steps=2)
+    phases = [(phase, agent) for at, phase, agent in run.watcher.phases if at == 1 and phase != "learn"]
+    assert phases == [
+        ("rollout", "char"),
+        ("rollout", "pair"),
+        ("verify", "char"),
+        ("verify", "pair"),
+        ("rollout", "twin"),
+        ("verify", "twin"),
+    ]
+    assert run.metrics_text == one_by_one.metrics_text
+    assert run.watcher.rollouts == one_by_one.watcher.rollouts
+    for name in ("char", "twin", "pair"):
+        assert_same_weights(run.weights(name), one_by_one.weights(name))
+
+
 @pytest.mark.parametrize(
     ("method", "learning", "updates"),
     [

@@ -70,7 +70,7 @@ def test_progress(terminal: bool) -> None:
     on = console(terminal)
     with RunProgress(EVERYTHING, names, 2, on) as progress:
         progress.on_phase(1, "rollout", names[0])
-        progress.on_step(step, {f"rollout/{name}": 1.0 for name in names})
+        progress.on_step(step, {"whole": 2.0, **{f"rollout/{name}": 1.0 for name in names}})
         progress.on_evaluation(1, {name: Accuracy(0.5, 0.1, 2, 1) for name in names})
         progress.on_note(1, f"a note on {EVERYTHING}")
     assert controls(printed(on)) == []

@@ -155,6 +155,22 @@ def test_the_live_table_of_a_resumed_run_in_80_columns() -> None:
     assert shown.table()[0].endswith("about 13:20 left")
 
 
+def test_agents_that_answer_side_by_side_are_both_shown() -> None:
+    shown = Shown(terminal=True)
+    shown.progress.on_phase(1, "sync", "llama")
+    shown.progress.on_phase(1, "rollout", "qwen")
+    shown.progress.on_phase(1, "rollout", "llama")
+    for agent in ("qwen", "llama", "qwen"):
+        shown.progress.on_response(agent)
+    shown.clock.now += 5
+    *_, qwen, llama = shown.table()
+    assert qwen.split() == ["qwen", "answering", "2", "·", "0:05"]
+    assert llama.split() == ["llama", "answering", "1", "·", "0:05"]
+    shown.progress.on_phase(1, "verify", "qwen")
+    *_, qwen, llama = shown.table()
+    assert (qwen.split(), llama.split()) == (["qwen", "being", "judged", "·", "0:00"], ["llama"])
+
+
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_no_line_is_longer_than_the_terminal_and_every_agent_keeps_its_name(width: int) -> None:
     shown = Shown(terminal=True, steps=100_000, width=width)

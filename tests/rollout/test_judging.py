@@ -46,9 +46,9 @@ def test_a_response_is_judged_before_the_next_one_has_come() -> None:
     task = Watched(singly=True)
     with Judging(task) as judging:
         for place in (3, 0, 5, 1, 4, 2):  # as they happen to end
-            judging.take(place, SAID[place])
+            judging.take("ada", place, SAID[place])
             assert task.judged.acquire(timeout=SECONDS)  # judged while generation goes on
-        verified = judging.verdicts(SAID)
+        verified = judging.verdicts("ada", SAID)
     assert task.batches == [[SAID[place]] for place in (3, 0, 5, 1, 4, 2)]
     assert threading.get_ident() not in task.threads
     assert verified == verify_rollouts(SevensTask(), SAID)
@@ -59,20 +59,34 @@ def test_responses_that_come_at_once_are_judged_each_once() -> None:
     task = Watched(singly=True)
     with Judging(task) as judging:
         for place in reversed(range(6)):
-            judging.take(place, SAID[place])
-        verified = judging.verdicts(SAID)
+            judging.take("ada", place, SAID[place])
+        verified = judging.verdicts("ada", SAID)
     assert [v.rollout for v in verified] == SAID
     assert [v.reward for v in verified] == [1, 0, 0, 1, 1, 0]
     assert sorted(r.text for batch in task.batches for r in batch) == sorted(r.text for r in SAID)
 
 
-def test_a_reward_function_sees_all_responses_at_once() -> None:
+def test_agents_that_answer_side_by_side_are_told_apart() -> None:
+    task = Watched(singly=True)
+    with Judging(task) as judging:
+        for place in range(3):
+            judging.take("bob", place, SAID[place + 3])
+            judging.take("ada", place, SAID[place])
+        verified = {
+            agent: judging.verdicts(agent, said) for agent, said in (("ada", SAID[:3]), ("bob", SAID[3:]))
+        }
+    assert [v.reward for v in verified["ada"]] == [1, 0, 0]
+    assert [v.reward for v in verified["bob"]] == [1, 1, 0]
+    assert len(task.threads) == 1
+
+
+def test_a_reward_function_sees_all_responses_of_an_agent_at_once() -> None:
     task = Watched(singly=False)
     with Judging(task) as judging:
         for place, one in enumerate(SAID):
-            judging.take(place, one)
+            judging.take("ada", place, one)
         assert task.batches == []
-        verified = judging.verdicts(SAID)
+        verified = judging.verdicts("ada", SAID)
     assert task.batches == [SAID]
     assert task.threads == {threading.get_ident()}
     assert [v.reward for v in verified] == [1, 0, 0, 1, 1, 0]
@@ -81,7 +95,7 @@ def test_a_reward_function_sees_all_responses_at_once() -> None:
 def test_an_engine_that_tells_nothing_is_judged_all_the_same() -> None:
     task = Watched(singly=True)
     with Judging(task) as judging:
-        assert [v.reward for v in judging.verdicts(SAID)] == [1, 0, 0, 1, 1, 0]
+        assert [v.reward for v in judging.verdicts("ada", SAID)] == [1, 0, 0, 1, 1, 0]
         assert task.batches == [SAID]
 
 
@@ -97,15 +111,15 @@ def test_an_error_of_the_task_is_raised_where_verdicts_are_asked_for(singly: boo
     task = Failing(singly)
     with Judging(task) as judging:
         for place, one in enumerate(SAID):
-            judging.take(place, one)  # an engine's loop is not disturbed
+            judging.take("ada", place, one)  # an engine's loop is not disturbed
             assert not (singly and place == 0) or task.judged.acquire(timeout=SECONDS)
         with pytest.raises(TaskError, match="17 cannot be judged"):
-            judging.verdicts(SAID)
+            judging.verdicts("ada", SAID)
 
 
 def test_leaving_early_leaves_no_thread() -> None:
     def take_and_fail(judging: Judging) -> None:
-        judging.take(0, SAID[0])
+        judging.take("ada", 0, SAID[0])
         raise KeyboardInterrupt
 
     task = Watched(singly=True)
@@ -123,16 +137,16 @@ def test_a_real_reward_function_is_called_once_and_a_real_verifier_judges_ahead(
 
     with Judging(RewardTask(functions=longest, train=[{"prompt": "1:"}])) as judging:
         for place, one in enumerate(SAID):
-            judging.take(place, one)
-        assert [v.reward for v in judging.verdicts(SAID)] == [0, 0, 0, 0, 1, 0]
+            judging.take("ada", place, one)
+        assert [v.reward for v in judging.verdicts("ada", SAID)] == [0, 0, 0, 0, 1, 0]
     assert calls == [[one.text for one in SAID]]
 
     arithmetic = make_task(TaskSettings(name="arithmetic"))
     problem = arithmetic.train[0]
     answers = [replace(SAID[0], problem=problem, text=text) for text in (f"#{problem.answer}", "#0")]
     with Judging(arithmetic) as judging:
-        judging.take(1, answers[1])
-        judging.take(0, answers[0])
-        assert judging.verdicts(answers) == verify_rollouts(arithmetic, answers)
+        judging.take("ada", 1, answers[1])
+        judging.take("ada", 0, answers[0])
+        assert judging.verdicts("ada", answers) == verify_rollouts(arithmetic, answers)
     assert arithmetic.judges_singly
     arithmetic.close()

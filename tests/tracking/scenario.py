@@ -22,7 +22,7 @@ from hacrl.types import Problem, Rollout, Turn, Verdict, VerifiedRollout
 AGENTS = ("qwen", "llama")
 # What Markdown and HTML would eat: a heading, a tag, emphasis, a fence, a table, an entity, a blank line.
 NASTY = "<think>#42 *a* _b_</think>\n\n```py\nx\n```\n# head\n|a|b|\n|-|-|\n&lt; $x^2$ </pre> \\(y\\) ~~~"
-SECONDS = {"rollout/qwen": 0.5, "learn/llama": 0.25}
+SECONDS = {"rollout/qwen": 0.5, "learn/llama": 0.25, "whole": 0.75}
 
 
 def config(tmp_path: Path, *trackers: str, **changes: Any) -> RunConfig:

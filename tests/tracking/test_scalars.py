@@ -23,8 +23,8 @@ def test_nothing_of_a_report_is_lost():
         return isinstance(value, int | float)
 
     written = sum(numbers(asdict(agent)) for agent in report(1).agents.values())
-    # 6 kinds of verdicts, of which each agent's report counts 2; 2 times
-    assert len(step_scalars(report(1), SECONDS)) == written + 2 * (6 - 2) + 2
+    # 6 kinds of verdicts, of which each agent's report counts 2; 3 times
+    assert len(step_scalars(report(1), SECONDS)) == written + 2 * (6 - 2) + 3
 
 
 def test_what_was_not_measured_is_no_zero():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -120,3 +120,47 @@ def test_a_run_uses_a_server_that_is_already_there(server: Server, tmp_path: Pat
     assert watcher.processes == set()
     check_run(tmp_path / "run", watcher, "gloo", 2)
     assert server.engine(engine_agent()).prepare().policy_version == 0  # it is still there afterwards
+
+
+class Phases(Observer):
+    """Remembers phases in order; in the first step one engine dies as soon as a response has come."""
+
+    def __init__(self, folder: Path, victim: str) -> None:
+        self.folder, self.victim = folder, victim
+        self.order: list[tuple[int, str, str]] = []
+        self.killed = False
+
+    def on_phase(self, step: int, phase: str, agent: str) -> None:
+        self.order.append((step, phase, agent))
+
+    def on_response(self, agent: str) -> None:
+        if not self.killed and self.order[-1] == (1, "rollout", "right"):
+            self.killed = True
+            for server in servers_of(self.folder / "engines" / self.victim):
+                server.kill()
+
+
+def test_two_engines_answer_side_by_side_and_one_that_dies_comes_back(
+    vllm_python: str, tmp_path: Path
+) -> None:
+    for name, pairs in (("left", False), ("right", True)):
+        engine_agent(name, seed=pairs, pairs=pairs).save(tmp_path / name)
+    vllm = VllmSettings(python=vllm_python, kv_cache_gib=0.1, max_sequences=2)
+    left, right = (
+        AgentSettings(name=name, model=str(tmp_path / name), engine="vllm", vllm=vllm)
+        for name in ("left", "right")
+    )
+    base = hacpo_run(tmp_path, left, "", 2)
+    config = replace(base, agents=(left, right), evaluation=EvaluationSettings(problems=0))
+    phases = Phases(tmp_path / "run", victim="left")
+    run_locally(config, [phases], task=SevensTask())
+    asked = [(phase, agent) for step, phase, agent in phases.order if step == 2 and phase != "save"]
+    agents = ("left", "right")
+    assert asked == [(phase, agent) for phase in ("sync", "rollout", "verify", "learn") for agent in agents]
+    metrics = lines(tmp_path / "run" / "metrics.jsonl")
+    assert [step["agents"]["left"]["engine"]["restarts"] for step in metrics] == [0, 1]
+    assert [step["agents"]["right"]["engine"]["restarts"] for step in metrics] == [0, 0]
+    for step in metrics:
+        for agent in agents:
+            assert step["agents"][agent]["learning"]["sampler_gap"] < 1e-4
+            assert step["agents"][agent]["learning"]["sources"].keys() == set(agents)

@@ -39,6 +39,8 @@ class _Place:
 
     words: str
     since: float
+    phase: Phase | None = None
+    agents: tuple[str, ...] = ()  # that it is the phase of
 
 
 class Watchdog(Observer):
@@ -86,7 +88,10 @@ class Watchdog(Observer):
     def on_phase(self, step: int, phase: Phase, agent: str) -> None:
         """Work of one kind begins for one agent."""
         when = f"step {step}" if step else "before the first step"
-        self._place = _Place(f"{_DOING[phase]} of {agent} ({phase}, {when})", self._clock())
+        together = self._place.phase == phase == "rollout"  # side by side; otherwise verdicts come in between
+        agents = (*self._place.agents, agent) if together else (agent,)
+        words = f"{_DOING[phase]} of {' and '.join(agents)} ({phase}, {when})"
+        self._place = _Place(words, self._clock(), phase, agents)
         self._event()
 
     def on_rollouts(self, step: int, agent: str, rollouts: Sequence[VerifiedRollout]) -> None:

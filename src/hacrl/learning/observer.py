@@ -16,7 +16,10 @@ class Observer:
     """Does nothing; subclasses override what they care about."""
 
     def on_phase(self, step: int, phase: Phase, agent: str) -> None:
-        """Work of one kind begins for one agent. Step 0 is before training."""
+        """Work of one kind begins for one agent. Step 0 is before training.
+
+        Agents that answer side by side begin one right after the other.
+        """
 
     def on_response(self, agent: str) -> None:
         """One response of an agent has ended; others are still under way."""
@@ -25,7 +28,10 @@ class Observer:
         """All of one agent's verified rollouts of a step."""
 
     def on_step(self, report: StepReport, seconds: Mapping[str, float]) -> None:
-        """A step is done; ``seconds`` by "phase/agent"."""
+        """A step is done; ``seconds`` by "phase/agent", and of the "whole" step in this process.
+
+        Phases of agents that answer side by side overlap.
+        """
 
     def on_evaluation(self, step: int, accuracies: Mapping[str, Accuracy]) -> None:
         """Every agent was evaluated after ``step`` steps."""

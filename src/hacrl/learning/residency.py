@@ -76,6 +76,10 @@ class Residency:
             agent.name, agent.model, learner.optimizer, transfers, weights
         )
 
+    def keeps_weights(self, name: str) -> bool:
+        """Whether the agent's weights are always on its device."""
+        return name not in self._residents or self._residents[name].weights is None
+
     def to_generate(self, name: str) -> None:
         """The agent's weights are needed, nobody's optimizer."""
         self._make_room(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,8 @@ from hacrl.learning.residency import Residency
 from hacrl.learning.samples import LearnerSamples
 from hacrl.learning.step_under_way import StepUnderWay
 from hacrl.learning.trainer_state import TrainerState
-from hacrl.rollout.engine import EngineReport, RolloutEngine
+from hacrl.rollout.engine import EngineReport, Finished, RolloutEngine
+from hacrl.rollout.side_by_side import answers
 from hacrl.rollout.verified import Judging
 from hacrl.seeding import derive_seed
 from hacrl.tasks.base import Task
@@ -97,11 +98,12 @@ class Trainer:
 
     def step(self, step: int) -> StepReport:
         """All agents answer the same problems with frozen policies; then each learns from all answers."""
+        begun = time.perf_counter()
         done = self._begin(step)
         problems = self._stream.batch(step - 1)
+        for together in self._turns([one for one in self.active if one.name not in done.rollouts]):
+            done.rollouts.update(self._ask(together, problems, step))
         for participant in self.active:
-            if participant.name not in done.rollouts:
-                done.rollouts[participant.name] = self._ask(participant, problems, step)
             self._exchange.publish(step, participant.name, done.rollouts[participant.name])
         groups = self._exchange.collect(step, [participant.name for participant in self.active])
         rewards = _rewards_by_agent(groups)
@@ -114,6 +116,7 @@ class Trainer:
                 done.learnt[learner.name] = self._teach(learner, samples, step)
         report = self._report(step, groups, done.learnt)
         self._end(done)
+        self._seconds["whole"] = time.perf_counter() - begun
         self._observer.on_step(report, dict(self._seconds))  # theirs to keep: an evaluation adds to ours
         return report
 
@@ -194,21 +197,43 @@ class Trainer:
             for agent, rollouts in begun.rollouts.items():
                 self._observer.on_rollouts(begun.step, agent, rollouts)
 
-    def _ask(self, participant: Participant, problems: Sequence[Problem], step: int) -> list[VerifiedRollout]:
-        seed = derive_seed(self._seed, "rollout", participant.name, step)
-        samples = participant.rollouts_per_prompt
+    def _turns(self, participants: Sequence[Participant]) -> list[list[Participant]]:
+        """Who is asked at a time: all whose engines compute apart together, then the others one by one."""
+        apart = [
+            one for one in participants if one.engine.is_apart and self.residency.keeps_weights(one.name)
+        ]
+        taken = {one.name for one in apart}
+        one_by_one = [[one] for one in participants if one.name not in taken]
+        return [apart, *one_by_one] if apart else one_by_one
 
-        def on_finished(place: int, rollout: Rollout) -> None:
-            judging.take(place, rollout)
-            self._observer.on_response(participant.name)
+    def _ask(
+        self, together: Sequence[Participant], problems: Sequence[Problem], step: int
+    ) -> dict[str, list[VerifiedRollout]]:
+        """All answer at the same time, and are judged while they do."""
 
+        def question(asked: Participant, on_finished: Finished) -> list[Rollout]:
+            seed = derive_seed(self._seed, "rollout", asked.name, step)
+            samples = asked.rollouts_per_prompt
+            return asked.engine.generate(problems, samples, self._sampling, seed, on_finished)
+
+        def on_finished(agent: str, place: int, rollout: Rollout) -> None:
+            judging.take(agent, place, rollout)
+            self._observer.on_response(agent)
+
+        verified = {}
         with Judging(self._task) as judging:
-            with self._engine(participant, step) as engine, self._phase(step, "rollout", participant.name):
-                rollouts = engine.generate(problems, samples, self._sampling, seed, on_finished)
-                self._pass_on(step, engine.take_notes())
-            with self._phase(step, "verify", participant.name):
-                verified = judging.verdicts(rollouts)
-        self._observer.on_rollouts(step, participant.name, verified)
+            with ExitStack() as at_work:
+                for one in together:
+                    at_work.enter_context(self._engine(one, step))
+                for one in together:
+                    at_work.enter_context(self._phase(step, "rollout", one.name))
+                said = answers({one.name: partial(question, one) for one in together}, on_finished)
+                for one in together:
+                    self._pass_on(step, one.engine.take_notes())
+            for name, rollouts in said.items():
+                with self._phase(step, "verify", name):
+                    verified[name] = judging.verdicts(name, rollouts)
+                self._observer.on_rollouts(step, name, verified[name])
         return verified
 
     def _samples(self, learner: Participant, groups: Sequence[PromptGroup], step: int) -> LearnerSamples:

@@ -55,8 +55,8 @@ class RunProgress(Observer):
         self._clock = clock
         self._pace = Pace(steps, first_step, clock)
         self._began = self._phase_began = clock()
-        self._doing: tuple[str, str] = ("", "")  # agent, and what it does
-        self._ended_responses = 0  # in the present phase
+        self._phase: tuple[int, Phase] | None = None  # of a step
+        self._ended_responses: dict[str, int] = {}  # in the present phase, by those at work
         self._paused: set[str] = set()
         self._tokens: dict[str, int] = {}  # generated in the step under way
         self._speeds: dict[str, float] = {}  # tokens per second of the last step
@@ -79,13 +79,15 @@ class RunProgress(Observer):
 
     def on_phase(self, step: int, phase: Phase, agent: str) -> None:
         """Show who is at work."""
-        self._doing, self._phase_began, self._ended_responses = (agent, _DOING[phase]), self._clock(), 0
+        side_by_side = self._phase == (step, phase) == (step, "rollout")  # else verdicts come in between
+        self._ended_responses = {**self._ended_responses, agent: 0} if side_by_side else {agent: 0}
+        self._phase, self._phase_began = (step, phase), self._clock()
         if phase not in ("evaluate", "save"):
             self._pace.step_begins()
 
     def on_response(self, agent: str) -> None:
         """One more response of the phase has ended."""
-        self._ended_responses += 1
+        self._ended_responses[agent] = self._ended_responses.get(agent, 0) + 1
 
     def on_rollouts(self, step: int, agent: str, rollouts: Sequence[VerifiedRollout]) -> None:
         """Count an agent's tokens."""
@@ -93,7 +95,7 @@ class RunProgress(Observer):
 
     def on_step(self, report: StepReport, seconds: Mapping[str, float]) -> None:
         """Move the bar; off a terminal, print a line."""
-        self._pace.step_ends(report.step, sum(seconds.values()))
+        self._pace.step_ends(report.step, seconds["whole"])
         for name, agent in report.agents.items():
             self._rewards[name].append(agent.rollout.reward)
         self._paused = set(self._agents) - set(report.agents)
@@ -103,7 +105,7 @@ class RunProgress(Observer):
         self._speeds = {name: self._tokens[name] / spent[name] for name in spent if spent[name] > 0}
         self._tokens = {}
         if not self._console.is_terminal:
-            self._print(self._step_line(report, sum(seconds.values())))
+            self._print(self._step_line(report, seconds["whole"]))
 
     def on_evaluation(self, step: int, accuracies: Mapping[str, Accuracy]) -> None:
         """Keep the newest accuracies; off a terminal, print a line."""
@@ -180,11 +182,11 @@ class RunProgress(Observer):
         return table
 
     def _now(self, name: str) -> str:
-        agent, doing = self._doing
-        if agent != name:
+        phase, ended = self._phase, self._ended_responses.get(name)  # this runs in the display's thread
+        if phase is None or ended is None:
             return "paused" if name in self._paused else ""
-        count = f" {self._ended_responses}" if self._ended_responses else ""
-        return f"{doing}{count} · {duration(self._clock() - self._phase_began)}"
+        count = f" {ended}" if ended else ""
+        return f"{_DOING[phase[1]]}{count} · {duration(self._clock() - self._phase_began)}"
 
 
 def _listed(heading: str, values: Mapping[str, str]) -> str:

@@ -29,6 +29,11 @@ class RolloutEngine(Protocol):
         """Whether it computes with the learner's own tensors, so that it is always at the agent's policy."""
         ...
 
+    @property
+    def is_apart(self) -> bool:
+        """Whether it computes with memory of its own, beside whatever else goes on, in any thread."""
+        ...
+
     def prepare(self) -> EngineReport | None:
         """Be ready to generate with the agent's policy as it is now."""
         ...

@@ -152,9 +152,9 @@ class SlotDecoder:
         self._token[slots] = last
         self._prompt[slots] = counts
         self._position[slots] = counts
-        self._count[slots] = 0
         self._limit[slots] = limits
-        self._alive[slots] = True
+        self._count.index_fill_(0, slots, 0)  # to assign a plain number would wait for the device
+        self._alive.index_fill_(0, slots, True)
 
     def work_on(self, slots: Sequence[int]) -> int:
         """Say which slots the next steps are for; returns the size of the batch that will be computed."""

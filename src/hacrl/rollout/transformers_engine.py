@@ -55,6 +55,11 @@ class TransformersEngine:
         """Yes: it is the learner's model."""
         return True
 
+    @property
+    def is_apart(self) -> bool:
+        """No: it computes where learners do."""
+        return False
+
     def prepare(self) -> None:
         """Always ready."""
 

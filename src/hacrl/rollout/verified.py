@@ -10,6 +10,8 @@ from types import TracebackType
 from hacrl.tasks.base import Task
 from hacrl.types import Rollout, Verdict, VerifiedRollout
 
+_Place = tuple[str, int]  # agent, and place in its engine's answer
+
 
 def verify_rollouts(task: Task, rollouts: Sequence[Rollout]) -> list[VerifiedRollout]:
     """Every rollout with the task's verdict."""
@@ -20,35 +22,38 @@ def verify_rollouts(task: Task, rollouts: Sequence[Rollout]) -> list[VerifiedRol
 class Judging:
     """Judges responses while others are still being generated, if the task judges each by itself.
 
-    Hand :meth:`take` to an engine, then ask for the verdicts. A reward function sees all responses at once,
-    as its author expects, so nothing is judged before the last one is there.
+    Tell it of each response that an engine has finished, then ask for the verdicts, agent by agent. A reward
+    function sees all responses of an agent at once, as its author expects, so nothing is judged before the
+    last one is there.
     """
 
     def __init__(self, task: Task) -> None:
         self._task = task
         self._ahead = bool(getattr(task, "judges_singly", False))
-        self._waiting: queue.SimpleQueue[tuple[int, Rollout] | None] = queue.SimpleQueue()
-        self._verdicts: dict[int, Verdict] = {}
+        self._waiting: queue.SimpleQueue[tuple[_Place, Rollout] | None] = queue.SimpleQueue()
+        self._verdicts: dict[_Place, Verdict] = {}
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
 
-    def take(self, place: int, rollout: Rollout) -> None:
-        """A response has ended."""
+    def take(self, agent: str, place: int, rollout: Rollout) -> None:
+        """A response of an agent has ended; its place is that in the engine's answer."""
         if not self._ahead:
             return
         if self._thread is None:
             self._thread = threading.Thread(target=self._judge, name="hacrl-judging", daemon=True)
             self._thread.start()
-        self._waiting.put((place, rollout))
+        self._waiting.put(((agent, place), rollout))
 
-    def verdicts(self, rollouts: Sequence[Rollout]) -> list[VerifiedRollout]:
-        """All rollouts in order; those not judged yet are judged now."""
+    def verdicts(self, agent: str, rollouts: Sequence[Rollout]) -> list[VerifiedRollout]:
+        """All of an agent's, in order; what is not judged yet is judged now. Nothing is taken any more."""
         self._finish()
         if self._error is not None:
             raise self._error
         if not self._verdicts:
             return verify_rollouts(self._task, rollouts)
-        return [VerifiedRollout(rollout, self._verdicts[place]) for place, rollout in enumerate(rollouts)]
+        return [
+            VerifiedRollout(rollout, self._verdicts[agent, place]) for place, rollout in enumerate(rollouts)
+        ]
 
     def _judge(self) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,10 @@ from hacrl.rollout.vllm.transports import Transport, make_transport
 from hacrl.rollout.vllm.weights import exported_weights
 from hacrl.seeding import derive_seed
 from hacrl.types import Problem, Rollout, Sampling
+
+# engines that answer side by side may die side by side; they start with environments of their own, and
+# measure how much memory is free
+_ONE_AT_A_TIME = threading.Lock()
 
 
 class VllmEngine:
@@ -52,17 +57,23 @@ class VllmEngine:
         """No: weights are brought to it."""
         return False
 
+    @property
+    def is_apart(self) -> bool:
+        """Unless its memory is others' while it sleeps."""
+        return not self.backend.can_sleep
+
     def prepare(self) -> EngineReport:
         """Start the engine if it is not there, and bring it to the agent's policy if it is not at it."""
         if self._report is not None and self._report.policy_version == self.agent.policy_version:
             return self._report
-        for attempt in range(self._settings.restarts + 1):
-            try:
-                self._start()
-                self._report = self._synchronise()
-                return self._report
-            except EngineLostError as error:
-                self._lost(error, last=attempt == self._settings.restarts)
+        with _ONE_AT_A_TIME:
+            for attempt in range(self._settings.restarts + 1):
+                try:
+                    self._start()
+                    self._report = self._synchronise()
+                    return self._report
+                except EngineLostError as error:
+                    self._lost(error, last=attempt == self._settings.restarts)
         raise AssertionError("unreachable")
 
     def generate(
