@@ -126,7 +126,7 @@ def _work(options: argparse.Namespace) -> Work:
         checkpointing=options.checkpointing,
         engine=options.engine,
         vllm_memory=options.vllm_memory,
-        vllm_sleep=not options.trl_vllm_awake,
+        vllm_sleep=not options.vllm_awake,
         engine_args=options.engine_args,
         side_by_side=options.max_batch,
         hacrl_tokens=options.hacrl_tokens,
@@ -158,7 +158,7 @@ def _options() -> argparse.Namespace:
     add("--sides", nargs="+", choices=SIDES, default=SIDES)
     add("--engine", choices=["transformers", "vllm"], default="transformers", help="of both sides")
     add("--vllm-memory", type=float, default=0.3, help="share of the GPU for one vLLM engine")
-    add("--trl-vllm-awake", action="store_true", help="TRL's vLLM engine keeps its memory while learning")
+    add("--vllm-awake", action="store_true", help="vLLM engines keep their memory while agents learn")
     add("--engine-args", type=json.loads, default={}, help="JSON, further arguments of hacrl's vLLM engines")
     add("--trl-dtype", choices=["bfloat16", "float32"], default="bfloat16", help="TRL's weights on a GPU")
     add("--trl-generation", type=json.loads, default={}, help="JSON, further generation options of TRL")

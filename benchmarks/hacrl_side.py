@@ -138,6 +138,7 @@ def run_config(work: Work, folders: list[Path], method: str, output: Path) -> Ru
                 "engine": work.engine,
                 "vllm": {
                     "memory": work.vllm_memory,
+                    **({} if work.vllm_sleep else {"sleep": False}),
                     "max_sequences": work.responses,
                     "engine_args": work.engine_args,
                 },
