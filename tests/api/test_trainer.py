@@ -103,7 +103,9 @@ def test_callbacks_see_everything_in_order(models, tmp_path):
         *[("save", 1, agent) for agent in models],
         ("end",),
     ]
-    assert {key.partition("/")[0] for key in spy.seconds} == {"rollout", "verify", "learn"}  # the step's own
+    phases = {"rollout", "verify", "learn"}  # the step's own
+    assert {key.partition("/")[0] for key in spy.seconds} == phases | {"whole"}
+    assert spy.seconds["whole"] > sum(seconds for key, seconds in spy.seconds.items() if key != "whole")
 
 
 def test_stop_ends_after_the_step_and_saves(models, tmp_path):

@@ -9,11 +9,12 @@ from dataclasses import replace
 import pytest
 
 from hacrl.errors import TaskError
-from hacrl.rollout.verified import Judging, verify_rollouts
+from hacrl.rollout.transformers_engine import TransformersEngine
+from hacrl.rollout.verified import Judging, ask_and_judge, verify_rollouts
 from hacrl.tasks.registry import make_task
 from hacrl.tasks.rewards import RewardTask
 from hacrl.tasks.settings import TaskSettings
-from hacrl.types import Rollout, Verdict
+from hacrl.types import Rollout, Sampling, Verdict
 from tests.support.rollouts import rollout
 from tests.support.sevens import SevensTask
 from tests.support.tiny import char_agent
@@ -150,3 +151,21 @@ def test_a_real_reward_function_is_called_once_and_a_real_verifier_judges_ahead(
         assert judging.verdicts("ada", answers) == verify_rollouts(arithmetic, answers)
     assert arithmetic.judges_singly
     arithmetic.close()
+
+
+def test_an_evaluation_is_judged_while_it_goes_on() -> None:
+    """An engine that goes on when its first response has been judged, and no earlier."""
+    task = Watched(singly=True)
+    told: list[int] = []
+
+    class Patient(TransformersEngine):
+        def generate(self, problems, samples_per_prompt, sampling, seed, on_finished=None):
+            for place, one in enumerate(SAID):
+                on_finished(place, one)
+                assert task.judged.acquire(timeout=SECONDS)
+            return list(SAID)
+
+    verified = ask_and_judge(Patient(AGENT), task, [], 6, Sampling(4), 0, lambda place, _: told.append(place))
+    assert [v.reward for v in verified] == [1, 0, 0, 1, 1, 0]
+    assert told == list(range(6))
+    assert threading.get_ident() not in task.threads

@@ -13,11 +13,13 @@ class Download:
     """
 
     def __init__(self, *tensors: Tensor) -> None:
+        """All are on the same device."""
+        device = tensors[0].device
         self._here = tuple(tensor.detach().to("cpu", non_blocking=True) for tensor in tensors)
         self._arrived: torch.cuda.Event | None = None
-        if any(tensor.is_cuda for tensor in tensors):
+        if device.type == "cuda":
             self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._arrived.record()
+            self._arrived.record(torch.cuda.current_stream(device))  # the current device may be another
 
     def wait(self) -> tuple[Tensor, ...]:
         """In this machine's memory."""

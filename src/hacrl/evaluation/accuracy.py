@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hacrl.rollout.engine import Finished, RolloutEngine
-from hacrl.rollout.verified import verify_rollouts
+from hacrl.rollout.verified import ask_and_judge
 from hacrl.tasks.base import Task
 from hacrl.types import Problem, Sampling
 
@@ -41,6 +41,6 @@ def evaluate(
     on_finished: Finished | None = None,
 ) -> Accuracy:
     """Ask one agent every problem ``samples`` times."""
-    verified = verify_rollouts(task, engine.generate(problems, samples, sampling, seed, on_finished))
+    verified = ask_and_judge(engine, task, problems, samples, sampling, seed, on_finished)
     rewards = [one.reward for one in verified]
     return accuracy_of([rewards[i : i + samples] for i in range(0, len(rewards), samples)])

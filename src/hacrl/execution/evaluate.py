@@ -33,7 +33,7 @@ from hacrl.execution.exams import OWN_TASK, ExamMaker, split_names
 from hacrl.execution.hub import cache_only_if_unreachable, data_needs_hub
 from hacrl.execution.preflight import check_device
 from hacrl.rollout.transformers_engine import TransformersEngine
-from hacrl.rollout.verified import verify_rollouts
+from hacrl.rollout.verified import ask_and_judge
 
 
 class EvaluationObserver:
@@ -136,8 +136,8 @@ def _answers(engine: TransformersEngine, pair: Pair, chunk: Chunk, seed: int) ->
             slots
         )
     sampling = replace(pair.exam.sampling, max_new_tokens=chunk.max_new_tokens)
-    rollouts = engine.generate(problems, chunk.samples, sampling, chunk_seed(pair, chunk, seed))
-    verified = verify_rollouts(pair.exam.task, rollouts)
+    chosen = chunk_seed(pair, chunk, seed)
+    verified = ask_and_judge(engine, pair.exam.task, problems, chunk.samples, sampling, chosen)
     marks = [
         Mark(
             one.rollout.problem.id,

@@ -14,6 +14,7 @@ from torch import Tensor
 from hacrl.agents.agent import Agent
 from hacrl.agents.compile_trial import why_not_compiled
 from hacrl.agents.compiled import compiled, is_compile_error, worth_compiling
+from hacrl.agents.current_device import as_current
 from hacrl.agents.download import Download
 from hacrl.agents.logprobs import packs, response_logprobs
 from hacrl.agents.lora import check_trainable
@@ -92,11 +93,12 @@ class Learner:
         """One update per mini-batch; ``u`` counts those made within the step."""
         settings = self._settings
         step = _Step(minibatches(samples, updates, settings.epochs, settings.minibatch_order, seed))
-        try:
-            for number in range(len(step.batches)):
-                self._update(step, number)
-        finally:  # also of an update that was left out or broken off
-            self.optimizer.end_update()
+        with as_current(self.agent.device):
+            try:
+                for number in range(len(step.batches)):
+                    self._update(step, number)
+            finally:  # also of an update that was left out or broken off
+                self.optimizer.end_update()
         return step.stats
 
     def _update(self, step: _Step, number: int) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hacrl.agents.agent import Agent
 from hacrl.agents.compiled import worth_compiling
+from hacrl.agents.current_device import as_current
 from hacrl.agents.out_of_memory import is_out_of_memory, let_go
 from hacrl.agents.sampling import draw
 from hacrl.errors import ModelError, TrainingError
@@ -74,10 +75,11 @@ class TransformersEngine:
     ) -> list[Rollout]:
         """See :class:`hacrl.rollout.engine.RolloutEngine`."""
         self._check_context(problems, sampling)
-        if self._continuous is None:
-            self._continuous = self.agent.device.type == "cuda" and can_have_slots(self.agent.model)
-        generate = self._continuously if self._continuous else self._in_step
-        return generate(problems, samples_per_prompt, sampling, seed, on_finished or (lambda *_: None))
+        with as_current(self.agent.device):
+            if self._continuous is None:
+                self._continuous = self.agent.device.type == "cuda" and can_have_slots(self.agent.model)
+            generate = self._continuously if self._continuous else self._in_step
+            return generate(problems, samples_per_prompt, sampling, seed, on_finished or (lambda *_: None))
 
     def _continuously(
         self, problems: Sequence[Problem], group: int, sampling: Sampling, seed: int, on_finished: Finished

@@ -7,8 +7,9 @@ import threading
 from collections.abc import Sequence
 from types import TracebackType
 
+from hacrl.rollout.engine import Finished, RolloutEngine
 from hacrl.tasks.base import Task
-from hacrl.types import Rollout, Verdict, VerifiedRollout
+from hacrl.types import Problem, Rollout, Sampling, Verdict, VerifiedRollout
 
 _Place = tuple[str, int]  # agent, and place in its engine's answer
 
@@ -17,6 +18,27 @@ def verify_rollouts(task: Task, rollouts: Sequence[Rollout]) -> list[VerifiedRol
     """Every rollout with the task's verdict."""
     verdicts = task.verify(rollouts)
     return [VerifiedRollout(rollout, verdict) for rollout, verdict in zip(rollouts, verdicts, strict=True)]
+
+
+def ask_and_judge(
+    engine: RolloutEngine,
+    task: Task,
+    problems: Sequence[Problem],
+    samples: int,
+    sampling: Sampling,
+    seed: int,
+    on_finished: Finished | None = None,
+) -> list[VerifiedRollout]:
+    """What the engine answers, judged as it comes."""
+    with Judging(task) as judging:
+
+        def finished(place: int, rollout: Rollout) -> None:
+            judging.take(rollout.agent, place, rollout)
+            if on_finished is not None:
+                on_finished(place, rollout)
+
+        rollouts = engine.generate(problems, samples, sampling, seed, finished)
+        return judging.verdicts(rollouts[0].agent, rollouts) if rollouts else []
 
 
 class Judging:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from hacrl.agents.agent import Agent
+from hacrl.agents.current_device import as_current
 from hacrl.agents.engine_settings import VllmSettings
 from hacrl.errors import TrainingError
 from hacrl.rollout.engine import EngineReport, Finished
@@ -66,7 +67,7 @@ class VllmEngine:
         """Start the engine if it is not there, and bring it to the agent's policy if it is not at it."""
         if self._report is not None and self._report.policy_version == self.agent.policy_version:
             return self._report
-        with _ONE_AT_A_TIME:
+        with _ONE_AT_A_TIME, as_current(self.agent.device):
             for attempt in range(self._settings.restarts + 1):
                 try:
                     self._start()
