@@ -147,7 +147,7 @@ def summary(watch: Watch, names: Sequence[str]) -> dict[str, Any]:
     later = watch.steps[1:]
     found: dict[str, Any] = {
         "memory_gib": {phase: round(peak / GIB, 1) for phase, peak in sorted(watch.peaks.items())},
-        "step_s": statistics.median(sum(seconds.values()) for _, seconds in later),
+        "step_s": statistics.median(seconds["whole"] for _, seconds in later),
     }
     for name in names:
         engines = [report.agents[name].engine for report, _ in later]

@@ -163,7 +163,7 @@ def test_what_cannot_be_compiled_is_said_and_done_without(monkeypatch) -> None:
 
 
 def test_a_trial_without_memory_says_nothing_of_the_model(monkeypatch) -> None:
-    def full(model, most_tokens) -> str | None:
+    def full(model, tokens) -> str | None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     expected = learn(fresh(False), compile=False)

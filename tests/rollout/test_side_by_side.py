@@ -67,31 +67,53 @@ def test_one_alone_is_asked_in_the_callers_thread() -> None:
     assert heard == [("ada", 0, SAID["ada"][0])]
 
 
-def test_an_error_is_raised_when_the_others_have_answered() -> None:
+def test_an_error_of_one_makes_the_others_leave_off() -> None:
     failed = threading.Event()
-    heard = []
+    heard, left = [], []
 
     def fails(on_finished):
+        on_finished(0, SAID["ada"][0])
         failed.set()
         raise ValueError("the engine of ada is gone")
 
     def goes_on(on_finished):
         assert failed.wait(SECONDS)
-        on_finished(0, SAID["bob"][0])
-        return SAID["bob"]
+        try:
+            while True:  # sooner or later it is told
+                on_finished(0, SAID["bob"][0])
+        finally:
+            left.append("bob")
 
-    with pytest.raises(ValueError, match="the engine of ada is gone"):
+    with pytest.raises(ValueError, match="the engine of ada is gone") as raised:
         answers({"ada": fails, "bob": goes_on}, lambda *told: heard.append(told))
-    assert heard == [("bob", 0, SAID["bob"][0])]
+    assert heard[0] == ("ada", 0, SAID["ada"][0])
+    assert left == ["bob"]
+    assert not any(thread.name.startswith("hacrl-ask-") for thread in threading.enumerate())
+    assert not hasattr(raised.value, "__notes__")
 
 
-def test_an_error_of_who_is_told_is_not_lost() -> None:
+def test_both_errors_are_told() -> None:
+    both = threading.Barrier(2, timeout=SECONDS)
+
+    def fails(on_finished):
+        both.wait()
+        raise ValueError("no memory is left")
+
+    with pytest.raises(ValueError, match="no memory is left") as raised:
+        answers({"ada": fails, "bob": fails}, lambda *_: None)
+    (note,) = raised.value.__notes__
+    assert note in [f"The engine of agent {name!r} failed, too: no memory is left" for name in ("ada", "bob")]
+
+
+@pytest.mark.parametrize("error", [ValueError("cannot be shown"), KeyboardInterrupt()])
+def test_an_error_of_who_is_told_makes_all_leave_off(error: BaseException) -> None:
     def on_finished(*_: object) -> None:
-        raise ValueError("cannot be shown")
+        raise error
 
     def question(tell):
-        tell(0, SAID["ada"][0])
-        return SAID["ada"]
+        while True:
+            tell(0, SAID["ada"][0])
 
-    with pytest.raises(ValueError, match="cannot be shown"):
+    with pytest.raises(type(error)):
         answers({"ada": question, "bob": question}, on_finished)
+    assert not any(thread.name.startswith("hacrl-ask-") for thread in threading.enumerate())

@@ -13,28 +13,29 @@ from hacrl.agents.output_layer import separate_head
 from hacrl.agents.ragged import ragged
 from hacrl.types import Sampling
 
-ENOUGH_TOKENS = 3_000  # torch compiles once for up to some 2,500 of them, and once more for any number above
 RESPONSE = (4, 5, 6, 7, 8) * 5
 
 
-def why_not_compiled(model: Any, most_tokens: int = ENOUGH_TOKENS) -> str | None:
+def why_not_compiled(model: Any, tokens: int) -> str | None:
     """What is in the way of compiling this model's layers, found out by trying; None if nothing is.
 
     A compiler needs a C compiler and Triton, and it does not understand all that models are written in. What
-    is compiled is what learning needs, if that has as many tokens at a time as this may have.
+    is compiled now is what learning needs if it has about so many tokens at a time: torch compiles apart for
+    few, for more and for many.
     """
     if not decoder_layers(model):
         return f"{type(model).__name__} does not say which its layers are"
     shared = (1, 2, 3)
-    responses = max(1, min(most_tokens, ENOUGH_TOKENS) // len(RESPONSE))
+    responses = max(1, tokens // len(RESPONSE))
     pairs = [*[(shared, RESPONSE)] * responses, (shared, (5, 6, 7)), ((2, 4), (6, 8))]
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    # what comes first is behind all layers; gradients of all would take their memory twice
+    first = next(parameter for parameter in model.parameters() if parameter.requires_grad)
     try:
         packed = packs(model, pairs)  # found out by plain forward passes,
         separate_head(model)  # and so is this
         with compiled(model), ragged(model, packed):
             logprobs, _ = response_logprobs(model, pairs, Sampling(8), model.device)
-            torch.autograd.grad(logprobs.sum(), trained, allow_unused=True)
+            torch.autograd.grad(logprobs.sum(), first, allow_unused=True)
     except Exception as error:  # whatever it is, learning can do without
         if is_out_of_memory(error):
             raise  # that says nothing of the model

@@ -19,6 +19,7 @@ from hacrl.agents.download import Download
 from hacrl.agents.logprobs import packs, response_logprobs
 from hacrl.agents.lora import check_trainable
 from hacrl.agents.out_of_memory import is_out_of_memory, let_go
+from hacrl.agents.packing import packed_tokens
 from hacrl.agents.ragged import ragged
 from hacrl.agents.reference import make_reference
 from hacrl.agents.upload import upload
@@ -78,6 +79,7 @@ class Learner:
         )
         self._budget = TokenBudget(settings.micro_batch_tokens or FEW_TOKENS, agent)
         self._compiles: bool | None = None  # not tried yet
+        self._tries_again = False  # in the next step: there was no room to try
         self._bad_in_a_row = 0  # updates left out since the last one that was made
 
     def state_dict(self) -> dict[str, int]:
@@ -92,6 +94,8 @@ class Learner:
     def learn(self, samples: Sequence[LearnerSample], updates: int, seed: int) -> LearnStats:
         """One update per mini-batch; ``u`` counts those made within the step."""
         settings = self._settings
+        if self._tries_again:
+            self._compiles, self._tries_again = None, False
         step = _Step(minibatches(samples, updates, settings.epochs, settings.minibatch_order, seed))
         with as_current(self.agent.device):
             try:
@@ -133,7 +137,7 @@ class Learner:
         for micro_batch in self._micro_batches(active, own_apart=number > 0):
             with (
                 self._budget.charged_to(micro_batch),
-                self._compiled(step.stats),
+                self._compiled(micro_batch, step.stats),
                 ragged(self.agent.model, packs(self.agent.model, token_pairs(micro_batch))),  # backward, too
                 checkpointed_layers(self.agent.model),
             ):
@@ -188,7 +192,11 @@ class Learner:
         passes = ReadLater(compare)
         for samples in needed:
             for micro_batch in self._budget.micro_batches(samples):
-                with self._budget.charged_to(micro_batch), self._compiled(stats), torch.no_grad():
+                with (
+                    self._budget.charged_to(micro_batch),
+                    self._compiled(micro_batch, stats),
+                    torch.no_grad(),
+                ):
                     logprobs_BT, _ = self._logprobs(micro_batch)
                     old.remember(micro_batch, logprobs_BT)
                 passes.add((micro_batch, Download(logprobs_BT)))
@@ -208,19 +216,22 @@ class Learner:
         for part in parts:
             yield from self._budget.micro_batches(part)
 
-    def _compiled(self, stats: LearnStats) -> AbstractContextManager[None]:
+    def _compiled(
+        self, micro_batch: Sequence[LearnerSample], stats: LearnStats
+    ) -> AbstractContextManager[None]:
         """With the model's layers compiled, if that is wanted and works; whether it does is tried once."""
         model = self.agent.model
         if self._compiles is None:
             wanted = worth_compiling(model) if self._settings.compile is None else self._settings.compile
             try:
                 with checkpointed_layers(model):  # as learning will
-                    problem = why_not_compiled(model, self._budget.tokens) if wanted else None
+                    tokens = packed_tokens(token_pairs(micro_batch))
+                    problem = why_not_compiled(model, tokens) if wanted else None
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
                 let_go(error, self.agent.device)
-                return compiled(model, False)  # it is tried again when there is more room
+                self._tries_again, wanted, problem = True, False, None
             self._compiles = wanted
             if problem is not None:
                 self._do_without_compiling(problem, stats)

@@ -211,10 +211,15 @@ class Trainer:
     ) -> dict[str, list[VerifiedRollout]]:
         """All answer at the same time, and are judged while they do."""
 
+        took: dict[str, float] = {}
+
         def question(asked: Participant, on_finished: Finished) -> list[Rollout]:
+            start = time.perf_counter()
             seed = derive_seed(self._seed, "rollout", asked.name, step)
             samples = asked.rollouts_per_prompt
-            return asked.engine.generate(problems, samples, self._sampling, seed, on_finished)
+            rollouts = asked.engine.generate(problems, samples, self._sampling, seed, on_finished)
+            took[f"rollout/{asked.name}"] = time.perf_counter() - start
+            return rollouts
 
         def on_finished(agent: str, place: int, rollout: Rollout) -> None:
             judging.take(agent, place, rollout)
@@ -230,6 +235,7 @@ class Trainer:
                 said = answers({one.name: partial(question, one) for one in together}, on_finished)
                 for one in together:
                     self._pass_on(step, one.engine.take_notes())
+            self._seconds.update(took)  # the phase is over when the last one has answered
             for name, rollouts in said.items():
                 with self._phase(step, "verify", name):
                     verified[name] = judging.verdicts(name, rollouts)

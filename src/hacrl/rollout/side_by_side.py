@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -11,6 +12,11 @@ from hacrl.rollout.engine import Finished
 from hacrl.types import Rollout
 
 Question = Callable[[Finished], list[Rollout]]  # asks an engine; to be told of each response that has ended
+LEAVE_SECONDS = 10.0  # in which the others leave off when something went wrong
+
+
+class _Left(Exception):  # noqa: N818 - not an error
+    """Nobody listens any more."""
 
 
 def answers(
@@ -18,7 +24,7 @@ def answers(
 ) -> dict[str, list[Rollout]]:
     """What each agent's engine answers. ``on_finished`` hears, in this thread alone, whose response it was.
 
-    If one fails the others are waited for: what they are at cannot be broken off.
+    If one fails, or whoever listens does, the others leave off with the next response that ends.
     """
     if len(questions) == 1:
         ((agent, question),) = questions.items()
@@ -26,18 +32,42 @@ def answers(
     to_do: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # in this thread
     said: dict[str, list[Rollout]] = {}
     errors: dict[str, BaseException] = {}
+    is_left = threading.Event()
+
+    def tell(agent: str, place: int, rollout: Rollout) -> None:
+        if is_left.is_set():
+            raise _Left
+        to_do.put(partial(on_finished, agent, place, rollout))
 
     def ask(agent: str, question: Question) -> None:
         try:
-            rollouts = question(lambda place, rollout: to_do.put(partial(on_finished, agent, place, rollout)))
-            to_do.put(partial(said.__setitem__, agent, rollouts))
-        except BaseException as error:  # raised again where the answers are waited for
-            to_do.put(partial(errors.__setitem__, agent, error))
+            to_do.put(partial(said.__setitem__, agent, question(partial(tell, agent))))
+        except _Left:
+            pass
+        except BaseException as error:
+            errors[agent] = error
+            to_do.put(partial(_fail, error))
 
-    for agent, question in questions.items():
-        threading.Thread(target=ask, args=(agent, question), name=f"hacrl-ask-{agent}", daemon=True).start()
-    while len(said) + len(errors) < len(questions):
-        to_do.get()()
-    for error in errors.values():
-        raise error
+    threads = [
+        threading.Thread(target=ask, args=(agent, question), name=f"hacrl-ask-{agent}", daemon=True)
+        for agent, question in questions.items()
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        while len(said) < len(questions):
+            to_do.get()()
+    except BaseException as error:
+        is_left.set()
+        deadline = time.monotonic() + LEAVE_SECONDS
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        for agent, other in errors.items():
+            if other is not error:
+                error.add_note(f"The engine of agent {agent!r} failed, too: {other}")
+        raise
     return {agent: said[agent] for agent in questions}
+
+
+def _fail(error: BaseException) -> None:
+    raise error

@@ -220,7 +220,7 @@ class SlotDecoder:
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.generator)
         try:
-            with torch.cuda.graph(graph, pool=self._pool):
+            with torch.cuda.graph(graph, pool=self._pool, stream=_capturing_stream(self._rows.device)):
                 self._decode(size)
         except RuntimeError as error:  # e.g. experts that are chosen by looking at numbers
             if is_out_of_memory(error):
@@ -264,4 +264,10 @@ class SlotDecoder:
 @cache
 def _recording_stream(device: torch.device) -> torch.cuda.Stream:
     """One for all recordings: libraries take memory for every stream that they see, and keep it."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+@cache
+def _capturing_stream(device: torch.device) -> torch.cuda.Stream:
+    """Torch's own is on the GPU of whoever recorded first."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

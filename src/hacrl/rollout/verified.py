@@ -71,7 +71,7 @@ class Judging:
         self._finish()
         if self._error is not None:
             raise self._error
-        if not self._verdicts:
+        if (agent, 0) not in self._verdicts:  # a reward function's, or the engine told of none
             return verify_rollouts(self._task, rollouts)
         return [
             VerifiedRollout(rollout, self._verdicts[agent, place]) for place, rollout in enumerate(rollouts)

@@ -50,6 +50,7 @@ class VllmEngine:
         self._transport: Transport | None = None
         self._is_started = False
         self._is_asleep = False
+        self._is_closed = False
         self._report: EngineReport | None = None  # of the last synchronisation, while it holds
         self._max_length: int | None = None  # most tokens of a prompt and its response, as the engine says
 
@@ -65,12 +66,19 @@ class VllmEngine:
 
     def prepare(self) -> EngineReport:
         """Start the engine if it is not there, and bring it to the agent's policy if it is not at it."""
+        self._is_closed = False
+        return self._bring_up()
+
+    def _bring_up(self) -> EngineReport:
         if self._report is not None and self._report.policy_version == self.agent.policy_version:
             return self._report
         with _ONE_AT_A_TIME, as_current(self.agent.device):
             for attempt in range(self._settings.restarts + 1):
                 try:
                     self._start()
+                    if self._is_closed:  # by another thread, meanwhile
+                        self.close()
+                        raise EngineError(f"{self.backend.name} was closed")
                     self._report = self._synchronise()
                     return self._report
                 except EngineLostError as error:
@@ -102,7 +110,7 @@ class VllmEngine:
                 break
             except EngineLostError as error:
                 self._lost(error, last=attempt == self._settings.restarts)
-                self.prepare()
+                self._bring_up()
         return [rollouts[place] for place in range(len(asks))]
 
     def take_notes(self) -> list[str]:
@@ -134,6 +142,7 @@ class VllmEngine:
             self._transport.close()
         self.backend.close()
         self._is_started, self._report, self._transport = False, None, None
+        self._is_closed = True
 
     def describe(self) -> list[dict[str, Any]]:
         """What the engine's workers say of themselves."""
@@ -172,6 +181,8 @@ class VllmEngine:
 
     def _lost(self, error: EngineLostError, last: bool) -> None:
         """An engine is gone, and with it what it knew."""
+        if self._is_closed:  # that is why it is gone
+            raise error
         if self._transport is not None:
             self._transport.close()
         self._transport, self._report = None, None
