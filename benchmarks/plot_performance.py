@@ -1,10 +1,10 @@
 """The picture of docs/performance.md, from what the other benchmarks wrote with --json.
 
-    python benchmarks/plot_performance.py --engines engines.json more.json --trl trl.json --hacrl hacpo.json \
-        --agents many_agents.json --out docs/images/performance.png
+    python benchmarks/plot_performance.py --engines engines.json more.json --trl trl.json trl_vllm.json \
+        --hacrl hacpo_vllm.json hacpo.json --agents many_agents.json --out docs/images/performance.png
 
-`--trl` is a run of one agent, drawn as often as `--hacrl` has agents. A side that was measured by both engine
-files is taken from the last.
+`--trl` are runs of one agent, drawn as often as those of `--hacrl` have agents. A side that was measured by
+both engine files is taken from the last.
 """
 
 from __future__ import annotations
@@ -41,25 +41,28 @@ def draw_rollouts(axes: Any, files: list[Path]) -> None:
     axes.set_title("Rollouts: 0.6B, 32 × 8 × 256 tokens", fontsize=10)
 
 
-def draw_steps(axes: Any, trl: Path, hacrl: Path) -> None:
+def draw_steps(axes: Any, trl: list[Path], hacrl: list[Path]) -> None:
     """Seconds of a whole step by phase: those of the step that is the median."""
-    agents = len(_read(hacrl)["work"]["shapes"])
-    for place, (file, times) in enumerate(((trl, agents), (hacrl, 1))):
-        steps = sorted(_read(file)["found"]["run 1"][0]["seconds"], key=lambda step: step["step"])
+    agents = len(_read(hacrl[0])["work"]["shapes"])
+    bars = [(file, f"TRL, GSPO, {agents} in turn", agents) for file in trl]
+    bars += [(file, f"hacrl, HACPO, {agents} together", 1) for file in hacrl]
+    names = []
+    for place, (file, name, times) in enumerate(bars):
+        record = _read(file)
+        names.append(f"{name},\n{record['work']['engine']}")
+        steps = sorted(record["found"]["run 1"][0]["seconds"], key=lambda step: step["step"])
         middle, left = steps[(len(steps) - 1) // 2], 0.0
         for phase, colour in (("rollout", BLUE), ("learn", ORANGE), ("rest", GREY)):
             seconds = times * middle[phase]
             axes.barh(place, seconds, left=left, color=colour, label=phase if place == 0 else None)
             left += seconds
         axes.text(left + 0.5, place, f"{left:.1f} s", va="center", fontsize=9)
-    axes.set_yticks(
-        [0, 1], [f"TRL, GSPO,\n{agents} agents in turn", f"hacrl, HACPO,\n{agents} agents together"]
-    )
+    axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.invert_yaxis()
     axes.set_xlim(0, 40)
     axes.set_xlabel("seconds a step")
     axes.legend(frameon=False, fontsize=8, loc="lower right")
-    axes.set_title("A step of two 0.6B agents", fontsize=10)
+    axes.set_title(f"A step of {agents} agents of 0.6B", fontsize=10)
 
 
 def draw_agents(axes: Any, file: Path) -> None:
@@ -84,8 +87,9 @@ def _read(file: Path) -> Any:
 def main() -> None:
     """Draw and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--engines", type=Path, nargs="+", required=True)
-    for name in ("--trl", "--hacrl", "--agents", "--out"):
+    for name in ("--engines", "--trl", "--hacrl"):
+        parser.add_argument(name, type=Path, nargs="+", required=True)
+    for name in ("--agents", "--out"):
         parser.add_argument(name, type=Path, required=True)
     options = parser.parse_args()
     import matplotlib
