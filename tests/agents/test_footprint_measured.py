@@ -40,7 +40,7 @@ def test_estimates_against_measurements_on_a_gpu(shape, options, measured):
     assert found.update == 0  # measured: below 0.001; the fused optimizer makes no temporary tensors
 
 
-@pytest.mark.parametrize(("checkpointing", "measured"), [(False, 26.34), (True, 4.28)])
+@pytest.mark.parametrize(("checkpointing", "measured"), [(False, 27.06), (True, 4.33)])
 def test_estimates_with_compiled_layers_against_measurements_on_a_gpu(checkpointing, measured):
     """GiB on an H200, 16 samples of 1,152 tokens."""
     work = Workload(decodings=(), learnt_tokens=18432, longest_sample=1152)
