@@ -76,7 +76,8 @@ class Trainer:
         self._collapse = CollapseWatch(names, collapse or CollapseSettings())
         self._capability = method.settings.capability if method.settings.shares_rollouts else None
         self._engines: dict[str, EngineReport | None] = {}
-        self._seconds: dict[str, float] = {}
+        self._seconds: dict[str, float] = {}  # of the step under way
+        self._began = 0.0
         self._state = TrainerState(self.participants, self.capabilities, self._collapse)
         self._stop_asked = self._interrupt_asked = False
 
@@ -98,7 +99,6 @@ class Trainer:
 
     def step(self, step: int) -> StepReport:
         """All agents answer the same problems with frozen policies; then each learns from all answers."""
-        begun = time.perf_counter()
         done = self._begin(step)
         problems = self._stream.batch(step - 1)
         for together in self._turns([one for one in self.active if one.name not in done.rollouts]):
@@ -116,7 +116,6 @@ class Trainer:
                 done.learnt[learner.name] = self._teach(learner, samples, step)
         report = self._report(step, groups, done.learnt)
         self._end(done)
-        self._seconds["whole"] = time.perf_counter() - begun
         self._observer.on_step(report, dict(self._seconds))  # theirs to keep: an evaluation adds to ours
         return report
 
@@ -140,13 +139,14 @@ class Trainer:
             raise TrainingError(
                 f"nobody is left to train: all agents are paused since step {self.steps_done}"
             )
-        self._seconds = {}
+        self._seconds, self._began = {}, time.perf_counter()
         return self._state.begin(step)
 
     def _end(self, done: StepUnderWay) -> None:
         for note in self._collapse.look(done.rollouts):
             self._observer.on_note(done.step, note)
         self._state.end()
+        self._seconds["whole"] = time.perf_counter() - self._began
 
     def _evaluate_if_due(self, steps: int) -> None:
         """Before the first step, after the last one, every so often, and where it was interrupted."""
@@ -210,7 +210,6 @@ class Trainer:
         self, together: Sequence[Participant], problems: Sequence[Problem], step: int
     ) -> dict[str, list[VerifiedRollout]]:
         """All answer at the same time, and are judged while they do."""
-
         took: dict[str, float] = {}
 
         def question(asked: Participant, on_finished: Finished) -> list[Rollout]:
