@@ -158,7 +158,7 @@ def test_two_engines_answer_side_by_side_and_one_that_dies_comes_back(
     agents = ("left", "right")
     assert asked == [(phase, agent) for phase in ("sync", "rollout", "verify", "learn") for agent in agents]
     metrics = lines(tmp_path / "run" / "metrics.jsonl")
-    assert [step["agents"]["left"]["engine"]["restarts"] for step in metrics] == [0, 1]
+    assert [step["agents"]["left"]["engine"]["restarts"] for step in metrics] == [1, 1]
     assert [step["agents"]["right"]["engine"]["restarts"] for step in metrics] == [0, 0]
     for step in metrics:
         for agent in agents:

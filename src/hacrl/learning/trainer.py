@@ -233,6 +233,7 @@ class Trainer:
                     at_work.enter_context(self._phase(step, "rollout", one.name))
                 said = answers({one.name: partial(question, one) for one in together}, on_finished)
                 for one in together:
+                    self._engines[one.name] = one.engine.prepare()  # otherwise than before if it died
                     self._pass_on(step, one.engine.take_notes())
             self._seconds.update(took)  # the phase is over when the last one has answered
             for name, rollouts in said.items():
