@@ -13,7 +13,7 @@ from functools import partial
 import pytest
 import torch
 
-from hacrl.agents import compiled, logprobs, output_layer, packing
+from hacrl.agents import compile_trial, compiled, logprobs, output_layer, packing
 from hacrl.agents.agent import Agent
 from hacrl.agents.ragged import can_be_ragged
 from hacrl.agents.shared_keys import Shared, backwards
@@ -170,6 +170,44 @@ def test_a_trial_without_memory_says_nothing_of_the_model(monkeypatch) -> None:
     monkeypatch.setattr(learner_module, "why_not_compiled", full)
     found = learn(fresh(False), compile=True)
     assert (found.losses, found.notes, found.oom_retries) == (expected.losses, [], 0)
+
+
+def test_a_trial_without_memory_is_made_again_in_the_next_step(monkeypatch) -> None:
+    tried: list[int] = []
+
+    def full_at_first(model, tokens) -> str | None:
+        tried.append(tokens)
+        if len(tried) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return "no compiler"
+
+    monkeypatch.setattr(learner_module, "why_not_compiled", full_at_first)
+    agent = fresh(False)
+    settings = LearningSettings(lr=1e-2, compile=True, micro_batch_tokens=12)
+    learner = Learner(agent, make_method(METHOD), settings, SAMPLING, exact_sampler=False)
+    given = [sample(agent, which, ratio=1.0, advantage=1.0) for which in range(4)]
+    assert learner.learn(given, 2, 0).notes == []
+    assert len(tried) == 1  # not with every micro-batch
+    (note,) = learner.learn(given, 2, 1).notes  # also if pi_old's passes are the first
+    assert "(no compiler)" in note
+    assert learner.learn(given, 2, 2).notes == []
+    assert len(tried) == 2
+
+
+@pytest.mark.parametrize("unused_first", [False, True])
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_a_trial_goes_backwards_through_all_layers(monkeypatch, unused_first) -> None:
+    """Also if what comes first among the parameters is not used, like a part that sees pictures."""
+    use_compiler(monkeypatch, partial(torch.compile, backend="aot_eager"))
+    model = fresh(False).model
+    if unused_first:
+        unused = torch.nn.Parameter(torch.zeros(3))
+        parameters = model.parameters
+        monkeypatch.setattr(model, "parameters", lambda: iter([unused, *parameters()]))
+    reached = []
+    model.model.layers[0].register_full_backward_hook(lambda *_: reached.append(0))
+    assert compile_trial.why_not_compiled(model, 100) is None
+    assert reached == [0]
 
 
 def test_a_compiler_that_fails_later_costs_an_attempt(monkeypatch) -> None:

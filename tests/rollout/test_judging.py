@@ -129,6 +129,30 @@ def test_leaving_early_leaves_no_thread() -> None:
     assert not any(thread.name == "hacrl-judging" for thread in threading.enumerate())
 
 
+def test_leaving_early_judges_no_more_than_is_under_way() -> None:
+    may_judge, begun = threading.Event(), threading.Event()
+
+    class Slow(Watched):
+        def verify(self, rollouts: Sequence[Rollout]) -> list[Verdict]:
+            begun.set()
+            assert may_judge.wait(SECONDS)
+            return super().verify(rollouts)
+
+    task = Slow(singly=True)
+
+    def take_all_and_fail(judging: Judging) -> None:
+        judging.take("ada", 0, SAID[0])
+        assert begun.wait(SECONDS)
+        for place in range(1, 6):
+            judging.take("ada", place, SAID[place])
+        threading.Timer(0.2, may_judge.set).start()  # when the others have been dropped
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), Judging(task) as judging:
+        take_all_and_fail(judging)
+    assert task.batches == [[SAID[0]]]
+
+
 def test_a_real_reward_function_is_called_once_and_a_real_verifier_judges_ahead() -> None:
     calls: list[list[str]] = []
 

@@ -27,6 +27,7 @@ class Endless:
         self.starts = 0
         self.is_gone = threading.Event()
         self.has_said = threading.Event()
+        self.is_lost = threading.Event()  # never
 
     def start(self) -> None:
         self.starts += 1
@@ -38,7 +39,9 @@ class Endless:
         raise EngineLostError("engine of ada has ended.")
 
     def close(self) -> None:
+        """Takes its time, as servers do; whoever waits for answers sees at once that it is gone."""
         self.is_gone.set()
+        self.is_lost.wait(0.5)
 
 
 def test_it_is_not_started_again(monkeypatch: pytest.MonkeyPatch) -> None:

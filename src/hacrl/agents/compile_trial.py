@@ -28,14 +28,17 @@ def why_not_compiled(model: Any, tokens: int) -> str | None:
     shared = (1, 2, 3)
     responses = max(1, tokens // len(RESPONSE))
     pairs = [*[(shared, RESPONSE)] * responses, (shared, (5, 6, 7)), ((2, 4), (6, 8))]
-    # what comes first is behind all layers; gradients of all would take their memory twice
-    first = next(parameter for parameter in model.parameters() if parameter.requires_grad)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
         packed = packs(model, pairs)  # found out by plain forward passes,
         separate_head(model)  # and so is this
         with compiled(model), ragged(model, packed):
             logprobs, _ = response_logprobs(model, pairs, Sampling(8), model.device)
-            torch.autograd.grad(logprobs.sum(), first, allow_unused=True)
+            # what comes first is behind all layers, and gradients of all would take their memory twice
+            total = logprobs.sum()
+            (found,) = torch.autograd.grad(total, trained[0], allow_unused=True)
+            if found is None:  # e.g. of a part that sees pictures
+                torch.autograd.grad(total, trained, allow_unused=True)
     except Exception as error:  # whatever it is, learning can do without
         if is_out_of_memory(error):
             raise  # that says nothing of the model

@@ -127,7 +127,7 @@ class Learner:
         seen = LearnStats()
         if number == 0:  # pi_old belongs to the attempt: it depends on the size of micro-batches
             step.old = OldLogprobs()
-            self._before_the_first_update(step.batches, step.old, seen)
+            self._before_the_first_update(step, seen)
         minibatch = step.batches[number]
         active = [sample for sample in minibatch if self._carries_signal(sample)]
         seen.skipped = len(minibatch) - len(active)
@@ -172,14 +172,12 @@ class Learner:
                 "end the run (learning.max_bad_updates)"
             )
 
-    def _before_the_first_update(
-        self, batches: Sequence[Sequence[LearnerSample]], old: OldLogprobs, stats: LearnStats
-    ) -> None:
+    def _before_the_first_update(self, step: _Step, seen: LearnStats) -> None:
         """Passes at the weights that sampled: for pi_old of later updates, and so that there is always a gap.
 
         Own responses of the first update are left out, since its own forward pass will do.
         """
-        own = first_uses([sample for sample in minibatch if sample.is_own] for minibatch in batches)
+        own = first_uses([sample for sample in minibatch if sample.is_own] for minibatch in step.batches)
         first, *later = [[sample for sample in samples if self._carries_signal(sample)] for samples in own]
         needed = later if self._recomputes_old else []
         if not first and not any(needed):
@@ -187,18 +185,18 @@ class Learner:
 
         def compare(passed: tuple[Sequence[LearnerSample], Download]) -> None:
             samples, logprobs = passed
-            stats.sampler_differences += sampler_differences(samples, *logprobs.wait())
+            seen.sampler_differences += sampler_differences(samples, *logprobs.wait())
 
         passes = ReadLater(compare)
         for samples in needed:
             for micro_batch in self._budget.micro_batches(samples):
                 with (
                     self._budget.charged_to(micro_batch),
-                    self._compiled(micro_batch, stats),
+                    self._compiled(micro_batch, step.stats),
                     torch.no_grad(),
                 ):
                     logprobs_BT, _ = self._logprobs(micro_batch)
-                    old.remember(micro_batch, logprobs_BT)
+                    step.old.remember(micro_batch, logprobs_BT)
                 passes.add((micro_batch, Download(logprobs_BT)))
         passes.finish()
 

@@ -62,7 +62,7 @@ def answers(
         deadline = time.monotonic() + LEAVE_SECONDS
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        for agent, other in errors.items():
+        for agent, other in list(errors.items()):
             if other is not error:
                 error.add_note(f"The engine of agent {agent!r} failed, too: {other}")
         raise

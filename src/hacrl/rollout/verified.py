@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from types import TracebackType
 
 from hacrl.rollout.engine import Finished, RolloutEngine
@@ -107,4 +108,8 @@ class Judging:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is not None:  # nobody will ask for verdicts
+            with suppress(queue.Empty):
+                while True:
+                    self._waiting.get_nowait()
         self._finish()

@@ -75,10 +75,9 @@ class VllmEngine:
         with _ONE_AT_A_TIME, as_current(self.agent.device):
             for attempt in range(self._settings.restarts + 1):
                 try:
+                    self._check_open()
                     self._start()
-                    if self._is_closed:  # by another thread, meanwhile
-                        self.close()
-                        raise EngineError(f"{self.backend.name} was closed")
+                    self._check_open()
                     self._report = self._synchronise()
                     return self._report
                 except EngineLostError as error:
@@ -138,11 +137,11 @@ class VllmEngine:
 
     def close(self) -> None:
         """End the engine."""
+        self._is_closed = True  # at once: whoever waits for it in another thread must not start it again
         if self._transport is not None:
             self._transport.close()
         self.backend.close()
         self._is_started, self._report, self._transport = False, None, None
-        self._is_closed = True
 
     def describe(self) -> list[dict[str, Any]]:
         """What the engine's workers say of themselves."""
@@ -178,6 +177,12 @@ class VllmEngine:
         return EngineReport(
             self.agent.policy_version, self._transport.name, agreement.mean, restarts=self.restarts
         )
+
+    def _check_open(self) -> None:
+        """Another thread may have closed it, meanwhile."""
+        if self._is_closed:
+            self.close()
+            raise EngineError(f"{self.backend.name} was closed")
 
     def _lost(self, error: EngineLostError, last: bool) -> None:
         """An engine is gone, and with it what it knew."""

@@ -81,6 +81,7 @@ class ServerProcess:
     def end(self) -> None:
         """End the server and its children, gently at first."""
         process, self._process = self._process, None
+        guard, self._guard = self._guard, None
         if process is None:
             return
         _signal_group(process.pid, signal.SIGTERM)
@@ -88,7 +89,6 @@ class ServerProcess:
             process.wait(END_SECONDS)
         _signal_group(process.pid, signal.SIGKILL)  # what did not end, or was left without its parent
         process.wait()
-        guard, self._guard = self._guard, None
         if guard is not None:
             guard.end()
 
