@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -59,6 +62,27 @@ def test_engines_apart_answer_side_by_side_and_nothing_else_changes(
     assert run.watcher.rollouts == one_by_one.watcher.rollouts
     for name in ("char", "twin", "pair"):
         assert_same_weights(run.weights(name), one_by_one.weights(name))
+
+
+def test_each_agents_seconds_are_its_own(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is still answering when the other has ended."""
+    char_has_ended = threading.Event()
+    generate = TransformersEngine.generate
+
+    def waiting(engine, *asked):
+        rollouts = generate(engine, *asked)
+        if engine.agent.name == "char":
+            char_has_ended.set()
+        else:
+            assert char_has_ended.wait(30)
+            time.sleep(0.2)
+        return rollouts
+
+    monkeypatch.setattr(TransformersEngine, "is_apart", True)
+    monkeypatch.setattr(TransformersEngine, "generate", waiting)
+    run = runs("char", "pair", steps=1)
+    seconds = json.loads((run.result.folder / "timings.jsonl").read_text())
+    assert seconds["rollout/char"] < seconds["rollout/pair"] < seconds["whole"]
 
 
 @pytest.mark.parametrize(
