@@ -6,9 +6,10 @@ import math
 
 import pytest
 
-from hacrl.evaluation.accuracy import Accuracy, accuracy_of, evaluate
+from hacrl.evaluation.accuracy import Accuracy, accuracy_by_problem, accuracy_of
 from hacrl.evaluation.settings import EvaluationSettings
 from hacrl.rollout.transformers_engine import TransformersEngine
+from hacrl.rollout.verified import ask_and_judge
 from hacrl.types import Sampling
 from tests.support.sevens import SevensTask
 from tests.support.tiny import char_agent, with_logit_bias
@@ -35,7 +36,7 @@ def test_samples_are_grouped_by_problem() -> None:
     task = SevensTask()
     engine = TransformersEngine(with_logit_bias(char_agent(), {"7": 1.5}))
     sampling = Sampling(3)
-    accuracy = evaluate(engine, task, task.test, samples=6, sampling=sampling, seed=4)
+    accuracy = accuracy_by_problem(ask_and_judge(engine, task, task.test, 6, sampling, seed=4), 6)
     means = {}
     for one in task.test:
         rewards = [

@@ -14,8 +14,9 @@ import pytest
 from hacrl.agents.agent import Agent
 from hacrl.algorithms.capability import CapabilitySettings
 from hacrl.algorithms.settings import GrpoSettings, NaiveSettings
-from hacrl.evaluation.accuracy import evaluate
+from hacrl.evaluation.accuracy import accuracy_by_problem
 from hacrl.rollout.transformers_engine import TransformersEngine
+from hacrl.rollout.verified import verify_rollouts
 from hacrl.seeding import derive_seed
 from hacrl.tasks.registry import TASKS
 from hacrl.types import Rollout, Sampling, Verdict
@@ -45,10 +46,11 @@ def test_everybody_answers_before_anybody_learns(runs: Runs) -> None:
 def test_engines_apart_answer_side_by_side_and_nothing_else_changes(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one_by_one = runs("char", "twin", "pair", steps=2)
+    evaluation = {"problems": 3, "every": 1}
+    one_by_one = runs("char", "twin", "pair", steps=2, evaluation=evaluation)
     is_apart = property(lambda engine: engine.agent.name != "twin")
     monkeypatch.setattr(TransformersEngine, "is_apart", is_apart)
-    run = runs("char", "twin", "pair", steps=2)
+    run = runs("char", "twin", "pair", steps=2, evaluation=evaluation)
     phases = [(phase, agent) for at, phase, agent in run.watcher.phases if at == 1 and phase != "learn"]
     assert phases == [
         ("rollout", "char"),
@@ -57,8 +59,14 @@ def test_engines_apart_answer_side_by_side_and_nothing_else_changes(
         ("verify", "pair"),
         ("rollout", "twin"),
         ("verify", "twin"),
+        ("evaluate", "char"),
+        ("evaluate", "pair"),
+        ("evaluate", "twin"),
     ]
     assert run.metrics_text == one_by_one.metrics_text
+    accuracies = [(one.result.folder / "evaluations.jsonl").read_text() for one in (run, one_by_one)]
+    assert accuracies[0] == accuracies[1]
+    assert len(accuracies[0].splitlines()) == 3
     assert run.watcher.rollouts == one_by_one.watcher.rollouts
     for name in ("char", "twin", "pair"):
         assert_same_weights(run.weights(name), one_by_one.weights(name))
@@ -217,7 +225,8 @@ def test_evaluation_is_of_the_agent_alone(runs: Runs) -> None:
     for name in ("char", "pair"):
         engine = TransformersEngine(Agent.load(runs.agent(name), "cpu"))
         seed = derive_seed(3, "evaluate", name)
-        alone = evaluate(engine, task, task.test[:4], 30, Sampling(4, temperature=0.5), seed)
+        said = engine.generate(task.test[:4], 30, Sampling(4, temperature=0.5), seed)
+        alone = accuracy_by_problem(verify_rollouts(task, said), 30)
         assert run.result.accuracies == {0: {**run.result.accuracies[0], name: alone}}
 
 

@@ -6,10 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hacrl.rollout.engine import Finished, RolloutEngine
-from hacrl.rollout.verified import ask_and_judge
-from hacrl.tasks.base import Task
-from hacrl.types import Problem, Sampling
+from hacrl.types import VerifiedRollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +28,7 @@ def accuracy_of(rewards_per_problem: Sequence[Sequence[float]]) -> Accuracy:
     return Accuracy(mean, math.sqrt(variance / count), count, len(rewards_per_problem[0]))
 
 
-def evaluate(
-    engine: RolloutEngine,
-    task: Task,
-    problems: Sequence[Problem],
-    samples: int,
-    sampling: Sampling,
-    seed: int,
-    on_finished: Finished | None = None,
-) -> Accuracy:
-    """Ask one agent every problem ``samples`` times."""
-    verified = ask_and_judge(engine, task, problems, samples, sampling, seed, on_finished)
+def accuracy_by_problem(verified: Sequence[VerifiedRollout], samples: int) -> Accuracy:
+    """Of ``samples`` responses to each problem, problem by problem."""
     rewards = [one.reward for one in verified]
     return accuracy_of([rewards[i : i + samples] for i in range(0, len(rewards), samples)])

@@ -1,13 +1,16 @@
-"""One agent and how it takes part in training."""
+"""One agent and how it takes part in training; what all are asked."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from hacrl.agents.agent import Agent
 from hacrl.learning.learner import Learner
 from hacrl.learning.samples import SampleBuilder
 from hacrl.rollout.engine import RolloutEngine
+from hacrl.types import Problem, Sampling
 
 
 @dataclass(frozen=True)
@@ -24,3 +27,14 @@ class Participant:
     def name(self) -> str:
         """The agent's name."""
         return self.agent.name
+
+
+@dataclass(frozen=True)
+class Questions:
+    """What agents are asked, all the same. How often, and with which draws, is each one's own."""
+
+    phase: Literal["rollout", "evaluate"]  # what for
+    problems: Sequence[Problem]
+    sampling: Sampling
+    samples: Callable[[Participant], int]  # responses to each problem
+    seed: Callable[[Participant], int]

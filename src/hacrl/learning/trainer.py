@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -14,14 +14,14 @@ from torch import Tensor
 from hacrl.algorithms.capability import CapabilityTracker
 from hacrl.algorithms.methods import Method
 from hacrl.errors import TrainingError
-from hacrl.evaluation.accuracy import Accuracy, evaluate
+from hacrl.evaluation.accuracy import Accuracy, accuracy_by_problem
 from hacrl.evaluation.settings import EvaluationSettings
 from hacrl.exchange.base import Exchange, PromptGroup
 from hacrl.learning.ahead import Ahead
 from hacrl.learning.collapse import CollapseWatch
 from hacrl.learning.collapse_settings import CollapseSettings
 from hacrl.learning.observer import Observer, Phase
-from hacrl.learning.participant import Participant
+from hacrl.learning.participant import Participant, Questions
 from hacrl.learning.reports import AgentReport, LearnReport, StepReport, learn_report, rollout_report
 from hacrl.learning.residency import Residency
 from hacrl.learning.samples import LearnerSamples
@@ -100,9 +100,11 @@ class Trainer:
     def step(self, step: int) -> StepReport:
         """All agents answer the same problems with frozen policies; then each learns from all answers."""
         done = self._begin(step)
-        problems = self._stream.batch(step - 1)
+        questions = self._questions(step)
         for together in self._turns([one for one in self.active if one.name not in done.rollouts]):
-            done.rollouts.update(self._ask(together, problems, step))
+            done.rollouts.update(self._ask(together, questions, step))
+            for participant in together:
+                self._observer.on_rollouts(step, participant.name, done.rollouts[participant.name])
         for participant in self.active:
             self._exchange.publish(step, participant.name, done.rollouts[participant.name])
         groups = self._exchange.collect(step, [participant.name for participant in self.active])
@@ -159,21 +161,18 @@ class Trainer:
         """Every agent alone on the same held-out problems, with the same random draws every time."""
         if not self._test_problems:
             return {}
-        sampling = self._evaluation.sampling(self._sampling.max_new_tokens)
-        accuracies = {}
-        for participant in self.participants:
-            seed = derive_seed(self._seed, "evaluate", participant.name)
-            samples = self._evaluation.samples_per_problem
-            with self._engine(participant, step) as engine, self._phase(step, "evaluate", participant.name):
-                accuracies[participant.name] = evaluate(
-                    engine,
-                    self._task,
-                    self._test_problems,
-                    samples,
-                    sampling,
-                    seed,
-                    on_finished=lambda *_, name=participant.name: self._observer.on_response(name),
-                )
+        samples = self._evaluation.samples_per_problem
+        questions = Questions(
+            phase="evaluate",
+            problems=self._test_problems,
+            sampling=self._evaluation.sampling(self._sampling.max_new_tokens),
+            samples=lambda _: samples,
+            seed=lambda one: derive_seed(self._seed, "evaluate", one.name),
+        )
+        verified: dict[str, list[VerifiedRollout]] = {}
+        for together in self._turns(self.participants):
+            verified.update(self._ask(together, questions, step))
+        accuracies = {one.name: accuracy_by_problem(verified[one.name], samples) for one in self.participants}
         self._state.evaluated = step
         self._observer.on_evaluation(step, accuracies)
         return accuracies
@@ -206,18 +205,28 @@ class Trainer:
         one_by_one = [[one] for one in participants if one.name not in taken]
         return [apart, *one_by_one] if apart else one_by_one
 
+    def _questions(self, step: int) -> Questions:
+        return Questions(
+            phase="rollout",
+            problems=self._stream.batch(step - 1),
+            sampling=self._sampling,
+            samples=lambda one: one.rollouts_per_prompt,
+            seed=lambda one: derive_seed(self._seed, "rollout", one.name, step),
+        )
+
     def _ask(
-        self, together: Sequence[Participant], problems: Sequence[Problem], step: int
+        self, together: Sequence[Participant], questions: Questions, step: int
     ) -> dict[str, list[VerifiedRollout]]:
         """All answer at the same time, and are judged while they do."""
         took: dict[str, float] = {}
 
         def question(asked: Participant, on_finished: Finished) -> list[Rollout]:
             start = time.perf_counter()
-            seed = derive_seed(self._seed, "rollout", asked.name, step)
-            samples = asked.rollouts_per_prompt
-            rollouts = asked.engine.generate(problems, samples, self._sampling, seed, on_finished)
-            took[f"rollout/{asked.name}"] = time.perf_counter() - start
+            samples, seed = questions.samples(asked), questions.seed(asked)
+            rollouts = asked.engine.generate(
+                questions.problems, samples, questions.sampling, seed, on_finished
+            )
+            took[f"{questions.phase}/{asked.name}"] = time.perf_counter() - start
             return rollouts
 
         def on_finished(agent: str, place: int, rollout: Rollout) -> None:
@@ -230,16 +239,17 @@ class Trainer:
                 for one in together:
                     at_work.enter_context(self._engine(one, step))
                 for one in together:
-                    at_work.enter_context(self._phase(step, "rollout", one.name))
+                    at_work.enter_context(self._phase(step, questions.phase, one.name))
                 said = answers({one.name: partial(question, one) for one in together}, on_finished)
                 for one in together:
                     self._engines[one.name] = one.engine.prepare()  # otherwise than before if it died
                     self._pass_on(step, one.engine.take_notes())
             self._seconds.update(took)  # the phase is over when the last one has answered
             for name, rollouts in said.items():
-                with self._phase(step, "verify", name):
+                # an evaluation is one phase, verdicts and all
+                own_phase = questions.phase == "rollout"
+                with self._phase(step, "verify", name) if own_phase else nullcontext():
                     verified[name] = judging.verdicts(name, rollouts)
-                self._observer.on_rollouts(step, name, verified[name])
         return verified
 
     def _samples(self, learner: Participant, groups: Sequence[PromptGroup], step: int) -> LearnerSamples:
