@@ -71,13 +71,9 @@ class Watch(Observer):
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         now, cpu = time.perf_counter(), time.process_time()
-        verify = sum(spent for key, spent in seconds.items() if key.startswith("verify/"))
-        last_verdicts = seconds[list(filter(lambda key: key.startswith("verify/"), seconds))[-1]]
-        step = {
-            "rollout": self.asking - (verify - last_verdicts),
-            "verify": verify,
-            "learn": self.learning,
-        }
+        verdicts = [spent for key, spent in seconds.items() if key.startswith("verify/")]
+        rollout = self.asking - sum(verdicts[:-1])  # the last came when all had answered
+        step = {"rollout": rollout, "verify": sum(verdicts), "learn": self.learning}
         whole = now - self.begun
         step["rest"] = whole - sum(step.values())
         self.seconds.append({**step, "step": whole, "cpu": cpu - self.cpu})

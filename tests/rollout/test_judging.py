@@ -180,7 +180,6 @@ def test_a_real_reward_function_is_called_once_and_a_real_verifier_judges_ahead(
 def test_an_evaluation_is_judged_while_it_goes_on() -> None:
     """An engine that goes on when its first response has been judged, and no earlier."""
     task = Watched(singly=True)
-    told: list[int] = []
 
     class Patient(TransformersEngine):
         def generate(self, problems, samples_per_prompt, sampling, seed, on_finished=None):
@@ -189,7 +188,7 @@ def test_an_evaluation_is_judged_while_it_goes_on() -> None:
                 assert task.judged.acquire(timeout=SECONDS)
             return list(SAID)
 
-    verified = ask_and_judge(Patient(AGENT), task, [], 6, Sampling(4), 0, lambda place, _: told.append(place))
+    verified = ask_and_judge(Patient(AGENT), task, [], 6, Sampling(4), 0)
     assert [v.reward for v in verified] == [1, 0, 0, 1, 1, 0]
-    assert told == list(range(6))
+    assert task.batches == [[one] for one in SAID]  # each was told of, in order
     assert threading.get_ident() not in task.threads

@@ -6,9 +6,10 @@ import queue
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 
-from hacrl.rollout.engine import Finished, RolloutEngine
+from hacrl.rollout.engine import RolloutEngine
 from hacrl.tasks.base import Task
 from hacrl.types import Problem, Rollout, Sampling, Verdict, VerifiedRollout
 
@@ -28,18 +29,12 @@ def ask_and_judge(
     samples: int,
     sampling: Sampling,
     seed: int,
-    on_finished: Finished | None = None,
 ) -> list[VerifiedRollout]:
-    """What the engine answers, judged as it comes."""
+    """What an agent's engine answers, judged as it comes."""
+    agent = "the only one"
     with Judging(task) as judging:
-
-        def finished(place: int, rollout: Rollout) -> None:
-            judging.take(rollout.agent, place, rollout)
-            if on_finished is not None:
-                on_finished(place, rollout)
-
-        rollouts = engine.generate(problems, samples, sampling, seed, finished)
-        return judging.verdicts(rollouts[0].agent, rollouts) if rollouts else []
+        rollouts = engine.generate(problems, samples, sampling, seed, partial(judging.take, agent))
+        return judging.verdicts(agent, rollouts)
 
 
 class Judging:
