@@ -26,11 +26,14 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import get_args
 
 import torch
 from comparison_tables import step_table, update_table
 from shapes import SHAPES
 from training_work import Measured, Work, dump, load_measured, load_work, make_agents, matmul_peak
+
+from hacrl.learning.settings import OffloadLevel
 
 SIDES = ("hacrl gspo", "hacrl hacpo", "trl")
 
@@ -130,6 +133,7 @@ def _work(options: argparse.Namespace) -> Work:
         engine_args=options.engine_args,
         side_by_side=options.max_batch,
         hacrl_tokens=options.hacrl_tokens,
+        hacrl_offload=options.hacrl_offload,
         trl_dtype=options.trl_dtype,
         trl_generation=options.trl_generation,
         threads=options.threads,
@@ -150,6 +154,8 @@ def _options() -> argparse.Namespace:
     add("--updates", type=int, default=1, help="of every agent, a step")
     add("--micro-batch", type=int, help="responses in a forward pass; default: all of an update")
     add("--hacrl-tokens", type=int, help="hacrl's learning.micro_batch_tokens; default: as TRL's micro-batch")
+    levels = ["auto", *get_args(OffloadLevel)]
+    add("--hacrl-offload", choices=levels, default="auto", help="hacrl's learning.offload")
     add("--max-batch", type=int, help="responses that hacrl decodes side by side; default: all")
     add("--checkpointing", action="store_true", help="gradient checkpointing, on both sides")
     add("--steps", type=int, default=5, help="counted")

@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from shapes import prompts
@@ -32,7 +32,8 @@ from hacrl.execution.local import LocalRun
 from hacrl.learning.learner import Learner
 from hacrl.learning.observer import Observer, Phase
 from hacrl.learning.reports import StepReport
-from hacrl.learning.settings import LearningSettings
+from hacrl.learning.residency import Residency
+from hacrl.learning.settings import LearningSettings, OffloadLevel
 from hacrl.tasks.rewards import RewardTask
 from hacrl.types import LearnerSample, Sampling, VerifiedRollout
 
@@ -154,6 +155,7 @@ def run_config(work: Work, folders: list[Path], method: str, output: Path) -> Ru
                 "lr": 1e-6,
                 "updates_per_step": work.updates,
                 "micro_batch_tokens": work.hacrl_tokens or _forward_tokens(work, folders),
+                "offload": work.hacrl_offload,
             },
             "evaluation": {"problems": 0},
         }
@@ -201,11 +203,16 @@ def measure_updates(work: Work, folder: Path) -> Measured:
         )
         for number, (prompt, response) in enumerate(given)
     ]
+    residency = Residency()
+    if work.hacrl_offload != "auto":
+        residency.add(agent, learner, cast(OffloadLevel, work.hacrl_offload))
     memory = UpdateMemory(work.on_gpu)
     clock = Clock(work.on_gpu)
     for step in range(work.warmup + work.steps):
+        residency.leave(agent.name)
         memory.begin()
         clock.enter("learn")
+        residency.to_learn(agent.name)
         for note in learner.learn(samples, work.updates, seed=step).notes:
             print(note, file=sys.stderr)
         clock.end_step()

@@ -48,6 +48,7 @@ class Work:
     engine_args: dict[str, Any] = field(default_factory=dict)
     side_by_side: int | None = None  # most responses that hacrl decodes at a time; None: all
     hacrl_tokens: int | None = None  # learning.micro_batch_tokens; None: as many as TRL has in a forward pass
+    hacrl_offload: str = "auto"  # learning.offload; of a learner alone, "auto" is never
     trl_dtype: str = "bfloat16"  # of TRL's weights on a GPU
     trl_generation: dict[str, Any] = field(default_factory=dict)  # further generation options of TRL
     threads: int | None = None

@@ -101,14 +101,19 @@ def test_what_stays_equals_what_a_real_learner_holds(make, options, kl, tmp_path
         Workload(decodings=(), learnt_tokens=0, longest_sample=0, reference=kl > 0),
         **options,
     )
-    model, optimizer = agent.model, learner.optimizer.adamw
-    masters = optimizer.param_groups[0]["params"]
+    model, optimizer = agent.model, learner.optimizer
+    masters = optimizer.masters
     own = {parameter.data_ptr() for parameter in model.parameters()}
-    moments = [state[key] for state in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
+    moments = [
+        state[key]
+        for piece in optimizer.pieces
+        for state in piece.adamw.state.values()
+        for key in ("exp_avg", "exp_avg_sq")
+    ]
     copy = [*learner._reference._model.parameters()] if kl and "lora" not in options else []
     assert estimate.weights == size_of(model.parameters())
     assert estimate.masters == size_of(master for master in masters if master.data_ptr() not in own)
-    assert estimate.gradients == size_of(master.grad for master in masters)
+    assert estimate.gradients == size_of(optimizer.gradients)
     assert all(parameter.grad is None for parameter in model.parameters() if parameter.dtype != torch.float32)
     assert estimate.moments == size_of(moments) > 0
     assert estimate.reference == size_of(copy)

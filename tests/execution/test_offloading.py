@@ -18,7 +18,14 @@ from hacrl.config.loading import load_config
 from hacrl.execution import memory
 from hacrl.execution.dry_run import dry_run
 from hacrl.execution.memory import Sized, device_memory, footprints
-from hacrl.execution.offloading import OffloadPlan, host_bytes, offload_note, peak_with, plan_offload
+from hacrl.execution.offloading import (
+    OffloadPlan,
+    host_bytes,
+    offload_note,
+    peak_with,
+    plan_offload,
+    streamed_bytes,
+)
 from hacrl.execution.residents import decide_memory
 from tests.execution.test_dry_run import shapes
 from tests.support.sevens import SevensTask
@@ -70,10 +77,29 @@ def test_peaks_and_what_is_sent_by_hand() -> None:
     # references and an engine stay: 6. All weights: 6. Ada generates with 11 or learns with 16 + 3 + 2, Bob
     # generates with 22 or learns with 32 + the larger of 5 + 2 and 9
     assert peak_with("optimizer", BOTH) == 6 + 6 + 41
+    # learning: ada's gradients 4 and the larger of 3 + 2 and all she moves, 12 (less than a piece); Bob's 8
+    # and the larger of 5 + 2 and 9 + 24
+    assert peak_with("stream", BOTH) == 6 + 6 + 41
     # Bob's weights alone, 4
     assert peak_with("all", BOTH) == 6 + 4 + 41
-    assert peak_with("all", [ADA]) == 1 + 2 + 21
-    assert [host_bytes(level, BOTH) for level in ("never", "optimizer", "all")] == [0, 12 + 24, 12 + 24 + 6]
+    assert peak_with("all", [ADA]) == 1 + 2 + 16
+    assert [host_bytes(level, BOTH) for level in ("never", "optimizer", "stream", "all")] == [
+        *(0, 12 + 24, 12 + 24),
+        12 + 24 + 6,
+    ]
+
+
+def test_three_pieces_of_a_large_agent_are_on_the_device_at_a_time() -> None:
+    """12 bytes each for 4e9 weights, the largest tensor with 4e8: it and two pieces of 1 GiB."""
+    counts = ParameterCounts(base=4 * 10**9, adapters=0, trainable=4 * 10**9, largest=4 * 10**8)
+    large = replace(ADA, counts=counts, masters=16 * 10**9, moments=32 * 10**9, gradients=16 * 10**9)
+    assert streamed_bytes(large) == 48 * 10**8 + 2 * GIB
+    assert peak_with("stream", [large]) == 1 + 2 + 16 * 10**9 + 48 * 10**8 + 2 * GIB
+    even = replace(large, counts=replace(counts, largest=10**7))
+    assert streamed_bytes(even) == 3 * GIB
+    passes = replace(even, activations=20 * GIB)  # then it is the passes that need most
+    assert peak_with("stream", [passes]) == 1 + 2 + 16 * 10**9 + 20 * GIB + 2
+    assert peak_with("optimizer", [passes]) == 1 + 2 + (16 + 48) * 10**9 + 20 * GIB + 2
 
 
 @pytest.mark.parametrize(
@@ -113,7 +139,10 @@ def test_the_user_is_told_what_leaves_and_why() -> None:
         "would need about 157.0 of its 139.0 GiB at once; now about 84.0 GiB). No number changes"
     )
     told = offload_note("cuda:1", OffloadPlan("all", 1, 1), "all", 157 * GIB, 139 * GIB)
-    assert "weights of agents not at work, leave cuda:1" in told
+    assert told.startswith(
+        "optimizers pass through cuda:1 a piece at a time when they make updates, and weights of agents not "
+        "at work leave it, for 0.0 GiB"
+    )
     assert "(learning.offload=all; " in told
     assert offload_note("cuda:0", OffloadPlan("never", 1, 0), "auto", 1, 10) is None
 
@@ -181,7 +210,7 @@ def test_loaded_agents_are_counted_as_they_are(monkeypatch: pytest.MonkeyPatch) 
     tight = decision(monkeypatch, 1, agents)
     assert tight.levels == {"char": "all", "pair": "all"}
     [note] = tight.notes
-    assert note.startswith("optimizers, and weights of agents not at work, leave cuda:0")
+    assert "and weights of agents not at work leave it" in note
     asked = decision(monkeypatch, 2**40, agents, "learning.offload=optimizer")
     assert asked.levels == {"char": "optimizer", "pair": "optimizer"}
 
@@ -255,5 +284,6 @@ def test_a_dry_run_says_what_leaves(tmp_path: Path) -> None:
     lines = list(dry_run_lines(replace(plan, devices=(moved,))))
     place = next(i for i, line in enumerate(lines) if line.startswith("cuda:0 ("))
     assert lines[place + 1] == (
-        "  optimizers and weights leave it while they are not needed: 3.0 GiB of the machine's memory"
+        "  optimizers pass through it a piece at a time when they make updates, and weights of agents not at "
+        "work leave it: 3.0 GiB of the machine's memory"
     )

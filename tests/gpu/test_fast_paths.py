@@ -178,7 +178,7 @@ def gradients(checkpointing: bool, packed: bool, monkeypatch: pytest.MonkeyPatch
     learner = Learner(agent, make_method(GspoSettings(clip_low=0.99, clip_high=9)), settings, Sampling(64))
     kept = []
     step = learner.optimizer.step
-    learner.optimizer.step = lambda: (kept.extend(m.grad.clone() for m in learner.optimizer._masters), step())
+    learner.optimizer.step = lambda: (kept.extend(one.clone() for one in learner.optimizer.gradients), step())
     stats = learner.learn([sample(i, length) for i, length in enumerate((40, 3, 17, 29, 8, 30))], 1, 0)
     monkeypatch.undo()
     assert stats.notes == []

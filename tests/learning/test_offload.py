@@ -170,7 +170,7 @@ def test_updates_are_the_same_wherever_the_optimizer_was_in_between(dtypes) -> N
         # 15 numbers each: masters of bfloat16 from the start, moments of all from the first update on
         masters = 60 * dtypes.count(HALF)
         assert move.away == masters + (120 * len(dtypes) if seed else 0)
-        assert all(value.grad is None for value in (*moved, *optimizer.adamw.param_groups[0]["params"]))
+        assert all(value.grad is None for value in (*moved, *optimizer.masters))
         if seed % 2:
             optimizer.bring_back()  # early, or by the update itself
         optimizer.zero_gradients()
@@ -203,6 +203,109 @@ def test_a_state_is_loaded_into_an_optimizer_that_is_away(dtypes, trained_before
     assert_equal(optimizer.tensors(), expected.tensors())
     for one, other in zip(plain, moved, strict=True):
         assert torch.equal(one, other)
+
+
+# --- an optimizer that streams ---
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tensors of 15 numbers with masters, 360 bytes, in a piece."""
+    monkeypatch.setattr("hacrl.learning.optimizer_piece.PIECE", 400)
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_neighbours_are_in_a_piece_together() -> None:
+    given = parameters((HALF, HALF, FULL, HALF, FULL, FULL, FULL))
+    wide = nn.Parameter(torch.zeros(500, dtype=HALF))
+    numbers = [[weight.number for weight in piece.weights] for piece in adamw([*given, wide]).pieces]
+    # bytes: 180, 180, 120, 180, 120, 120, 120, 6000
+    assert numbers == [[0, 1], [2, 3], [4, 5, 6], [7]]
+
+
+class Counting(LateTransfers):
+    """The most bytes that were not away at any time, of those that had been."""
+
+    def __init__(self) -> None:
+        super().__init__(CPU)
+        self.most_here = 0
+        self._all = 0
+
+    def leave(self, copies, after):
+        copying = super().leave(copies, after)
+        self._all = max(self._all, self.away)
+        return copying
+
+    def come_back(self, copies, after):
+        copying = super().come_back(copies, after)
+        self.most_here = max(self.most_here, self._all - self.away)
+        return copying
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("dtypes", [(HALF,) * 9, (FULL,) * 8, (HALF, FULL) * 4], ids=len)
+def test_updates_that_stream_are_the_same(dtypes) -> None:
+    plain, moved = parameters(dtypes), parameters(dtypes)
+    expected, optimizer, move = adamw(plain), adamw(moved), Counting()
+    optimizer.offload(move)
+    optimizer.stream_through(move)
+    for seed in range(4):
+        update(expected, plain, seed)
+        update(optimizer, moved, seed)
+        for one, other in zip(plain, moved, strict=True):
+            assert torch.equal(one, other)
+        assert move.away == 60 * dtypes.count(HALF) + 120 * len(dtypes)
+        optimizer.zero_gradients()  # as the next update does, and nothing comes for it
+        assert move.away == 60 * dtypes.count(HALF) + 120 * len(dtypes)
+    assert_equal(optimizer.tensors(), expected.tensors())
+    assert 0 < move.most_here <= 2 * 400  # the piece at work, and the next
+    assert sum(move.pieces) < 1.5 * 512 * 3 * len(dtypes)  # every tensor has 512 bytes; pieces share the rest
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_memory_is_asked_for_when_that_of_an_earlier_piece_is_free() -> None:
+    """Nobody waits for copies on a device, so that all pieces would be there at once."""
+    given = parameters((HALF,) * 10)
+    optimizer, move = adamw(given), transfers()
+    optimizer.offload(move)
+    optimizer.stream_through(move)
+    update(optimizer, given, 0)
+    done: list[list[bool]] = []  # whether a copy of each piece is under way
+    real = move.come_back
+
+    def asked(copies, after):
+        done.append([bool(piece.luggage._copying.copies) for piece in optimizer.pieces])
+        return real(copies, after)
+
+    move.come_back = asked
+    optimizer.wait()
+    optimizer.zero_gradients()
+    optimizer.step()
+    # the fourth is asked for when the first has left: the second is leaving, the third coming
+    assert len(done) == 5
+    assert done[3] == [False, True, True, False, False]
+    assert done[4] == [False, False, True, True, False]
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("trained_before", [False, True])
+def test_a_state_is_loaded_into_an_optimizer_that_streams(trained_before: bool) -> None:
+    dtypes = (HALF, FULL) * 4
+    plain, moved = parameters(dtypes), parameters(dtypes)
+    expected, optimizer, move = adamw(plain), adamw(moved), Counting()
+    for seed in range(2):
+        update(expected, plain, seed)
+    optimizer.offload(move)
+    optimizer.stream_through(move)
+    if trained_before:
+        update(optimizer, moved, 7)
+    optimizer.load_tensors({name: value.clone() for name, value in expected.tensors().items()})
+    assert move.away == 4 * 60 + 8 * 120
+    assert move.most_here <= 400  # a piece at a time
+    assert_equal(optimizer.tensors(), expected.tensors())
+    update(expected, plain, 3)
+    update(optimizer, moved, 3)
+    assert_equal(optimizer.tensors(), expected.tensors())
 
 
 # --- whose turn it is ---
@@ -261,7 +364,9 @@ def test_weights_of_agents_not_at_work_are_away_if_asked_for() -> None:
     shared.residency.to_generate("ada")
     assert shared.away_per_parameter == 3 * 12 + 2 * 2
     shared.residency.to_learn("bob")
-    assert shared.away_per_parameter == 2 * 12 + 2 * 2
+    assert shared.away_per_parameter == 3 * 12 + 2 * 2  # his optimizer comes for the update alone
+    shared.learn("bob")
+    assert shared.away_per_parameter == 3 * 12 + 2 * 2
     shared.residency.leave("bob")
     assert shared.away_per_parameter == 3 * 12 + 3 * 2
     shared.residency.everyone_home()
@@ -289,11 +394,26 @@ def test_agents_that_were_not_added_and_other_devices_are_left_alone() -> None:
     residency.leave("bob")
     before = moves[1].away
     residency.to_learn("ada")
-    assert moves[0].away == 0
+    assert moves[0].away == 4 * sum(p.numel() for p in ada.agent.model.parameters())  # her masters
     assert moves[1].away == before > 0
 
 
-@pytest.mark.parametrize("level", ["optimizer", "all"])
+def test_an_optimizer_that_streams_is_away_but_for_the_update() -> None:
+    shared = Shared("stream")
+    shared.residency.to_generate("ada")
+    assert shared.away_per_parameter == 2 * 12
+    shared.residency.to_learn("ada")
+    assert shared.away_per_parameter == 2 * 12
+    seen = []
+    (piece,) = shared.learners["ada"].optimizer.pieces
+    hook = piece.adamw.register_step_pre_hook(lambda *_: seen.append(shared.away_per_parameter))
+    shared.learn("ada")
+    hook.remove()
+    assert seen == [12, 12]  # two updates
+    assert shared.away_per_parameter == 2 * 12
+
+
+@pytest.mark.parametrize("level", ["optimizer", "stream", "all"])
 def test_agents_that_take_turns_learn_the_same(level: OffloadLevel) -> None:
     apart, shared = Shared("never"), Shared(level)
     for name in ("ada", "bob", "bob", "ada"):

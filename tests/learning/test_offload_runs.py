@@ -84,6 +84,7 @@ def train_until_one_has_learnt(run: LocalRun, monkeypatch: pytest.MonkeyPatch) -
     [
         ("float32", "all"),
         ("bfloat16", "optimizer"),
+        ("bfloat16", "stream"),
         ("bfloat16", "all"),
         ("lora", "all"),
         ("reference", "optimizer"),

@@ -23,7 +23,7 @@ def adamw(parameters: Sequence[Tensor], lr: float, weight_decay: float = 0.0) ->
 
 
 def masters(optimizer: MasterWeightAdamW) -> list[Tensor]:
-    return optimizer.adamw.param_groups[0]["params"]
+    return optimizer.masters
 
 
 def update(optimizer: MasterWeightAdamW, *losses: Tensor) -> None:
@@ -94,7 +94,7 @@ def test_micro_batches_are_summed_in_float32() -> None:
         summed += gradient
         assert value.grad is None  # freed at once
     assert summed.item() == 1.0
-    assert masters(optimizer)[0].grad.item() == 1.015625
+    assert optimizer.gradients[0].item() == 1.015625
 
 
 def test_an_update_starts_from_zero() -> None:
@@ -102,10 +102,10 @@ def test_an_update_starts_from_zero() -> None:
     optimizer = adamw([value], lr=1e-3)
     for _ in range(2):
         update(optimizer, (value * 3).sum())
-        assert masters(optimizer)[0].grad.item() == 3.0
+        assert optimizer.gradients[0].item() == 3.0
     value.grad = torch.ones_like(value)  # somebody else's
     update(optimizer, (value * 3).sum())
-    assert masters(optimizer)[0].grad.item() == 3.0
+    assert optimizer.gradients[0].item() == 3.0
 
 
 def test_float32_parameters_are_their_own_masters_bit_for_bit() -> None:
@@ -139,7 +139,7 @@ def test_a_weight_used_twice_gets_the_sum_of_its_gradients_once() -> None:
     optimizer = adamw([value], lr=1e-3)
     optimizer.zero_gradients()
     ((value * 3).sum() + (value * 5).sum()).backward()
-    assert masters(optimizer)[0].grad.item() == 8.0
+    assert optimizer.gradients[0].item() == 8.0
 
 
 def test_tied_embeddings_have_one_master_with_both_gradients() -> None:
@@ -154,10 +154,10 @@ def test_tied_embeddings_have_one_master_with_both_gradients() -> None:
     optimizer = adamw(parameters, lr=1e-3)
     optimizer.zero_gradients()
     tied(ids).logits.float().square().mean().backward()
-    for master, gradient in zip(masters(optimizer), expected, strict=True):
-        assert torch.equal(master.grad, gradient.float())
+    for summed, gradient in zip(optimizer.gradients, expected, strict=True):
+        assert torch.equal(summed, gradient.float())
     embedding = next(i for i, p in enumerate(parameters) if p is tied.lm_head.weight)
-    asked = masters(optimizer)[embedding].grad.abs().sum(dim=-1)
+    asked = optimizer.gradients[embedding].abs().sum(dim=-1)
     assert asked[4] > 0  # as input ...
     assert asked[100] > 0  # ... and as output only
     optimizer.step()
@@ -172,10 +172,10 @@ def test_clipping_by_hand(dtype: torch.dtype) -> None:
     (one @ torch.tensor([2.0, 3.0], dtype=dtype) + 6 * other).sum().backward()
     # the norm over all parameters is sqrt(4 + 9 + 36) = 7; scaled to 3.5 all are halved
     assert optimizer.clip_gradients(3.5) == 7.0
-    gradients = [value for master in masters(optimizer) for value in master.grad.tolist()]
+    gradients = [value for gradient in optimizer.gradients for value in gradient.tolist()]
     assert gradients == pytest.approx([1.0, 1.5, 3.0], rel=1e-6)
     assert optimizer.clip_gradients(100.0) == pytest.approx(3.5, rel=1e-6)  # and now none is
-    gradients = [value for master in masters(optimizer) for value in master.grad.tolist()]
+    gradients = [value for gradient in optimizer.gradients for value in gradient.tolist()]
     assert gradients == pytest.approx([1.0, 1.5, 3.0], rel=1e-6)
 
 
@@ -196,7 +196,7 @@ def test_two_optimizers_may_take_turns_on_the_same_parameters() -> None:
     first, second = adamw([value], lr=1e-2), adamw([value], lr=1e-2)
     for optimizer in (first, second, first):
         update(optimizer, (value * 2).sum())
-        assert masters(optimizer)[0].grad.item() == 2.0
+        assert optimizer.gradients[0].item() == 2.0
     (value * 2).sum().backward()  # outside of any update nobody takes it away
     assert value.grad.item() == 2.0
 

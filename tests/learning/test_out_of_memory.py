@@ -226,7 +226,7 @@ def test_memory_that_no_smaller_micro_batch_would_save() -> None:
     """The optimizer's own."""
     agent = fresh()
     mine = learner(agent, AMPLE)
-    hook = mine.optimizer.adamw.register_step_pre_hook(lambda *_: gpu_is_full())
+    hook = mine.optimizer.pieces[0].adamw.register_step_pre_hook(lambda *_: gpu_is_full())
     with pytest.raises(TrainingError, match="weights, gradients and optimizer did not fit into the memory"):
         mine.learn(six(agent), 1, seed=0)
     hook.remove()

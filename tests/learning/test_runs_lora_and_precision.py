@@ -131,7 +131,7 @@ def test_steps_too_small_for_bfloat16_are_not_lost(runs: Runs, tmp_path: Path) -
         run.train()
         for participant in run.trainer.participants:
             parameters = dict(participant.agent.model.named_parameters())
-            masters = [m.detach() for m in participant.learner.optimizer.adamw.param_groups[0]["params"]]
+            masters = [m.detach() for m in participant.learner.optimizer.masters]
             for (name, parameter), master in zip(parameters.items(), masters, strict=True):
                 assert torch.equal(parameter, master.to(torch.bfloat16))
                 assert parameter.grad is None

@@ -9,6 +9,7 @@ from hacrl.agents.footprint import Footprint
 from hacrl.config.loading import config_to_yaml
 from hacrl.execution.dry_run import AgentPlan, DryRun
 from hacrl.execution.memory import DeviceMemory
+from hacrl.execution.offloading import what_leaves
 
 WIDTH = 100
 GIB = 2**30
@@ -112,8 +113,7 @@ def _device_lines(memory: DeviceMemory) -> Iterator[str]:
         return
     yield f"{memory.device} ({who}): about {_gib(memory.needed)} GiB needed, {there}"
     if memory.offload != "never":
-        what = "optimizers" if memory.offload == "optimizer" else "optimizers and weights"
-        yield f"  {what} leave it while they are not needed: {_gib(memory.host)} GiB of the machine's memory"
+        yield f"  {what_leaves(memory.offload, 'it')}: {_gib(memory.host)} GiB of the machine's memory"
     if memory.fits:
         return
     yield f"WARNING: the run does not fit on {memory.device}. What helps, each alone:"

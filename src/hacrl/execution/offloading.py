@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import get_args
 
 from hacrl.agents.footprint import Footprint, peak_together
+from hacrl.learning.optimizer import STREAMED_AT_ONCE
+from hacrl.learning.optimizer_piece import PIECE
 from hacrl.learning.settings import Offload, OffloadLevel
 
 GIB = 2**30
@@ -55,29 +57,49 @@ def peak_with(level: OffloadLevel, footprints: Sequence[Footprint]) -> int:
     if level == "never":
         return peak_together(footprints)
     weights = sum(one.weights for one in footprints)
-    others = {one.agent: weights - one.weights if level == "optimizer" else 0 for one in footprints}
-    turns = [one.weights + others[one.agent] + _turn(one) for one in footprints]
+    others = {one.agent: 0 if level == "all" else weights - one.weights for one in footprints}
+    turns = [one.weights + others[one.agent] + _turn(one, level) for one in footprints]
     stays = sum(one.reference + one.engine for one in footprints)
     return stays + max([weights, *turns], default=0)  # all weights meet when they are loaded
 
 
-def _turn(one: Footprint) -> int:
+def _turn(one: Footprint, level: OffloadLevel) -> int:
     """Besides weights: generating needs no optimizer, learning no cache."""
-    optimizer = one.masters + one.gradients + one.moments
-    return max(one.rollout, optimizer + max(one.learning, one.update))
+    if level == "optimizer":
+        learning = one.masters + one.moments + max(one.learning, one.update)
+    else:  # passes need gradients alone, and what streams comes after them
+        learning = max(one.learning, one.update + streamed_bytes(one))
+    return max(one.rollout, one.gradients + learning)
+
+
+def streamed_bytes(one: Footprint) -> int:
+    """Of masters and moments that are on a device at a time while an update streams them through it."""
+    moved = one.masters + one.moments
+    largest = moved * one.counts.largest // max(1, one.counts.trainable)  # a tensor is never split
+    return min(moved, max(largest, PIECE) + (STREAMED_AT_ONCE - 1) * PIECE)
+
+
+def what_leaves(level: OffloadLevel, device: str) -> str:
+    """A clause for the user; empty if nothing does."""
+    streams = f"optimizers pass through {device} a piece at a time when they make updates"
+    return {
+        "never": "",
+        "optimizer": f"optimizers leave {device} while they are not needed",
+        "stream": streams,
+        "all": f"{streams}, and weights of agents not at work leave it",
+    }[level]
 
 
 def offload_note(device: str, plan: OffloadPlan, asked: Offload, before: int, available: int) -> str | None:
     """What the user should know about it; None: nothing leaves."""
     if plan.level == "never":
         return None
-    what = {"optimizer": "optimizers", "all": "optimizers, and weights of agents not at work,"}[plan.level]
     why = (
         f"all agents would need about {before / GIB:.1f} of its {available / GIB:.1f} GiB at once"
         if asked == "auto"
         else f"learning.offload={asked}"
     )
     return (
-        f"{what} leave {device} while they are not needed, for {plan.host / GIB:.1f} GiB of the machine's "
-        f"memory ({why}; now about {plan.needed / GIB:.1f} GiB). No number changes"
+        f"{what_leaves(plan.level, device)}, for {plan.host / GIB:.1f} GiB of the machine's memory ({why}; "
+        f"now about {plan.needed / GIB:.1f} GiB). No number changes"
     )

@@ -124,9 +124,10 @@ class CudaTransfers:
 class Luggage:
     """Tensors of one owner that leave and come back together. Their place in the machine's memory is kept."""
 
-    def __init__(self, transfers: Transfers) -> None:
+    def __init__(self, transfers: Transfers, places: HostPlaces | None = None) -> None:
         self.is_away = False
         self._transfers = transfers
+        self._places = places or HostPlaces(transfers.host_memory)
         self._tensors: list[Tensor] = []  # all that were ever taken along
         self._hosts: list[Tensor] = []  # where each of them goes
         self._copying: Copying | None = None  # the last one of all; each comes after the one before
@@ -178,26 +179,38 @@ class Luggage:
         known = {id(tensor) for tensor in self._tensors}
         new = [tensor for tensor in tensors if id(tensor) not in known]
         assert len(new) + len(known) == len(tensors), "luggage is never left behind"
-        self._hosts += places_like(new, self._transfers.host_memory)
+        self._hosts += self._places.like(new)
         self._tensors += new
 
 
+class HostPlaces:
+    """Places for tensors side by side in a few pieces of memory; what is left of one is used later."""
+
+    def __init__(self, allocate: Callable[[int], Tensor]) -> None:
+        self._allocate = allocate
+        self._pieces: list[Tensor] = []  # what is left of each
+
+    def like(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """A tensor of the same shape, strides and type for each."""
+        sizes = [_aligned(_extent(tensor) * tensor.element_size()) for tensor in tensors]
+        left = sum(sizes)
+        places: dict[int, Tensor] = {}
+        for index in sorted(range(len(tensors)), key=lambda which: sizes[which], reverse=True):
+            tensor, size = tensors[index], sizes[index]
+            number = next((i for i, piece in enumerate(self._pieces) if len(piece) >= size), None)
+            if number is None:
+                number = len(self._pieces)
+                self._pieces.append(self._allocate(_power_of_two(max(size, min(left, CHUNK)))))
+            taken, self._pieces[number] = self._pieces[number][:size], self._pieces[number][size:]
+            flat = taken[: _extent(tensor) * tensor.element_size()].view(tensor.dtype)
+            places[index] = flat.as_strided(tensor.size(), tensor.stride())
+            left -= size
+        return [places[index] for index in range(len(tensors))]
+
+
 def places_like(tensors: Sequence[Tensor], allocate: Callable[[int], Tensor]) -> list[Tensor]:
-    """A tensor of the same shape, strides and type for each, side by side in a few pieces of memory."""
-    sizes = [_aligned(_extent(tensor) * tensor.element_size()) for tensor in tensors]
-    left = sum(sizes)
-    places: dict[int, Tensor] = {}
-    pieces: list[Tensor] = []  # what is left of each
-    for index in sorted(range(len(tensors)), key=lambda which: sizes[which], reverse=True):
-        tensor, size = tensors[index], sizes[index]
-        number = next((i for i, piece in enumerate(pieces) if len(piece) >= size), len(pieces))
-        if number == len(pieces):
-            pieces.append(allocate(_power_of_two(max(size, min(left, CHUNK)))))
-        taken, pieces[number] = pieces[number][:size], pieces[number][size:]
-        flat = taken[: _extent(tensor) * tensor.element_size()].view(tensor.dtype)
-        places[index] = flat.as_strided(tensor.size(), tensor.stride())
-        left -= size
-    return [places[index] for index in range(len(tensors))]
+    """A place for each, in memory of their own."""
+    return HostPlaces(allocate).like(tensors)
 
 
 def _extent(tensor: Tensor) -> int:

@@ -2,23 +2,28 @@
 
 A step of a usual learning rate is smaller than the distance between neighbouring bfloat16 numbers, so
 16-bit weights would not move. Parameters below float32 therefore get a float32 master copy: gradients
-are summed into it, the optimizer moves it, and the parameter is its rounded image. A float32 parameter
+are summed for it, the optimizer moves it, and the parameter is its rounded image. A float32 parameter
 is its own master.
 
-While the agent is not learning, masters and moments may be in the machine's memory instead of the device's
-(:meth:`MasterWeightAdamW.offload`); what needs them brings them back, to the same numbers.
+Masters and moments, 12 bytes per 16-bit weight, are needed for the update alone, not by the passes before it.
+They may be in the machine's memory while the agent is not learning (:meth:`MasterWeightAdamW.offload`), or
+always (:meth:`MasterWeightAdamW.stream_through`): then an update takes them through the device, a piece after
+the other. The numbers are the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from hacrl.learning.offload import Luggage, Transfers
+from hacrl.learning.offload import HostPlaces, Transfers
+from hacrl.learning.optimizer_piece import Piece, Weight, in_pieces
+
+# Pieces on the device while updates stream: one leaves, one is at work, one comes.
+STREAMED_AT_ONCE = 3
 
 
 class MasterWeightAdamW:
@@ -27,72 +32,90 @@ class MasterWeightAdamW:
     def __init__(
         self, parameters: Sequence[Tensor], lr: float, betas: tuple[float, float], weight_decay: float
     ) -> None:
-        self._pairs = [(parameter, _master(parameter)) for parameter in parameters]
-        self._masters = [master for _, master in self._pairs]
+        self._weights = [Weight.of(number, parameter) for number, parameter in enumerate(parameters)]
+        self.pieces = [Piece(weights, lr, betas, weight_decay) for weights in in_pieces(self._weights)]
         self._hooks: list[RemovableHandle] = []
-        self._homes = [master.device for master in self._masters]
-        self._luggage: Luggage | None = None  # None: never sent away
-        on_gpu = all(master.is_cuda for master in self._masters)  # elsewhere it would only round differently
-        self._fused = on_gpu
-        self.adamw = torch.optim.AdamW(
-            self._masters, lr=lr, betas=betas, weight_decay=weight_decay, fused=on_gpu or None
-        )
+        self._places: HostPlaces | None = None
+        self._streams_through: Transfers | None = None
+
+    @property
+    def streams(self) -> bool:
+        """Whether masters and moments are on the device for updates only."""
+        return self._streams_through is not None
+
+    @property
+    def masters(self) -> list[Tensor]:
+        """The float32 numbers that are trained, in the order of the parameters."""
+        return [weight.master for weight in self._weights]
+
+    @property
+    def gradients(self) -> list[Tensor]:
+        """Of the masters, since the update began."""
+        return [weight.gradient for weight in self._weights]
 
     def zero_gradients(self) -> None:
-        """Begin an update: until its step, gradients of the parameters are handed to their masters.
-
-        Zeros, not None: an update without any signal must move the weights as if all were computed.
-        """
+        """Begin an update: until its step, gradients of 16-bit parameters are summed in float32."""
         self.end_update()
         self.bring_back()
-        for parameter, master in self._pairs:
-            if master.grad is None:
-                master.grad = torch.zeros_like(master)
-            else:
-                master.grad.zero_()
-            if parameter is not master:
-                parameter.grad = None
-                hook = partial(_hand_over, master)
-                self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
-
-    def clip_gradients(self, max_norm: float) -> float:
-        """Scale the gradients down to ``max_norm``; returns their norm before."""
-        return float(torch.nn.utils.clip_grad_norm_(self._masters, max_norm))
+        for weight in self._weights:
+            weight.zero_gradient()
+            if not weight.is_own_master:
+                hook = weight.parameter.register_post_accumulate_grad_hook(weight.take_gradient)  # type: ignore[no-untyped-call]
+                self._hooks.append(hook)
 
     @torch.no_grad()
+    def clip_gradients(self, max_norm: float) -> float:
+        """Scale the gradients down to ``max_norm``; returns their norm before."""
+        gradients = self.gradients
+        norm = torch.nn.utils.get_total_norm(gradients)
+        torch._foreach_mul_(gradients, torch.clamp(max_norm / (norm + 1e-6), max=1.0))
+        return float(norm)
+
     def step(self) -> None:
         """Move the masters, then round them into the parameters."""
-        self.bring_back()
-        if self._luggage is not None:
-            self._luggage.ready()
-        self.adamw.step()
-        for parameter, master in self._pairs:
-            if parameter is not master:
-                parameter.copy_(master)
+        if self._streams_through is not None:
+            self._stream(self._streams_through)
+        else:
+            self.bring_back()
+            for piece in self.pieces:
+                piece.step()
         self.end_update()
+
+    def _stream(self, transfers: Transfers) -> None:
+        """Every piece comes, is updated and leaves, while the next one comes and the last one leaves."""
+        for number, piece in enumerate(self.pieces):
+            if number + 1 >= STREAMED_AT_ONCE:  # memory is free once it has left, and asked for before
+                self.pieces[number + 1 - STREAMED_AT_ONCE].wait()
+            for one in self.pieces[number : number + 2]:
+                one.come_back()
+            piece.step()
+            piece.leave(transfers, self._host_places(transfers))
+
+    def stream_through(self, transfers: Transfers) -> None:
+        """From now on masters and moments are in the machine's memory, and on the device for updates only."""
+        self._streams_through = transfers
 
     def offload(self, transfers: Transfers) -> None:
         """Begin to send masters and moments away, and let go of gradients; between updates only.
 
         A parameter that is its own master stays: it is a weight.
         """
-        if self._luggage is not None and self._luggage.is_away:
-            return
         self.end_update()
-        self._luggage = self._luggage or Luggage(transfers)
-        for master in self._masters:
-            master.grad = None
-        self._luggage.leave(self._movable())
+        for weight in self._weights:
+            weight.drop_gradient()
+        for piece in self.pieces:
+            piece.leave(transfers, self._host_places(transfers))
 
     def bring_back(self) -> None:
-        """Begin to bring back what was sent away; :meth:`step` waits for it."""
-        if self._luggage is not None:
-            self._luggage.come_back()
+        """Begin to bring back what was sent away and does not stream; :meth:`step` waits for it."""
+        if not self.streams:
+            for piece in self.pieces:
+                piece.come_back()
 
     def wait(self) -> None:
         """Until masters and moments are whole, wherever they are."""
-        if self._luggage is not None:
-            self._luggage.wait()
+        for piece in self.pieces:
+            piece.wait()
 
     def tensors(self) -> dict[str, Tensor]:
         """Masters and moments, numbered in the order of the parameters: all that a resumed run needs.
@@ -100,66 +123,24 @@ class MasterWeightAdamW:
         They are where they are now, on the device or away from it.
         """
         self.wait()
-        found = {}
-        for number, master in enumerate(self._masters):
-            found[f"{number}.master"] = master.detach()
-            for key, value in self.adamw.state.get(master, {}).items():
-                found[f"{number}.{key}"] = value
-        return found
+        return {name: value for piece in self.pieces for name, value in piece.tensors()}
 
-    @torch.no_grad()
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore what :meth:`tensors` gave; parameters become the masters' rounded images.
 
         What is away is away again afterwards.
         """
-        away = self._luggage if self._luggage is not None and self._luggage.is_away else None
-        self.bring_back()
-        self.wait()
-        for number, (parameter, master) in enumerate(self._pairs):
-            master.copy_(tensors[f"{number}.master"])
-            if parameter is not master:
-                parameter.copy_(master)
-            for state in self.adamw.state.get(master, {}).values():
-                state.zero_()  # as before the first update, if that is what is restored
-            prefix = f"{number}."
-            for key, value in tensors.items():
-                if key.startswith(prefix) and key != f"{number}.master":
-                    self._load_state(number, key.removeprefix(prefix), value)
-        if away is not None:
-            away.leave(self._movable())
-
-    def _load_state(self, number: int, key: str, value: Tensor) -> None:
-        """Into the tensor that is there, if there is one: it may have a place to be sent to."""
-        state, home = self.adamw.state[self._masters[number]], self._homes[number]
-        if key in state:
-            state[key].copy_(value)
-        else:  # unlike the moments, the count of steps is on the CPU, unless one kernel does it all
-            state[key] = value.to("cpu" if key == "step" and not self._fused else home, copy=True)
-
-    def _movable(self) -> list[Tensor]:
-        """Masters that are not weights themselves, and moments; counts of steps are not worth it."""
-        found = [master for parameter, master in self._pairs if parameter is not master]
-        for master in self._masters:
-            state = self.adamw.state.get(master, {})
-            found += [value for key, value in state.items() if key != "step"]
-        return found
+        for piece in self.pieces:
+            piece.load_tensors(tensors)
+            if self.streams:
+                piece.wait()  # before the next one needs its memory
 
     def end_update(self) -> None:
         """Between updates the parameters are anybody's, e.g. another optimizer's."""
         while self._hooks:
             self._hooks.pop().remove()
 
-
-def _master(parameter: Tensor) -> Tensor:
-    if parameter.dtype == torch.float32:
-        return parameter
-    return parameter.detach().to(torch.float32).requires_grad_()
-
-
-def _hand_over(master: Tensor, parameter: Tensor) -> None:
-    """Add the gradient of one backward pass to the master's, in float32, and free it at once."""
-    assert master.grad is not None
-    assert parameter.grad is not None
-    master.grad.add_(parameter.grad)
-    parameter.grad = None
+    def _host_places(self, transfers: Transfers) -> HostPlaces:
+        """One for all pieces, which share what they are given of the machine's memory."""
+        self._places = self._places or HostPlaces(transfers.host_memory)
+        return self._places

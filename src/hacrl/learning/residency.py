@@ -51,7 +51,8 @@ class Residency:
     """Says before each phase who has to be on the device; the others leave only then.
 
     An optimizer leaves beside the next phase, and comes back beside the first forward and backward passes of
-    its own: it is waited for when it makes its update. Agents that were not added stay where they are.
+    its own: it is waited for when it makes its update. One that streams stays away, but for the update
+    itself. Agents that were not added stay where they are.
     """
 
     def __init__(
@@ -72,6 +73,8 @@ class Residency:
             self._transfers[agent.device] = self._make_transfers(agent.device)
         transfers = self._transfers[agent.device]
         weights = Luggage(transfers) if level == "all" else None
+        if level in ("stream", "all"):
+            learner.optimizer.stream_through(transfers)
         self._residents[agent.name] = _Resident(
             agent.name, agent.model, learner.optimizer, transfers, weights
         )
@@ -85,10 +88,12 @@ class Residency:
         self._make_room(name)
 
     def to_learn(self, name: str) -> None:
-        """The agent's weights and its optimizer are needed."""
-        self._make_room(name, keep_optimizer=True)
-        if name in self._residents:
-            self._bring(self._residents[name], "optimizer", self._residents[name].optimizer.bring_back)
+        """The agent's weights are needed and, unless it streams, its optimizer."""
+        resident = self._residents.get(name)
+        if resident is None:
+            return
+        self._make_room(name, keep_optimizer=not resident.optimizer.streams)
+        self._bring(resident, "optimizer", resident.optimizer.bring_back)
 
     def leave(self, name: str) -> None:
         """All of an agent's that may leave does; returns when its memory is free, for other processes too."""
