@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from hacrl.agents.compiled import compiled_if_wanted
+from hacrl.agents.linear_logprobs import is_plain_linear, linear_logprobs
 from hacrl.agents.packing import model_inputs, whole_sequences
 from hacrl.agents.ragged import can_be_ragged, ragged
 from hacrl.agents.sampling import token_logprobs
@@ -24,6 +25,7 @@ MOST_LOGITS = 2**26  # that exist at a time: 256 MiB in float32, a few times tha
 # Compiled, they exist in the weights' 16 bits alone. Large pieces are fewer, and with every piece a gradient
 # as large as the output layer is added to the one before.
 MOST_COMPILED_LOGITS = 2**28
+BY_HAND_ON = ("cuda",)  # where the backward pass waits for memory; elsewhere it stays autograd's, to the bit
 _HEADS: WeakKeyDictionary[Any, Callable[[Tensor], Tensor] | None] = WeakKeyDictionary()
 
 
@@ -71,7 +73,10 @@ def logprobs_in_pieces(
 ) -> Tensor:
     """log-probability of each target, (N, hidden), (N,) -> (N,)."""
     compute = compiled_if_wanted(_piece_logprobs)
-    size = max(1, most_logits(sampling, is_compiled=compute is not _piece_logprobs) // vocabulary)
+    most = most_logits(sampling, is_compiled=compute is not _piece_logprobs)
+    if hidden_N.device.type in BY_HAND_ON and is_plain_linear(head, hidden_N, sampling):
+        return linear_logprobs(hidden_N, head.weight, targets_N, sampling.temperature, most)
+    size = max(1, most // vocabulary)
     pieces = [
         checkpoint(
             compute,

@@ -1,0 +1,165 @@
+"""Log-probabilities by a plain linear output layer in 16 bits, with a backward pass written out by hand.
+
+Left to autograd, every piece of the tokens takes its log-sum-exp twice, writes a zero for every token that
+was not chosen, and makes a gradient as large as the output layer, which is then added to the others'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import Context, copy_context
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from hacrl.agents.compiled import compiled_if_wanted
+from hacrl.types import Sampling
+
+
+def is_plain_linear(head: Any, hidden: Tensor, sampling: Sampling) -> TypeGuard[nn.Linear]:
+    """Whether logits are the hidden states times a matrix in 16 bits, and all tokens may be sampled."""
+    if type(head) is not nn.Linear or getattr(head, "bias", None) is not None:
+        return False
+    if type(head.weight) is not nn.Parameter:  # e.g. one that is spread over several devices
+        return False
+    if "forward" in vars(head) or _has_hooks(head) or torch.is_autocast_enabled(hidden.device.type):
+        return False
+    weight = head.weight
+    if weight.dtype not in (torch.bfloat16, torch.float16) or hidden.dtype != weight.dtype:
+        return False
+    return hidden.device == weight.device and sampling.top_k == 0 and sampling.top_p == 1.0
+
+
+def _has_hooks(head: nn.Module) -> bool:
+    hooks = head._forward_hooks, head._forward_pre_hooks, head._backward_hooks, head._backward_pre_hooks
+    return any(hooks)
+
+
+def linear_logprobs(
+    hidden_N: Tensor, weight: Tensor, targets_N: Tensor, temperature: float, most_logits: int
+) -> Tensor:
+    """log-probability of each target, (N, hidden), (V, hidden), (N,) -> (N,) in float32.
+
+    In the backward pass a piece's logits become their gradient where they are, so that no more than
+    ``most_logits`` exist at a time. A temperature of 0 is 1, as where tokens are drawn.
+    """
+    size = max(1, most_logits // len(weight))
+    plan = _Plan(
+        pieces=max(1, -(-len(hidden_N) // size)),
+        sharpness=1 / temperature if temperature else 1.0,
+        logprobs=compiled_if_wanted(_logprobs),
+        gradient=compiled_if_wanted(_gradient),
+        context=copy_context(),
+    )
+    logprobs: Tensor = _LinearLogprobs.apply(hidden_N, weight, targets_N, plan)  # type: ignore[no-untyped-call]
+    return logprobs
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """What both passes have to agree on."""
+
+    pieces: int  # of nearly the same size: a last one of one token would be compiled apart
+    sharpness: float  # 1 / temperature
+    logprobs: Callable[..., Any]
+    gradient: Callable[..., Any]
+    context: Context  # with the compiler's settings; on a GPU, the backward pass is another thread
+
+    def of(self, tensor_N: Tensor) -> tuple[Tensor, ...]:
+        return torch.tensor_split(tensor_N, self.pieces)
+
+    def copies_of(self, tensor_N: Tensor) -> list[Tensor]:
+        """Small ones: the compiler takes a view apart from one that is all there is."""
+        return [piece.clone() for piece in self.of(tensor_N)]
+
+    def logits(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        logits = hidden @ weight.T
+        if self.gradient is not _gradient:
+            import torch._dynamo as compiler  # slow to import
+
+            compiler.mark_static(logits, 1)  # rows of a known length are read faster
+        return logits
+
+
+class _LinearLogprobs(torch.autograd.Function):
+    """(N, hidden), (V, hidden), (N,) -> (N,)."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden_N: Tensor, weight: Tensor, targets_N: Tensor, plan: _Plan) -> Tensor:
+        sharpness = _scalar(plan.sharpness, hidden_N)
+        found = [
+            plan.logprobs(plan.logits(hidden, weight), targets, sharpness)  # gone before the next are made
+            for hidden, targets in zip(plan.of(hidden_N), plan.copies_of(targets_N), strict=True)
+        ]
+        logprobs_N, normalisers_N = (torch.cat(parts) for parts in zip(*found, strict=True))
+        ctx.save_for_backward(hidden_N, weight, targets_N, logprobs_N, normalisers_N)
+        ctx.plan = plan
+        return logprobs_N
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator, unused-ignore]
+    def backward(ctx: Any, gradient_N: Tensor) -> tuple[Tensor | None, ...]:
+        wanted = ctx.needs_input_grad[:2]
+        return *ctx.plan.context.run(_backward, ctx.plan, ctx.saved_tensors, gradient_N, *wanted), None, None
+
+
+def _backward(
+    plan: _Plan, saved: tuple[Tensor, ...], gradient_N: Tensor, wants_hidden: bool, wants_weight: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of the hidden states and, added up over the pieces where it is, of the weight."""
+    hidden_N, weight, targets_N, logprobs_N, normalisers_N = saved
+    sharpness = _scalar(plan.sharpness, hidden_N)
+    scaled_N = gradient_N.float() * plan.sharpness
+    # p is nearly 1 where a model is sure: 1 - p of a rounded p would be left with few digits
+    of_target_N = -torch.expm1(logprobs_N) * scaled_N
+    hidden_gradient_N = torch.empty_like(hidden_N) if wants_hidden else None
+    weight_gradient: Tensor | None = None
+    pieces = zip(
+        plan.of(hidden_N),
+        plan.of(targets_N),
+        plan.copies_of(normalisers_N),
+        plan.copies_of(-scaled_N),
+        plan.of(of_target_N.to(hidden_N.dtype)),
+        plan.of(hidden_gradient_N) if hidden_gradient_N is not None else [None] * plan.pieces,
+        strict=True,
+    )
+    logits: Tensor | None
+    for hidden, targets, normalisers, scale, of_target, hidden_gradient in pieces:
+        logits = plan.logits(hidden, weight)
+        plan.gradient(logits, normalisers, scale, sharpness)
+        logits.scatter_(1, targets.unsqueeze(1), of_target.unsqueeze(1))
+        if hidden_gradient is not None:
+            torch.mm(logits, weight, out=hidden_gradient)
+        if wants_weight and weight_gradient is None:
+            weight_gradient = logits.T @ hidden
+        elif weight_gradient is not None:
+            weight_gradient.addmm_(logits.T, hidden)
+        logits = None  # before the next are made
+    return hidden_gradient_N, weight_gradient
+
+
+def _scalar(value: float, like: Tensor) -> Tensor:
+    """On the device: a Python float might be compiled anew for every value."""
+    return torch.full((), value, dtype=torch.float32, device=like.device)
+
+
+# Both are compiled to one kernel that reads the logits; done plainly, each makes one float32 copy of them.
+
+
+def _logprobs(logits: Tensor, targets: Tensor, sharpness: Tensor) -> tuple[Tensor, Tensor]:
+    """Those of the targets, and log-sum-exp of all; (N, V), (N,), () -> (N,), (N,)."""
+    scaled = logits.float().mul_(sharpness)
+    largest = scaled.amax(dim=-1, keepdim=True)
+    total = scaled.sub_(largest).exp_().sum(dim=-1, keepdim=True)  # torch compiles this to one pass on a GPU
+    chosen = logits.gather(-1, targets.unsqueeze(-1)).float() * sharpness
+    logprobs = (chosen - largest) - total.log()  # in this order a small one keeps its digits
+    return logprobs.squeeze(-1), (total.log() + largest).squeeze(-1)
+
+
+def _gradient(logits: Tensor, normalisers: Tensor, scale: Tensor, sharpness: Tensor) -> None:
+    """scale * p of every token, in place of its logit; (N, V), (N,), (N,), (). Targets are not told apart."""
+    p = logits.float().mul_(sharpness).sub_(normalisers.unsqueeze(-1)).exp_()
+    logits.copy_(p.mul_(scale.unsqueeze(-1)))
