@@ -32,7 +32,7 @@ from hacrl.types import LearnerSample, Sampling
 
 WARM_UP = 3
 KINDS = {  # the first whose word is in a kernel's name
-    "shared prompts": ("sum_copies", "index_select", "indexselect"),
+    "shared prompts": ("sum_copies", "_repeat", "index_select", "indexselect"),
     "logits": ("logsumexp",),
     "compiled": ("triton_",),  # before all whose words may be in the name of what was fused
     "attention": ("flash", "attention", "fmha"),
