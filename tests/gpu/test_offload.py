@@ -143,7 +143,7 @@ def test_updates_are_the_same_to_the_bit(dtype: torch.dtype, monkeypatch: pytest
         assert all(torch.equal(state[name], tensors[name]) for name in state)
 
 
-def test_an_update_that_streams_has_three_pieces_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_update_that_streams_has_two_pieces_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixteen pieces of 48 MiB: masters and moments of 4 Mi weights, 768 MiB in all."""
     monkeypatch.setattr("hacrl.learning.optimizer_piece.PIECE", 48 * MIB)
     transfers = CudaTransfers(GPU)
@@ -162,8 +162,8 @@ def test_an_update_that_streams_has_three_pieces_on_the_gpu(monkeypatch: pytest.
         optimizer.step()
         torch.cuda.synchronize()
         peak = torch.cuda.memory_stats()["requested_bytes.all.peak"]
-        # moments are made in the first update, with what that needs; from then on it is three pieces
-        assert 48 * MIB < peak - held <= (4 if number == 0 else 3) * 48 * MIB + MIB
+        # moments are made in the first update, with what that needs
+        assert 48 * MIB < peak - held <= (3 if number == 0 else 2) * 48 * MIB + MIB
         assert allocated() - held < MIB
     # a constant gradient makes Adam step by the learning rate, three times
     assert all(value.float().sub(-0.03).abs().max() < 2e-4 for value in values)

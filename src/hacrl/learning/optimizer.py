@@ -22,8 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from hacrl.learning.offload import HostPlaces, Transfers
 from hacrl.learning.optimizer_piece import Piece, Weight, in_pieces
 
-# Pieces on the device while updates stream: one leaves, one is at work, one comes.
-STREAMED_AT_ONCE = 3
+STREAMED_AT_ONCE = 2  # pieces on the device while updates stream: one leaves while the next one comes
 
 
 class MasterWeightAdamW:
@@ -82,12 +81,14 @@ class MasterWeightAdamW:
         self.end_update()
 
     def _stream(self, transfers: Transfers) -> None:
-        """Every piece comes, is updated and leaves, while the next one comes and the last one leaves."""
+        """Every piece comes, while the one before leaves, is updated, and leaves.
+
+        Nobody waits for copies but the device; asked for early, memory for all pieces would be taken at once.
+        """
         for number, piece in enumerate(self.pieces):
-            if number + 1 >= STREAMED_AT_ONCE:  # memory is free once it has left, and asked for before
-                self.pieces[number + 1 - STREAMED_AT_ONCE].wait()
-            for one in self.pieces[number : number + 2]:
-                one.come_back()
+            if number >= STREAMED_AT_ONCE:
+                self.pieces[number - STREAMED_AT_ONCE].wait()  # then its memory is free
+            piece.come_back()
             piece.step()
             piece.leave(transfers, self._host_places(transfers))
 
