@@ -13,14 +13,14 @@ demo: $(VENV)/.installed  ## bundled agents, HACPO against GSPO; ARGS="--json --
 	$(BIN)/hacrl demo $(ARGS)
 
 test: $(VENV)/.installed-dev  ## the test suite without the slow part; ARGS are passed to pytest
-	$(BIN)/pytest -n auto --dist loadfile -m "not slow and not vllm and not vllm_in_process" $(ARGS)  # a process per core; a file's tests share what they set up
+	$(BIN)/pytest -n auto --dist loadfile -m "not slow and not vllm and not vllm_installed" $(ARGS)  # a process per core; a file's tests share what they set up
 
 test-slow: $(VENV)/.installed-dev  ## tests with the real pretrained SmolLM2-135M
 	$(BIN)/pytest -m slow $(ARGS)
 
 test-vllm: $(VENV)/.installed-dev $(VLLM_VENV)/.installed  ## tests against a real vLLM on a CPU, in an environment of its own
 	HACRL_VLLM_PYTHON=$(abspath $(VLLM_BIN)/python) $(BIN)/pytest -m vllm $(ARGS)
-	$(VLLM_BIN)/python -m pytest tests/vllm -m vllm_in_process $(ARGS)
+	$(VLLM_BIN)/python -m pytest tests/vllm -m vllm_installed $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -135,7 +135,7 @@ def prepare(options: argparse.Namespace, folder: Path) -> tuple[Setup, list[list
         for work in options.work
     ]
     vllm = VllmSettings(
-        mode="server" if options.python else "in_process",
+        mode="server" if options.python else "child",
         python=options.python,
         memory=options.memory,
         sleep=options.sleep,

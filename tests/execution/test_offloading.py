@@ -12,7 +12,7 @@ import torch
 from transformers import AutoConfig
 
 from hacrl.agents.agent import Agent
-from hacrl.agents.footprint import Footprint, ParameterCounts
+from hacrl.agents.footprint import Footprint, ParameterCounts, Workload
 from hacrl.cli.dry_run import dry_run_lines
 from hacrl.config.loading import load_config
 from hacrl.execution import memory
@@ -27,6 +27,7 @@ from hacrl.execution.offloading import (
     streamed_bytes,
 )
 from hacrl.execution.residents import decide_memory
+from tests.agents.footprints import QWEN3_1_7B, footprint_of
 from tests.execution.test_dry_run import shapes
 from tests.support.sevens import SevensTask
 from tests.support.tiny import char_agent, pair_agent
@@ -145,6 +146,14 @@ def test_the_user_is_told_what_leaves_and_why() -> None:
     )
     assert "(learning.offload=all; " in told
     assert offload_note("cuda:0", OffloadPlan("never", 1, 0), "auto", 1, 10) is None
+
+
+def test_a_streamed_update_beside_what_was_measured_on_a_gpu() -> None:
+    """35.89 GiB on an H200: updates from 256 samples of 1,152 tokens, 16 at a time."""
+    work = Workload(decodings=(), learnt_tokens=18432, longest_sample=1152)
+    found = footprint_of(AutoConfig.for_model(**QWEN3_1_7B), work, "cuda", precision="bfloat16")
+    assert peak_with("stream", [found]) / GIB == pytest.approx(35.89, rel=0.05)
+    assert peak_with("optimizer", [found]) - peak_with("stream", [found]) == found.masters + found.moments
 
 
 def there(gpu: float, host: float):

@@ -18,7 +18,7 @@ from hacrl.rollout.vllm import process as supervision
 from hacrl.rollout.vllm.backend import EngineError, EngineLostError
 from hacrl.rollout.vllm.client import ServerClient
 from hacrl.rollout.vllm.guard import Guard
-from hacrl.rollout.vllm.process import ServerProcess
+from hacrl.rollout.vllm.process import OwnProcess
 
 PARENT = """
 import signal, subprocess, sys, time
@@ -30,12 +30,12 @@ time.sleep(600)
 """
 
 
-def server(tmp_path: Path, code: str = PARENT, *arguments: str, start_timeout: float = 60) -> ServerProcess:
+def server(tmp_path: Path, code: str = PARENT, *arguments: str, start_timeout: float = 60) -> OwnProcess:
     command = [sys.executable, "-c", code, *arguments]
-    return ServerProcess("the server", command, {"A_KEY": "secret"}, tmp_path / "log", start_timeout)
+    return OwnProcess("the server", command, {"A_KEY": "secret"}, tmp_path / "log", start_timeout)
 
 
-def child_of(process: ServerProcess) -> int:
+def child_of(process: OwnProcess) -> int:
     return int(process.log.read_text().split("pids ")[-1].split()[0])
 
 
@@ -56,7 +56,7 @@ def soon(is_so: Callable[[], bool]) -> bool:
     return True
 
 
-def ready(process: ServerProcess) -> Callable[[], bool]:
+def ready(process: OwnProcess) -> Callable[[], bool]:
     return lambda: process.is_alive() and "pids" in process.log.read_text()
 
 
@@ -148,10 +148,10 @@ class Healthy(http.server.BaseHTTPRequestHandler):
 KILLED = """
 import sys
 from pathlib import Path
-from hacrl.rollout.vllm.process import ServerProcess
+from hacrl.rollout.vllm.process import OwnProcess
 
 command = [sys.executable, "-c", sys.argv[1], *sys.argv[3:]]
-process = ServerProcess("the server", command, {}, Path(sys.argv[2]), 600)
+process = OwnProcess("the server", command, {}, Path(sys.argv[2]), 600)
 process.start(lambda: False)
 """
 

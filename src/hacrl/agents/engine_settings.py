@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 EngineName = Literal["transformers", "vllm"]
-VllmMode = Literal["auto", "in_process", "server"]
+VllmMode = Literal["auto", "child", "server"]
 WeightSync = Literal["auto", "ipc", "nccl", "gloo", "files"]
 
 
@@ -16,8 +16,8 @@ class VllmSettings:
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by the config layer
 
-    # "in_process": vLLM is installed beside hacrl; "server": hacrl starts vLLM's server and looks after it.
-    # "auto": a server if `python` names an environment for it, else in process.
+    # "child": vLLM is installed beside hacrl, and runs in a process of its own; "server": hacrl starts vLLM's
+    # server and looks after it. "auto": a server if `python` names an environment for it, else a child.
     mode: VllmMode = "auto"
     python: str | None = None  # interpreter of an environment that has vLLM; None: the one hacrl runs in
     url: str | None = None  # a server that is already running, e.g. http://gpu7:8000; hacrl starts none
@@ -39,8 +39,8 @@ class VllmSettings:
     def __post_init__(self) -> None:
         if self.url is not None:
             self._check_url()
-        if self.mode == "in_process" and self.python is not None:
-            raise ValueError("python belongs to mode server: an engine in this process uses this interpreter")
+        if self.mode == "child" and self.python is not None:
+            raise ValueError("python belongs to mode server: a child has hacrl's own interpreter")
         for key in ("memory", "kv_cache_gib", "max_logprob_gap", "start_timeout"):
             value = getattr(self, key)
             if value is not None and not value > 0:
@@ -61,13 +61,13 @@ class VllmSettings:
         if not self.url.startswith(("http://", "https://")):
             raise ValueError(f"url must start with http:// or https://, not {self.url!r}")
         started = [key for key in ("python", "port", "devices") if getattr(self, key) is not None]
-        if started or self.mode == "in_process":
-            what = ", ".join(started) or "mode: in_process"
+        if started or self.mode == "child":
+            what = ", ".join(started) or "mode: child"
             raise ValueError(f"url names a server that is already running: {what} would have no effect")
 
     @property
     def starts_server(self) -> bool:
         """Whether hacrl starts and supervises a server for this agent."""
-        if self.url is not None or self.mode == "in_process":
+        if self.url is not None or self.mode == "child":
             return False
         return self.mode == "server" or self.python is not None

@@ -16,10 +16,10 @@ from hacrl.agents.agent import Agent
 from hacrl.agents.engine_settings import VllmSettings
 from hacrl.rollout.vllm.backend import Backend
 from hacrl.rollout.vllm.checks import api_key_of
+from hacrl.rollout.vllm.child import ChildBackend
 from hacrl.rollout.vllm.client import ServerClient
 from hacrl.rollout.vllm.engine import VllmEngine
-from hacrl.rollout.vllm.in_process import InProcessBackend
-from hacrl.rollout.vllm.process import ServerProcess
+from hacrl.rollout.vllm.process import OwnProcess
 from hacrl.rollout.vllm.server import ServerBackend
 from hacrl.rollout.vllm.transports import free_port
 from hacrl.types import Problem
@@ -58,7 +58,8 @@ def make_vllm_engine(
     if settings.starts_server:
         backend = _own_server(agent.name, settings, arguments, environment, folder, can_sleep)
     else:
-        backend = InProcessBackend(agent.name, arguments, environment, can_sleep)
+        log = folder / "engine.log"
+        backend = ChildBackend(agent.name, arguments, environment, can_sleep, log, settings.start_timeout)
     return VllmEngine(agent, backend, settings, probes, before_start=lambda: write_model(agent, model))
 
 
@@ -72,7 +73,7 @@ def _own_server(
 ) -> ServerBackend:
     key, port = secrets.token_urlsafe(24), settings.port or free_port()
     where = f"vLLM server of agent {name!r}"
-    process = ServerProcess(
+    process = OwnProcess(
         where,
         server_command(settings.python or sys.executable, arguments, LOCALHOST, port),
         {**environment, "VLLM_API_KEY": key},

@@ -1,4 +1,4 @@
-"""A vLLM server as a child process: started, waited for, watched, and ended with all it started itself."""
+"""vLLM as a child process: started, waited for, watched, and ended with all it started itself."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ END_SECONDS = 15.0  # time to end by itself before it is killed
 SHOWN_LINES = 12
 
 
-class ServerProcess:
-    """One server and its log. It is in a process group of its own, so that it ends as a whole."""
+class OwnProcess:
+    """One engine and its log. It is in a process group of its own, so that it ends as a whole."""
 
     def __init__(
         self,
@@ -36,19 +36,22 @@ class ServerProcess:
         self._start_timeout = start_timeout
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: Guard | None = None
-        self._log_begins = 0  # where in the log the present server begins
+        self._log_begins = 0  # where in the log the present one begins
 
     @property
     def pid(self) -> int | None:
-        """The server's process id, while there is one."""
+        """The process id, while there is one."""
         return None if self._process is None else self._process.pid
 
     def is_alive(self) -> bool:
         """Whether the process is there; it need not be ready."""
         return self._process is not None and self._process.poll() is None
 
-    def start(self, is_ready: Callable[[], bool]) -> None:
-        """Start it and wait until it is ready; what an earlier one left behind is ended first."""
+    def start(self, is_ready: Callable[[], bool], inherits: int | None = None) -> None:
+        """Start it and wait until it is ready; what an earlier one left behind is ended first.
+
+        It may inherit a file descriptor, whose number is its last argument.
+        """
         self.end()
         if is_ready():  # ours is not there yet: weights must not go to somebody else's
             raise EngineError(f"{self.name} cannot start: another server answers at its address already")
@@ -56,12 +59,13 @@ class ServerProcess:
         with self.log.open("ab") as log:
             self._log_begins = log.tell()
             self._process = subprocess.Popen(
-                self._command,
+                self._command if inherits is None else [*self._command, str(inherits)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **self._environment},
                 process_group=0,
+                pass_fds=() if inherits is None else (inherits,),
             )
         self._guard = Guard([-self._process.pid])
         deadline = time.monotonic() + self._start_timeout
@@ -69,21 +73,23 @@ class ServerProcess:
             if not self.is_alive():
                 code = self._process.returncode
                 self.end()
-                raise EngineError(f"{self.name} does not start (exit code {code}); {self._log_end()}")
+                raise EngineError(f"{self.name} does not start (exit code {code}); {self.log_end()}")
             if time.monotonic() > deadline:
                 self.end()
                 raise EngineLostError(
                     f"{self.name} was not ready after {self._start_timeout:g} s (start_timeout); "
-                    f"{self._log_end()}"
+                    f"{self.log_end()}"
                 )
             time.sleep(POLL_SECONDS)
 
-    def end(self) -> None:
-        """End the server and its children, gently at first."""
+    def end(self, patience: float = 0.0) -> None:
+        """End it and its children, gently at first; one that is about to end by itself is given time to."""
         process, self._process = self._process, None
         guard, self._guard = self._guard, None
         if process is None:
             return
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(patience)
         _signal_group(process.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             process.wait(END_SECONDS)
@@ -92,7 +98,8 @@ class ServerProcess:
         if guard is not None:
             guard.end()
 
-    def _log_end(self) -> str:
+    def log_end(self) -> str:
+        """What it said last, for messages."""
         written = self.log.read_bytes()[self._log_begins :]
         lines = written.decode("utf-8", errors="replace").splitlines()
         telling = [line for line in lines if "Error" in line or "error:" in line][-4:]

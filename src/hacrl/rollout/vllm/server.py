@@ -7,7 +7,7 @@ from typing import Any
 
 from hacrl.rollout.vllm.backend import Ask, EngineError, EngineLostError, Said
 from hacrl.rollout.vllm.client import RPC_SECONDS, ServerClient
-from hacrl.rollout.vllm.process import ServerProcess
+from hacrl.rollout.vllm.process import OwnProcess
 
 NEEDED = (
     "weight updates need a server with VLLM_SERVER_DEV_MODE=1 and hacrl's worker extension: start it with "
@@ -18,7 +18,7 @@ NEEDED = (
 class ServerBackend:
     """A vLLM server. With a process it is ours: started, watched and ended here."""
 
-    def __init__(self, client: ServerClient, process: ServerProcess | None, can_sleep: bool) -> None:
+    def __init__(self, client: ServerClient, process: OwnProcess | None, can_sleep: bool) -> None:
         self.name = client.name
         self.can_sleep = can_sleep
         self._client = client

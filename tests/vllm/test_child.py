@@ -1,12 +1,12 @@
-"""vLLM in hacrl's own process keeps the contract of engines, takes updates and is brought back.
+"""vLLM of hacrl's own environment, in a child process: the contract of engines, updates, deaths.
 
-Needs an environment that has vLLM: ``python -m pytest tests/vllm -m vllm_in_process`` there.
+Needs an environment that has vLLM: ``python -m pytest tests/vllm -m vllm_installed`` there.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,8 +15,8 @@ import pytest
 
 from hacrl.agents.agent import Agent
 from hacrl.agents.engine_settings import VllmSettings
+from hacrl.rollout.vllm import child, child_program
 from hacrl.rollout.vllm import guard as guarding
-from hacrl.rollout.vllm import in_process
 from hacrl.rollout.vllm.backend import EngineError
 from hacrl.rollout.vllm.engine import VllmEngine
 from hacrl.rollout.vllm.launch import make_vllm_engine
@@ -31,29 +31,34 @@ from tests.support.engines import (
     logprob_gap,
     mean_gap,
 )
-from tests.vllm.processes import still_there
+from tests.vllm.processes import still_there, with_children
 
 pytestmark = [
-    pytest.mark.vllm_in_process,
+    pytest.mark.vllm_installed,
     pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed here (make test-vllm)"),
     pytest.mark.filterwarnings("ignore"),  # importing vllm warns of much
 ]
-SETTINGS = VllmSettings(mode="in_process", kv_cache_gib=0.1, max_sequences=64, seeded=True)
+SETTINGS = VllmSettings(mode="child", kv_cache_gib=0.1, max_sequences=64, seeded=True)
 
 
-def children() -> list[psutil.Process]:
-    """Processes of an engine."""
-    return [p for p in psutil.Process().children(recursive=True) if p.name().startswith("VLLM::")]
+def engines() -> list[psutil.Process]:
+    """Those of this process."""
+    return [p for p in psutil.Process().children() if child_program.__name__ in p.cmdline()]
 
 
-class TestVllmInProcess(EngineContract):
+def processes() -> list[psutil.Process]:
+    """Engines, and what they have started."""
+    return [process for engine in engines() for process in with_children(engine)]
+
+
+class TestVllmChild(EngineContract):
     @pytest.fixture(scope="class")
     def shared(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
-        folder = tmp_path_factory.mktemp("in_process")
+        folder = tmp_path_factory.mktemp("child")
         engine = make_vllm_engine(engine_agent(), SETTINGS, PROBLEMS, CONTEXT, folder)
         engine.prepare()
-        started = children()
-        assert started
+        started = processes()
+        assert len(engines()) == 1
         yield engine
         engine.close()
         engine.close()
@@ -62,7 +67,7 @@ class TestVllmInProcess(EngineContract):
     @pytest.fixture
     def engine_of(self, shared: VllmEngine) -> EngineOf:
         def make(agent: Agent, seeded: bool = True) -> VllmEngine:
-            settings = VllmSettings(mode="in_process", seeded=seeded)
+            settings = VllmSettings(mode="child", seeded=seeded)
             return VllmEngine(agent, AlreadyRunning(shared.backend), settings, PROBLEMS)
 
         return make
@@ -71,12 +76,12 @@ class TestVllmInProcess(EngineContract):
         """What a guard does is shown in tests/rollout/test_vllm_process.py."""
         commands = [process.cmdline() for process in psutil.Process().children()]
         (guard,) = [command for command in commands if guarding.__file__ in command]
-        (core,) = [process.pid for process in children() if "EngineCore" in process.name()]
-        assert guard[-2:] == [str(os.getpid()), str(core)]
+        (engine,) = engines()
+        assert guard[-2:] == [str(os.getpid()), str(-engine.pid)]  # its process group
 
     def test_weights_may_be_broadcast(self, shared: VllmEngine) -> None:
         agent = engine_agent(seed=5)
-        settings = VllmSettings(mode="in_process", seeded=True, weight_sync="gloo")
+        settings = VllmSettings(mode="child", seeded=True, weight_sync="gloo")
         engine = VllmEngine(agent, AlreadyRunning(shared.backend), settings, PROBLEMS)
         for version in (1, 2):
             change_weights(agent, seed=version)
@@ -96,9 +101,9 @@ class TestVllmInProcess(EngineContract):
 
 def test_tied_embeddings_and_a_death(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One engine's life: two updates, killed in the middle of generation, then an update that goes wrong."""
-    monkeypatch.setattr(in_process, "WORKER", "tests.vllm.stale_head.Forgetful")
+    monkeypatch.setattr(child, "WORKER", "tests.vllm.stale_head.Forgetful")
     agent = engine_agent("tess", tied=True)
-    settings = VllmSettings(mode="in_process", kv_cache_gib=0.1, max_sequences=4, seeded=True)
+    settings = VllmSettings(mode="child", kv_cache_gib=0.1, max_sequences=4, seeded=True)
     engine = make_vllm_engine(agent, settings, PROBLEMS, CONTEXT, tmp_path)
     try:
         before = engine.generate(PROBLEMS, 2, Sampling(12), seed=0)
@@ -107,7 +112,7 @@ def test_tied_embeddings_and_a_death(tmp_path: Path, monkeypatch: pytest.MonkeyP
             after = engine.generate(PROBLEMS, 2, Sampling(12), seed=0)
             assert logprob_gap(agent, after, Sampling(12)) < 1e-4
             assert mean_gap(agent, before, Sampling(12)) > 0.3
-        rollouts, early = generate_and_kill(engine)
+        rollouts, early = generate_and_kill(engine, lambda: engines()[0])
         assert engine.restarts == 1
         assert len(early) == 3
         assert all(rollouts[place] is rollout for place, rollout in early.items())
@@ -118,12 +123,19 @@ def test_tied_embeddings_and_a_death(tmp_path: Path, monkeypatch: pytest.MonkeyP
         with pytest.raises(EngineError, match=r"agent 'tess' is not at the agent's policy after a weight up"):
             engine.prepare()
     finally:
-        started = children()
+        started = processes()
         engine.close()
     assert still_there(started) == []
 
 
-def generate_and_kill(engine: VllmEngine) -> tuple[list[Rollout], dict[int, Rollout]]:
+def a_worker() -> psutil.Process:
+    """What an engine computes with, if not by itself."""
+    return next(process for process in processes() if "Worker" in process.name())
+
+
+def generate_and_kill(
+    engine: VllmEngine, victim: Callable[[], psutil.Process]
+) -> tuple[list[Rollout], dict[int, Rollout]]:
     early: dict[int, Rollout] = {}
     finished: dict[int, Rollout] = {}
 
@@ -131,16 +143,32 @@ def generate_and_kill(engine: VllmEngine) -> tuple[list[Rollout], dict[int, Roll
         finished[place] = rollout
         if len(finished) == 3:
             early.update(finished)
-            (core,) = [p for p in children() if "EngineCore" in p.name()]
-            core.kill()
+            victim().kill()
 
     rollouts = engine.generate(PROBLEMS, 4, Sampling(40), 3, take)
     assert sorted(finished) == list(range(20))
     return rollouts, early
 
 
+def test_an_engine_one_of_whose_workers_dies(tmp_path: Path) -> None:
+    """As with several GPUs, it computes with processes that it has started."""
+    agent = engine_agent("dora")
+    apart = {"distributed_executor_backend": "mp"}
+    settings = VllmSettings(mode="child", kv_cache_gib=0.1, max_sequences=4, seeded=True, engine_args=apart)
+    engine = make_vllm_engine(agent, settings, PROBLEMS, CONTEXT, tmp_path)
+    try:
+        rollouts, early = generate_and_kill(engine, a_worker)
+        assert (engine.restarts, len(early)) == (1, 3)
+        assert logprob_gap(agent, rollouts, Sampling(40)) < 1e-4
+    finally:
+        started = processes()
+        engine.close()
+    assert len(started) >= 2
+    assert still_there(started) == []
+
+
 def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
-    settings = VllmSettings(mode="in_process", engine_args={"no_such_option": 1})
+    settings = VllmSettings(mode="child", engine_args={"no_such_option": 1})
     engine = make_vllm_engine(engine_agent("eve"), settings, PROBLEMS, CONTEXT, tmp_path)
     with pytest.raises(EngineError, match=r"vLLM engine of agent 'eve' does not start: .*no_such_option"):
         engine.prepare()

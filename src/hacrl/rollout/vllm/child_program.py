@@ -1,0 +1,169 @@
+"""The program of an engine's own process: vLLM, told what to do by lines of JSON.
+
+``python -m hacrl.rollout.vllm.child_program FD``: the number of a socket. It ends when the other end is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Told = dict[str, Any]
+
+
+class _Line:
+    """The connection to hacrl. Neither reading nor writing ever waits."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.told: queue.SimpleQueue[Told | None] = queue.SimpleQueue()  # None: nobody is there any more
+        self._file = end.makefile("rwb")
+        self._to_say: queue.SimpleQueue[Told | None] = queue.SimpleQueue()
+        self._writing = threading.Thread(target=self._write, daemon=True)
+        self._writing.start()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def say(self, what: Told) -> None:
+        self._to_say.put(what)
+
+    def finish(self) -> None:
+        """Return when everything was said."""
+        self._to_say.put(None)
+        self._writing.join()
+
+    def _read(self) -> None:
+        try:
+            for text in self._file:
+                self.told.put(json.loads(text))
+        except (OSError, ValueError):
+            pass
+        self.told.put(None)
+
+    def _write(self) -> None:
+        try:
+            while (what := self._to_say.get()) is not None:
+                self._file.write(json.dumps(what).encode() + b"\n")
+                if self._to_say.empty():
+                    self._file.flush()
+            self._file.flush()
+        except OSError:
+            pass  # told by the reading thread
+
+
+class Engine:
+    """One ``vllm.LLM``."""
+
+    def __init__(self, engine_args: Mapping[str, Any], worker: str) -> None:
+        from vllm import LLM
+
+        self._llm = LLM(
+            **engine_args,
+            worker_extension_cls=worker,
+            skip_tokenizer_init=True,  # token ids in, token ids out
+            disable_log_stats=True,
+        )
+        self._asked = 0
+
+    def do(self, told: Told, line: _Line) -> Any:
+        """What was asked for; the result fits into JSON."""
+        llm = self._llm
+        actions: dict[str, Callable[[], Any]] = {
+            "generate": lambda: self._generate(told["asks"], line),
+            "call": lambda: llm.collective_rpc(told["method"], args=tuple(told["arguments"])),
+            "forget_prefixes": llm.reset_prefix_cache,
+            # 2: weights are not kept either, the learner has them
+            "sleep": lambda: llm.sleep(level=2),
+            "wake": lambda: llm.wake_up(tags=[told["part"]]),
+            "leave": lambda: None,  # of what has ended
+        }
+        return actions[told["do"]]()
+
+    def is_broken(self) -> bool:
+        """Whether a process that it computes with is gone."""
+        core: Any = getattr(self._llm.llm_engine.engine_core, "engine_core", None)
+        return bool(getattr(getattr(core, "model_executor", None), "is_failed", False))
+
+    def end(self) -> None:
+        """And all that it started."""
+        self._llm.llm_engine.engine_core.shutdown()
+
+    def _generate(self, asks: list[Any], line: _Line) -> None:
+        """Say every response when it has ended, until all have or something else is asked for."""
+        engine = self._llm.llm_engine
+        positions: dict[str, int] = {}
+        for position, (prompt_ids, fields) in enumerate(asks):
+            self._asked += 1
+            positions[str(self._asked)] = position
+            engine.add_request(str(self._asked), *_request(prompt_ids, fields))
+        while engine.has_unfinished_requests() and line.told.empty():
+            for output in engine.step():
+                if output.finished:
+                    line.say({"at": positions.pop(output.request_id), **_said(output.outputs[0])})
+        if positions:
+            engine.abort_request(list(positions))
+
+
+def _request(prompt_ids: list[int], fields: Mapping[str, Any]) -> tuple[Any, Any]:
+    """A prompt and its sampling parameters, as vLLM takes them with the least work for each response."""
+    from vllm.inputs import tokens_input
+    from vllm.sampling_params import RequestOutputKind
+
+    from vllm import SamplingParams
+
+    params = SamplingParams(
+        **fields,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        flat_logprobs=True,  # plain lists; else an object and a dict for every token
+        skip_clone=True,  # nobody else has these parameters
+    )
+    return tokens_input(prompt_ids), params
+
+
+def _said(completion: Any) -> Told:
+    flat = completion.logprobs
+    # the sampled token stands first at its position
+    logprobs = [flat.logprobs[first] for first in flat.start_indices]
+    return {"ids": list(completion.token_ids), "logprobs": logprobs}
+
+
+def main() -> None:
+    """Until nobody is there any more, or the engine is broken."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # this is the process of its own
+    line = _Line(socket.socket(fileno=int(sys.argv[1])))
+    first = line.told.get()
+    if first is None:
+        return
+    try:
+        engine = Engine(first["engine_args"], first["worker"])
+    except Exception as error:
+        line.say({"error": _text(error)})
+        line.finish()
+        raise
+    line.say({"done": None})
+    while (told := line.told.get()) is not None:
+        try:
+            result = engine.do(told, line)
+        except Exception as error:  # whatever a worker raised, as vLLM passes it on
+            is_lost = engine.is_broken()
+            line.say({"error": _text(error), "lost": is_lost})
+            if is_lost:
+                break
+        else:
+            if told["do"] != "leave":
+                line.say({"done": result})
+    line.finish()
+    engine.end()
+
+
+def _text(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+if __name__ == "__main__":
+    main()
