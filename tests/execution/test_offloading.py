@@ -90,13 +90,28 @@ def test_peaks_and_what_is_sent_by_hand() -> None:
     ]
 
 
+def test_weights_and_the_first_masters_meet_at_the_start() -> None:
+    """Three agents with 10 bytes of weights, 20 of masters and nothing else that is worth it."""
+    empty = dict.fromkeys(("gradients", "moments", "reference", "cache", "decoding"), 0)
+    empty |= dict.fromkeys(("activations", "logits", "backward", "update"), 0)
+    three = [footprint(name, weights=10, masters=20, **empty) for name in ("ada", "bob", "cyd")]
+    # with masters, then: Bob's weights and Cyd's are there, but Ada's have left
+    assert peak_with("all", three) == 30 + 20
+    assert peak_with("stream", three) == 30 + 20
+    large = replace(three[2], masters=35)
+    assert peak_with("all", [*three[:2], large]) == max(30 + 20, 20 + 20, 10 + 35)
+    assert peak_with("stream", [*three[:2], large]) == 30 + 35
+
+
 def test_two_pieces_of_a_large_agent_are_on_the_device_at_a_time() -> None:
     """12 bytes each for 4e9 weights, the largest tensor with 4e8: it and a piece of 1 GiB."""
     counts = ParameterCounts(base=4 * 10**9, adapters=0, trainable=4 * 10**9, largest=4 * 10**8)
     large = replace(ADA, counts=counts, masters=16 * 10**9, moments=32 * 10**9, gradients=16 * 10**9)
     assert streamed_bytes(large) == 48 * 10**8 + GIB
     assert peak_with("stream", [large]) == 1 + 2 + 16 * 10**9 + 48 * 10**8 + GIB
-    even = replace(large, counts=replace(counts, largest=10**7))
+    side_by_side = replace(large, counts=replace(counts, neighbours=7 * 10**8))
+    assert streamed_bytes(side_by_side) == 84 * 10**8  # two such pieces: a mixture's experts
+    even = replace(large, counts=replace(counts, largest=10**7, neighbours=2 * 10**7))
     assert streamed_bytes(even) == 2 * GIB
     passes = replace(even, activations=20 * GIB)  # then it is the passes that need most
     assert peak_with("stream", [passes]) == 1 + 2 + 16 * 10**9 + 20 * GIB + 2

@@ -259,7 +259,6 @@ def test_updates_that_stream_are_the_same(dtypes) -> None:
         assert move.away == 60 * dtypes.count(HALF) + 120 * len(dtypes)
     assert_equal(optimizer.tensors(), expected.tensors())
     assert 0 < move.most_here <= 400  # a piece; the one before may still be leaving
-    assert sum(move.pieces) < 1.5 * 512 * 3 * len(dtypes)  # every tensor has 512 bytes; pieces share the rest
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -307,6 +306,87 @@ def test_a_state_is_loaded_into_an_optimizer_that_streams(trained_before: bool) 
     update(expected, plain, 3)
     update(optimizer, moved, 3)
     assert_equal(optimizer.tensors(), expected.tensors())
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_pieces_share_the_machines_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten tensors with a master and two moments each, all of 512 bytes with what is left free."""
+    monkeypatch.setattr("hacrl.learning.offload.CHUNK", 4096)
+    given = parameters((HALF,) * 10)
+    optimizer, move = adamw(given), transfers()
+    optimizer.stream_through(move)
+    for seed in range(3):
+        update(optimizer, given, seed)
+    # 30 places; 10 * 180 bytes are expected, so that pieces of 2048, then what is asked for
+    assert sum(move.pieces) <= 30 * 512 + 4096
+
+
+def full_at(move: LateTransfers, *attempts: int):
+    """A device without room for some of what is to come back, counted from one."""
+    real, asked = move.come_back, []
+
+    def come_back(copies, after):
+        asked.append(1)
+        if len(asked) in attempts:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(copies, after)
+
+    return come_back
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_a_piece_without_room_comes_when_the_others_have_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, moved = parameters((HALF,) * 8), parameters((HALF,) * 8)
+    expected, optimizer, move = adamw(plain), adamw(moved), transfers()
+    optimizer.offload(move)
+    optimizer.stream_through(move)
+    with monkeypatch.context() as patch:
+        patch.setattr(move, "come_back", full_at(move, 3))
+        update(optimizer, moved, 0)
+    update(expected, plain, 0)
+    assert_equal(optimizer.tensors(), expected.tensors())
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_an_update_that_ends_in_the_middle_is_not_taken_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, moved = parameters((HALF,) * 8), parameters((HALF,) * 8)
+    expected, optimizer, move = adamw(plain), adamw(moved), transfers()
+    optimizer.offload(move)
+    optimizer.stream_through(move)
+    before = {name: value.clone() for name, value in optimizer.tensors().items()}
+    with monkeypatch.context() as patch:
+        patch.setattr(move, "come_back", full_at(move, 3, 4))
+        with pytest.raises(torch.OutOfMemoryError):
+            update(optimizer, moved, 0)
+    for use in (optimizer.tensors, optimizer.zero_gradients):
+        with pytest.raises(TrainingError, match=r"middle of an update: 2 of 4 parts .*hacrl resume"):
+            use()
+    optimizer.step()  # there is room again: it goes on where it was
+    update(expected, plain, 0)
+    assert_equal(optimizer.tensors(), expected.tensors())
+    with monkeypatch.context() as patch:
+        patch.setattr(move, "come_back", full_at(move, 3, 4))
+        with pytest.raises(torch.OutOfMemoryError):
+            update(optimizer, moved, 1)
+    optimizer.load_tensors(before)  # as a resumed run does
+    assert optimizer.tensors().keys() >= before.keys()
+    update(optimizer, moved, 0)
+    assert_equal(optimizer.tensors(), expected.tensors())
+
+
+def test_a_failed_update_keeps_no_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = parameters((HALF, HALF))
+    optimizer = adamw(given)
+    optimizer.zero_gradients()
+
+    def full(*_) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(optimizer.pieces[0].adamw, "step", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        optimizer.step()
+    optimizer.offload(transfers())
+    assert all(value.grad is None for value in (*given, *optimizer.masters))
 
 
 # --- whose turn it is ---
@@ -458,7 +538,7 @@ def test_what_cannot_come_back_says_what_to_do(monkeypatch: pytest.MonkeyPatch) 
 
     with monkeypatch.context() as patch:
         patch.setattr(torch, "empty_strided", full)
-        with pytest.raises(TrainingError, match=r"agent 'ada': its optimizer did not fit .*offload=all"):
+        with pytest.raises(TrainingError, match=r"agent 'ada': its optimizer did not fit .*offload=stream"):
             shared.residency.to_learn("ada")
     shared.learn("ada")  # nothing is lost for a process that makes room
 

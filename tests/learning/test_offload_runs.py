@@ -82,18 +82,19 @@ def train_until_one_has_learnt(run: LocalRun, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("kind", "level"),
     [
-        ("float32", "all"),
+        ("float32", "stream"),
         ("bfloat16", "optimizer"),
         ("bfloat16", "stream"),
         ("bfloat16", "all"),
         ("lora", "all"),
-        ("reference", "optimizer"),
+        ("reference", "stream"),
     ],
 )
 def test_a_run_is_the_same_to_the_last_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, level: OffloadLevel
 ) -> None:
     """With checkpoints, an interruption in mid-step, and a resume into optimizers that are away."""
+    monkeypatch.setattr("hacrl.learning.optimizer_piece.PIECE", 3000)  # many of them
     plain, parts = (chaos_config(tmp_path / name, 2, **KINDS[kind]) for name in ("plain", "parts"))
     run_locally(plain)
     watch = Watch()

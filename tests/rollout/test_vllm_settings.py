@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -31,6 +32,10 @@ from hacrl.agents.engine_settings import VllmSettings
         ({"port": 0}, "port must be between 1 and 65535, not 0"),
         ({"port": 65536}, "port must be between 1 and 65535, not 65536"),
         ({"devices": ()}, "devices must name CUDA devices by number, not []"),
+        (
+            {"engine_args": {"seed": 1, "revision": Path("/x")}},
+            "engine_args.revision: PosixPath('/x') cannot be",
+        ),
         ({"devices": (0, -1)}, "devices must name CUDA devices by number, not [0, -1]"),
     ],
 )

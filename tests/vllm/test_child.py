@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from hacrl.agents.agent import Agent
 from hacrl.agents.engine_settings import VllmSettings
 from hacrl.rollout.vllm import child, child_program
 from hacrl.rollout.vllm import guard as guarding
-from hacrl.rollout.vllm.backend import EngineError
+from hacrl.rollout.vllm.backend import Ask, EngineError
 from hacrl.rollout.vllm.engine import VllmEngine
 from hacrl.rollout.vllm.launch import make_vllm_engine
 from hacrl.types import Rollout, Sampling
@@ -98,10 +99,45 @@ class TestVllmChild(EngineContract):
             engine.generate(PROBLEMS, 40, Sampling(50), 0, stop)
         assert [r.num_tokens for r in engine.generate(PROBLEMS, 1, Sampling(3), 0)] == [3] * 5
 
+    def test_answers_that_were_left_behind_are_not_those_of_the_next_request(
+        self, shared: VllmEngine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Ctrl-C while somebody waits: in a call, then in a generation, and once more when that is left."""
+        backend = shared.backend
+        assert isinstance(backend, child.ChildBackend)
+        ask = Ask((5, 6, 7), Sampling(3), (), None)
+        said = dict(backend.generate([ask] * 2))
+        assert [len(said[place].token_ids) for place in (0, 1)] == [3, 3]
+        line = backend._line
+        assert line is not None
+
+        def interrupt(*_) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(line, "receive", interrupt)
+            for use in (lambda: backend.call("hacrl_describe"), lambda: list(backend.generate([ask] * 3))):
+                with pytest.raises(KeyboardInterrupt):
+                    use()
+            patch.setattr(line, "send", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                next(backend.generate([ask]))
+        longer = replace(ask, sampling=Sampling(8))
+        said = dict(backend.generate([longer] * 4))
+        assert [len(said[place].token_ids) for place in range(4)] == [8] * 4
+        assert backend.call("hacrl_describe")[0]["max_length"] == CONTEXT
+
+    def test_one_refused_request_does_no_harm_to_others(self, shared: VllmEngine) -> None:
+        fine, long = Ask((5, 6, 7), Sampling(3), (), None), Ask((5,) * 3 * CONTEXT, Sampling(3), (), None)
+        for _ in range(2):
+            with pytest.raises(EngineError, match=f"failed while generating: .*{CONTEXT}"):
+                list(shared.backend.generate([fine, fine, long]))
+            assert sorted(place for place, _ in shared.backend.generate([fine, fine])) == [0, 1]
+
 
 def test_tied_embeddings_and_a_death(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One engine's life: two updates, killed in the middle of generation, then an update that goes wrong."""
-    monkeypatch.setattr(child, "WORKER", "tests.vllm.stale_head.Forgetful")
+    monkeypatch.setattr(child, "WORKER", "tests.vllm.odd_worker.Forgetful")
     agent = engine_agent("tess", tied=True)
     settings = VllmSettings(mode="child", kv_cache_gib=0.1, max_sequences=4, seeded=True)
     engine = make_vllm_engine(agent, settings, PROBLEMS, CONTEXT, tmp_path)
@@ -118,6 +154,13 @@ def test_tied_embeddings_and_a_death(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert all(rollouts[place] is rollout for place, rollout in early.items())
         assert logprob_gap(agent, rollouts, Sampling(40)) < 1e-4
         assert {r.policy_version for r in rollouts} == {2}
+        with pytest.raises(EngineError, match=r"failed while hacrl_say_no_json: .*not JSON serializable"):
+            engine.backend.call("hacrl_say_no_json")
+        engine.backend.call("hacrl_break_the_next_step")  # as memory of a GPU that runs out would
+        rollouts = engine.generate(PROBLEMS, 2, Sampling(12), seed=0)
+        assert engine.restarts == 2
+        assert "the next step is broken" in engine.take_notes()[-1]
+        assert logprob_gap(agent, rollouts, Sampling(12)) < 1e-4
         engine.backend.call("hacrl_forget_the_tied_head")
         change_weights(agent, seed=3)
         with pytest.raises(EngineError, match=r"agent 'tess' is not at the agent's policy after a weight up"):

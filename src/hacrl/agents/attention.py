@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import inspect
 from functools import cache, partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from hacrl.agents.attention_kernels import Segments as Segments
 from hacrl.agents.shared_attention import shared_attention
 from hacrl.agents.shared_keys import Shared, backwards, handed_out, kernels_are_right
 
@@ -84,18 +85,6 @@ def _attend(
 ) -> Tensor:
     """Not for the compiler: it would compile every layer anew if it saw a layer's number or its slots."""
     return slots.attend(module.layer_idx, query, key, value, scale, window)
-
-
-class Segments(NamedTuple):
-    """Where queries and keys of each sequence begin, one more than there are, and how many the longest has.
-
-    A sequence with fewer queries than keys has the last ones: those before were computed elsewhere.
-    """
-
-    queries: Tensor
-    keys: Tensor
-    most_queries: int
-    most_keys: int
 
 
 def attention_to_shared(

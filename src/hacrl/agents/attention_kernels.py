@@ -1,18 +1,29 @@
 """Causal attention of sequences laid end to end, and its gradients, as functions that remember nothing.
 
 torch's own attention decides what is kept for the backward pass and who adds up gradients. Here that is up to
-the caller. Queries and keys of sequences are told as in :class:`hacrl.agents.attention.Segments`; with a
-``window`` that is not negative, a token sees only so many before itself.
+the caller. With a ``window`` that is not negative, a token sees only so many before itself. On a CPU, where
+only tests come here, everything is computed plainly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-Segments = tuple[Tensor, Tensor, int, int]
+
+class Segments(NamedTuple):
+    """Where queries and keys of each sequence begin, one more than there are, and how many the longest has.
+
+    A sequence with fewer queries than keys has the last ones: those before were computed elsewhere.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    most_queries: int
+    most_keys: int
 
 
 def forward(
@@ -116,7 +127,7 @@ def _plain_backward(
 
 def _sequences(segments: Segments, window: int) -> Iterator[tuple[slice, slice, Tensor]]:
     """Each one's queries and keys, and what is added to their scores: nothing, or minus infinity."""
-    starts, key_starts = (edges.tolist() for edges in segments[:2])
+    starts, key_starts = segments.queries.tolist(), segments.keys.tolist()
     for row in range(len(starts) - 1):
         own, seen = slice(*starts[row : row + 2]), slice(*key_starts[row : row + 2])
         keys = torch.arange(seen.stop - seen.start)

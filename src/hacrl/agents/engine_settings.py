@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -55,6 +56,14 @@ class VllmSettings:
             raise ValueError(f"port must be between 1 and 65535, not {self.port}")
         if self.devices is not None and (not self.devices or min(self.devices) < 0):
             raise ValueError(f"devices must name CUDA devices by number, not {list(self.devices)}")
+        for key, value in self.engine_args.items():
+            try:
+                json.dumps(value)
+            except (TypeError, ValueError):
+                raise ValueError(
+                    f"engine_args.{key}: {value!r} cannot be handed to another process; use text, numbers, "
+                    "lists and mappings"
+                ) from None
 
     def _check_url(self) -> None:
         assert self.url is not None

@@ -8,8 +8,9 @@ allocator wastes come on top.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -67,7 +68,8 @@ class ParameterCounts:
     base: int
     adapters: int
     trainable: int
-    largest: int  # of a single trained tensor
+    largest: int  # of a single trained tensor ...
+    neighbours: int = 0  # ... and of two that stand side by side
 
     @property
     def total(self) -> int:
@@ -213,8 +215,17 @@ def count_parameters(settings: AgentSettings, config: Any) -> ParameterCounts:
     sizes = [parameter.numel() for parameter in model.parameters()]
     trained = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
     return ParameterCounts(
-        base=base, adapters=sum(sizes) - base, trainable=sum(trained), largest=max(trained, default=0)
+        base=base,
+        adapters=sum(sizes) - base,
+        trainable=sum(trained),
+        largest=max(trained, default=0),
+        neighbours=largest_neighbours(trained),
     )
+
+
+def largest_neighbours(sizes: Sequence[int]) -> int:
+    """The largest sum of two that stand side by side."""
+    return max(map(sum, pairwise(sizes)), default=0)
 
 
 class _Layer:

@@ -50,7 +50,7 @@ def _attend(
     scale: float,
     window: int,
 ) -> tuple[Tensor, Tensor]:
-    segments = queries, keys, most_queries, most_keys
+    segments = Segments(queries, keys, most_queries, most_keys)
     key, value = repeated(key, places, 1), repeated(value, places, 1)
     out, sums = attention_kernels.forward(query, key, value, segments, scale, window)
     return out.contiguous(), sums.contiguous()  # as is promised below
@@ -94,7 +94,7 @@ def _attend_backward(
     window: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     group = query.shape[1] // key.shape[1]
-    segments = queries, keys, most_queries, most_keys
+    segments = Segments(queries, keys, most_queries, most_keys)
     key, value = repeated(key, places, group), repeated(value, places, group)
     of_query, of_keys, of_values = attention_kernels.backward(
         gradient, query, key, value, out, sums, segments, scale, window

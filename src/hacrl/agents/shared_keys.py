@@ -44,7 +44,7 @@ def handed_out(states: Tensor, shared: Shared) -> Tensor:
 
 
 def repeated(states: Tensor, places: Tensor | None, group: int) -> Tensor:
-    """A copy for everybody who sees a token, or one, in which each head stands once for each of a group.
+    """Copies of tokens for everybody who sees them, if places say who, with every head as often as told.
 
     (tokens, heads, D) -> (copies, heads * group, D); not for autograd.
     """

@@ -60,7 +60,14 @@ def peak_with(level: OffloadLevel, footprints: Sequence[Footprint]) -> int:
     others = {one.agent: 0 if level == "all" else weights - one.weights for one in footprints}
     turns = [one.weights + others[one.agent] + _turn(one, level) for one in footprints]
     stays = sum(one.reference + one.engine for one in footprints)
-    return stays + max([weights, *turns], default=0)  # all weights meet when they are loaded
+    return stays + max([_start(level, footprints), *turns], default=0)
+
+
+def _start(level: OffloadLevel, footprints: Sequence[Footprint]) -> int:
+    """All weights meet when they are loaded; then masters are made, and leave, one agent after the other."""
+    weights = [one.weights for one in footprints]
+    there = [sum(weights[number:]) if level == "all" else sum(weights) for number in range(len(weights))]
+    return max((held + one.masters for held, one in zip(there, footprints, strict=True)), default=0)
 
 
 def _turn(one: Footprint, level: OffloadLevel) -> int:
@@ -75,8 +82,13 @@ def _turn(one: Footprint, level: OffloadLevel) -> int:
 def streamed_bytes(one: Footprint) -> int:
     """Of masters and moments that are on a device at a time while an update streams them through it."""
     moved = one.masters + one.moments
-    largest = moved * one.counts.largest // max(1, one.counts.trainable)  # a tensor is never split
-    return min(moved, max(largest, PIECE) + (STREAMED_AT_ONCE - 1) * PIECE)
+
+    def bytes_of(weights: int) -> int:
+        return moved * weights // max(1, one.counts.trainable)
+
+    # pieces of several tensors, one that is a single large tensor, or two of that kind
+    single, two = bytes_of(one.counts.largest), bytes_of(one.counts.neighbours)
+    return min(moved, max(STREAMED_AT_ONCE * PIECE, single + PIECE, two))
 
 
 def what_leaves(level: OffloadLevel, device: str) -> str:

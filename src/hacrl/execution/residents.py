@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hacrl.agents.agent import Agent
-from hacrl.agents.footprint import ParameterCounts
+from hacrl.agents.footprint import ParameterCounts, largest_neighbours
 from hacrl.agents.lora import is_adapted
 from hacrl.agents.output_layer import separate_head
 from hacrl.config.schema import RunConfig
@@ -82,5 +82,9 @@ def _counts(agent: Agent) -> ParameterCounts:
     trained = [parameter.numel() for parameter in agent.model.parameters() if parameter.requires_grad]
     adapters = sum(trained) if is_adapted(agent.model) else 0
     return ParameterCounts(
-        base=sum(sizes) - adapters, adapters=adapters, trainable=sum(trained), largest=max(trained, default=0)
+        base=sum(sizes) - adapters,
+        adapters=adapters,
+        trainable=sum(trained),
+        largest=max(trained, default=0),
+        neighbours=largest_neighbours(trained),
     )

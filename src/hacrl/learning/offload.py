@@ -89,7 +89,8 @@ class CudaTransfers:
         except RuntimeError as error:
             raise TrainingError(
                 f"the machine has no {size / 2**30:.2f} GiB left to pin for what leaves {self.device}: "
-                "set learning.offload=never (or optimizer instead of all), or use a machine with more memory"
+                "set learning.offload=never (or stream instead of all) or agents.NAME.lora, or use a machine "
+                "with more memory"
             ) from error
 
     def leave(self, copies: Sequence[Copy], after: Copying | None) -> Copying:
@@ -186,14 +187,15 @@ class Luggage:
 class HostPlaces:
     """Places for tensors side by side in a few pieces of memory; what is left of one is used later."""
 
-    def __init__(self, allocate: Callable[[int], Tensor]) -> None:
+    def __init__(self, allocate: Callable[[int], Tensor], expected: int = 0) -> None:
         self._allocate = allocate
+        self._expected = expected  # bytes that will be asked for in all, if that is known
         self._pieces: list[Tensor] = []  # what is left of each
 
     def like(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """A tensor of the same shape, strides and type for each."""
         sizes = [_aligned(_extent(tensor) * tensor.element_size()) for tensor in tensors]
-        left = sum(sizes)
+        left = max(sum(sizes), self._expected)
         places: dict[int, Tensor] = {}
         for index in sorted(range(len(tensors)), key=lambda which: sizes[which], reverse=True):
             tensor, size = tensors[index], sizes[index]
@@ -205,6 +207,7 @@ class HostPlaces:
             flat = taken[: _extent(tensor) * tensor.element_size()].view(tensor.dtype)
             places[index] = flat.as_strided(tensor.size(), tensor.stride())
             left -= size
+        self._expected = max(0, self._expected - sum(sizes))
         return [places[index] for index in range(len(tensors))]
 
 

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from hacrl.agents.out_of_memory import is_out_of_memory, let_go
+from hacrl.errors import TrainingError
 from hacrl.learning.offload import HostPlaces, Transfers
 from hacrl.learning.optimizer_piece import Piece, Weight, in_pieces
 
@@ -36,6 +38,7 @@ class MasterWeightAdamW:
         self._hooks: list[RemovableHandle] = []
         self._places: HostPlaces | None = None
         self._streams_through: Transfers | None = None
+        self._updated = 0  # pieces of a streamed update under way
 
     @property
     def streams(self) -> bool:
@@ -55,7 +58,9 @@ class MasterWeightAdamW:
     def zero_gradients(self) -> None:
         """Begin an update: until its step, gradients of 16-bit parameters are summed in float32."""
         self.end_update()
+        self._check_whole()
         self.bring_back()
+        self._updated = 0
         for weight in self._weights:
             weight.zero_gradient()
             if not weight.is_own_master:
@@ -83,14 +88,29 @@ class MasterWeightAdamW:
     def _stream(self, transfers: Transfers) -> None:
         """Every piece comes, while the one before leaves, is updated, and leaves.
 
-        Nobody waits for copies but the device; asked for early, memory for all pieces would be taken at once.
+        Python runs ahead of the device and would ask for the memory of all pieces at once, so it waits until
+        that of an earlier one is free. An update that was broken off goes on where it was.
         """
-        for number, piece in enumerate(self.pieces):
+        while self._updated < len(self.pieces):
+            number = self._updated
+            piece = self.pieces[number]
             if number >= STREAMED_AT_ONCE:
-                self.pieces[number - STREAMED_AT_ONCE].wait()  # then its memory is free
-            piece.come_back()
+                self.pieces[number - STREAMED_AT_ONCE].wait()
+            self._bring_one(piece)
             piece.step()
+            self._updated += 1
             piece.leave(transfers, self._host_places(transfers))
+
+    def _bring_one(self, piece: Piece) -> None:
+        """If need be when everything else has left: an update must not end in the middle."""
+        try:
+            piece.come_back()
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            self.wait()
+            let_go(error, piece.weights[0].parameter.device)
+            piece.come_back()
 
     def stream_through(self, transfers: Transfers) -> None:
         """From now on masters and moments are in the machine's memory, and on the device for updates only."""
@@ -123,6 +143,7 @@ class MasterWeightAdamW:
 
         They are where they are now, on the device or away from it.
         """
+        self._check_whole()
         self.wait()
         return {name: value for piece in self.pieces for name, value in piece.tensors()}
 
@@ -131,6 +152,7 @@ class MasterWeightAdamW:
 
         What is away is away again afterwards.
         """
+        self._updated = 0
         for piece in self.pieces:
             piece.load_tensors(tensors)
             if self.streams:
@@ -141,7 +163,16 @@ class MasterWeightAdamW:
         while self._hooks:
             self._hooks.pop().remove()
 
+    def _check_whole(self) -> None:
+        """Weights of which some have been updated and some have not are nobody's policy."""
+        if 0 < self._updated < len(self.pieces):
+            raise TrainingError(
+                f"memory ran out in the middle of an update: {self._updated} of {len(self.pieces)} parts of "
+                "the weights were updated. Go on from the last checkpoint (hacrl resume), with more room"
+            )
+
     def _host_places(self, transfers: Transfers) -> HostPlaces:
         """One for all pieces, which share what they are given of the machine's memory."""
-        self._places = self._places or HostPlaces(transfers.host_memory)
+        expected = sum(weight.moved_bytes for weight in self._weights)
+        self._places = self._places or HostPlaces(transfers.host_memory, expected)
         return self._places

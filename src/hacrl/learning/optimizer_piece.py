@@ -74,15 +74,16 @@ def _zeros(before: Tensor | None, like: Tensor) -> Tensor:
     return torch.zeros_like(like, dtype=torch.float32) if before is None else before.zero_()
 
 
-def in_pieces(weights: Sequence[Weight], size: int | None = None) -> Iterator[list[Weight]]:
-    """Neighbours together, as many as have so many bytes; one that is larger by itself."""
-    most = PIECE if size is None else size
+def in_pieces(weights: Sequence[Weight]) -> Iterator[list[Weight]]:
+    """Neighbours together, as many as fit into a piece; one that is larger by itself."""
     piece: list[Weight] = []
+    total = 0
     for weight in weights:
-        if piece and sum(one.moved_bytes for one in (*piece, weight)) > most:
+        if piece and total + weight.moved_bytes > PIECE:
             yield piece
-            piece = []
+            piece, total = [], 0
         piece.append(weight)
+        total += weight.moved_bytes
     if piece:
         yield piece
 
@@ -113,11 +114,14 @@ class Piece:
         if self.luggage is not None:
             self.luggage.ready()
         mastered = [weight for weight in self.weights if not weight.is_own_master]
-        for weight in mastered:  # only now: masters that are away cannot have a gradient that is not
-            weight.master.grad = weight.gradient
-        self.adamw.step()
+        try:
+            for weight in mastered:  # only now: masters that are away cannot have a gradient that is not
+                weight.master.grad = weight.gradient
+            self.adamw.step()
+        finally:
+            for weight in mastered:
+                weight.master.grad = None
         for weight in mastered:
-            weight.master.grad = None
             weight.parameter.copy_(weight.master)
 
     def leave(self, transfers: Transfers, places: HostPlaces) -> None:

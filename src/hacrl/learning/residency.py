@@ -149,8 +149,9 @@ class Residency:
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
+            level = "stream" if what == "optimizer" else "all"
             raise TrainingError(
                 f"agent {resident.name!r}: its {what} did not fit into the memory of {device} beside what "
-                f"else is there. Set learning.offload=all, give the agent a device of its own "
+                f"else is there. Set learning.offload={level}, give the agent a device of its own "
                 f"(agents.{resident.name}.device), or set agents.{resident.name}.lora"
             ) from error

@@ -68,8 +68,9 @@ class TokenBudget:
         name = self._agent.name
         return TrainingError(
             f"agent {name!r}: {what} did not fit into the memory of {self._agent.device} beside what else is "
-            f"there. Give the agent a device of its own (agents.{name}.device), set agents.{name}.lora or "
-            f"agents.{name}.gradient_checkpointing=true, or lower rollout.max_new_tokens"
+            f"there. Set learning.offload=all, agents.{name}.gradient_checkpointing=true or "
+            f"agents.{name}.lora, give the agent a device of its own (agents.{name}.device), or lower "
+            "rollout.max_new_tokens"
         )
 
     def _shrink(self, error: _TooLargeError) -> str:

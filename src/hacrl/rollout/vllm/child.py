@@ -11,6 +11,7 @@ import os
 import select
 import socket
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -26,7 +27,11 @@ Answer = dict[str, Any]
 
 
 class ChildBackend:
-    """``vllm.LLM`` at the other end of a socket; what is said there is JSON, a line each."""
+    """``vllm.LLM`` at the other end of a socket; what is said there is JSON, a line each.
+
+    Requests are numbered and so are their answers: who leaves a request, e.g. by Ctrl-C, leaves answers
+    behind, and those must not be taken for the next one's.
+    """
 
     def __init__(
         self,
@@ -40,7 +45,8 @@ class ChildBackend:
         self.name = f"vLLM engine of agent {name!r}"
         self.can_sleep = can_sleep
         self._engine_args = dict(engine_args)
-        here = {**environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # it finds what we find
+        self._asked = 0
+        here = {**environment, "PYTHONPATH": os.pathsep.join(_import_path())}
         command = [sys.executable, "-P", "-m", child_program.__name__]
         self._process = OwnProcess(self.name, command, here, log, start_timeout)
         self._line: _Line | None = None
@@ -50,37 +56,34 @@ class ChildBackend:
         self.close()
         ours, theirs = socket.socketpair()
         line = self._line = _Line(ours)
-        line.send({"engine_args": self._engine_args, "worker": WORKER})
         try:
             with theirs:
+                line.send_beside({"engine_args": self._engine_args, "worker": WORKER})
                 self._process.start(line.has_answer, inherits=theirs.fileno())
             answer = line.receive()
-            if answer is None:
-                raise EngineError(f"{self.name} does not start; {self._process.log_end()}")
-            if "error" in answer:
-                raise EngineError(f"{self.name} does not start: {answer['error']}")
         except BaseException:
-            self.close()
+            self._end(patience=0.0)
             raise
+        if answer is None or "error" in answer:
+            self._end(patience=END_SECONDS)  # what went wrong is written before it ends
+            why = "" if answer is None else f": {answer['error']}"
+            raise EngineError(f"{self.name} does not start{why}; {self._process.log_end()}")
 
     def generate(self, asks: Sequence[Ask]) -> Iterator[tuple[int, Said]]:
         """See :class:`hacrl.rollout.vllm.backend.Backend`."""
         asked = [[list(ask.prompt_ids), sampling_fields(ask)] for ask in asks]
-        self._send({"do": "generate", "asks": asked})
-        is_done = False
+        number = self._send({"do": "generate", "asks": asked})
+        left = len(asks)
         try:
-            while "at" in (answer := self._receive("generating")):
+            while "at" in (answer := self._receive(number, "generating")):
+                left -= 1
                 yield answer["at"], Said(tuple(answer["ids"]), tuple(answer["logprobs"]))
-            is_done = True
-        except EngineError:
-            is_done = True
-            raise
         finally:
-            if not is_done:  # whoever takes responses has left
+            if left:  # whoever takes responses has left
                 with suppress(EngineError):
                     self._send({"do": "leave"})
-                    while "at" in self._receive("stopping"):
-                        pass
+        if left:
+            raise EngineError(f"{self.name} left {left} of {len(asks)} requests without an answer")
 
     def call(self, method: str, *arguments: str) -> list[Any]:
         """See :class:`hacrl.rollout.vllm.backend.Backend`."""
@@ -101,27 +104,35 @@ class ChildBackend:
 
     def close(self) -> None:
         """See :class:`hacrl.rollout.vllm.backend.Backend`."""
+        self._end(patience=END_SECONDS)
+
+    def _end(self, patience: float) -> None:
         line, self._line = self._line, None
         if line is not None:
-            line.close()
-        self._process.end(patience=END_SECONDS)  # by itself: nobody is there any more
+            line.close()  # nobody is there any more: it ends by itself
+        self._process.end(patience)
 
     def _ask(self, doing: str, request: Answer) -> Any:
-        self._send(request)
-        return self._receive(doing)["done"]
+        return self._receive(self._send(request), doing)["done"]
 
-    def _send(self, request: Answer) -> None:
-        if self._line is None:
-            raise EngineLostError(f"{self.name} is not running.")
-        with suppress(OSError):  # its end is noticed when it does not answer
-            self._line.send(request)
-
-    def _receive(self, doing: str) -> Answer:
-        """The next thing it says; errors get the engine's name, and a dead engine is told from a failure."""
+    def _send(self, request: Answer) -> int:
+        """Its number."""
         line = self._line
-        answer = None if line is None else line.receive()
-        if answer is None:
-            raise EngineLostError(f"{self.name} died while {doing}: its process is gone.")
+        if line is None:
+            raise EngineLostError(f"{self.name} is not running.")
+        self._asked += 1
+        with suppress(OSError):  # its end is noticed when it does not answer
+            line.send({**request, "number": self._asked})
+        return self._asked
+
+    def _receive(self, number: int, doing: str) -> Answer:
+        """The next answer to that request; a dead engine is told from one that has failed."""
+        line = self._line
+        while (answer := None if line is None else line.receive()) is not None:
+            if answer["number"] == number:
+                break
+        else:
+            raise EngineLostError(f"{self.name} died while {doing}: {self._process.last_words()}.")
         if answer.get("lost"):
             raise EngineLostError(f"{self.name} died while {doing}: {answer['error']}.")
         if "error" in answer:
@@ -134,26 +145,54 @@ class _Line:
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
-        self._file = end.makefile("rb")
+        self._read = bytearray()  # what has come of lines that were not asked for yet
 
     def send(self, request: Answer) -> None:
         self._socket.sendall(json.dumps(request).encode() + b"\n")
 
+    def send_beside(self, request: Answer) -> None:
+        """To a process that is yet to be started: as long as nobody reads, sending may wait."""
+
+        def send() -> None:
+            with suppress(OSError):
+                self.send(request)
+
+        threading.Thread(target=send, name="hacrl-vllm", daemon=True).start()
+
     def has_answer(self) -> bool:
         """Whether something has been said, or never will be."""
-        return bool(select.select([self._socket], [], [], 0)[0])
+        looking = select.poll()
+        try:
+            looking.register(self._socket, select.POLLIN)
+        except (OSError, ValueError):  # it was closed by another thread
+            return True
+        return bool(self._read or looking.poll(0))
 
     def receive(self) -> Answer | None:
-        """Wait for it; None: the other end is gone."""
+        """Wait for the next answer; None: the other end is gone, or talks nonsense."""
+        searched = 0
+        while (end := self._read.find(b"\n", searched)) < 0:
+            searched = len(self._read)
+            try:
+                come = self._socket.recv(2**16)
+            except OSError:  # it was closed by another thread
+                return None
+            if not come:
+                return None
+            self._read += come
+        said, self._read = bytes(self._read[:end]), self._read[end + 1 :]
         try:
-            said = self._file.readline()
-        except (OSError, ValueError):  # it was closed by another thread
+            answer: Answer = json.loads(said)
+        except ValueError:
             return None
-        answer: Answer | None = json.loads(said) if said.endswith(b"\n") else None
         return answer
 
     def close(self) -> None:
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # whoever waits for an answer wakes up
-        self._file.close()
         self._socket.close()
+
+
+def _import_path() -> list[str]:
+    """The child finds what we find; nothing stands for the current folder."""
+    return [entry or os.getcwd() for entry in sys.path if isinstance(entry, str)]

@@ -11,6 +11,7 @@ import queue
 import socket
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,13 +24,13 @@ class _Line:
     def __init__(self, end: socket.socket) -> None:
         self.told: queue.SimpleQueue[Told | None] = queue.SimpleQueue()  # None: nobody is there any more
         self._file = end.makefile("rwb")
-        self._to_say: queue.SimpleQueue[Told | None] = queue.SimpleQueue()
+        self._to_say: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._writing = threading.Thread(target=self._write, daemon=True)
         self._writing.start()
         threading.Thread(target=self._read, daemon=True).start()
 
     def say(self, what: Told) -> None:
-        self._to_say.put(what)
+        self._to_say.put(json.dumps(what).encode() + b"\n")
 
     def finish(self) -> None:
         """Return when everything was said."""
@@ -47,12 +48,16 @@ class _Line:
     def _write(self) -> None:
         try:
             while (what := self._to_say.get()) is not None:
-                self._file.write(json.dumps(what).encode() + b"\n")
+                self._file.write(what)
                 if self._to_say.empty():
                     self._file.flush()
             self._file.flush()
         except OSError:
             pass  # told by the reading thread
+
+
+class BrokenEngineError(Exception):
+    """An engine that has to be started again."""
 
 
 class Engine:
@@ -71,11 +76,11 @@ class Engine:
 
     def do(self, told: Told, line: _Line) -> Any:
         """What was asked for; the result fits into JSON."""
-        llm = self._llm
+        llm, number = self._llm, told["number"]
         actions: dict[str, Callable[[], Any]] = {
-            "generate": lambda: self._generate(told["asks"], line),
+            "generate": lambda: self._generate(told["asks"], number, line),
             "call": lambda: llm.collective_rpc(told["method"], args=tuple(told["arguments"])),
-            "forget_prefixes": llm.reset_prefix_cache,
+            "forget_prefixes": self._forget_prefixes,
             # 2: weights are not kept either, the learner has them
             "sleep": lambda: llm.sleep(level=2),
             "wake": lambda: llm.wake_up(tags=[told["part"]]),
@@ -92,20 +97,33 @@ class Engine:
         """And all that it started."""
         self._llm.llm_engine.engine_core.shutdown()
 
-    def _generate(self, asks: list[Any], line: _Line) -> None:
+    def _generate(self, asks: list[Any], number: int, line: _Line) -> None:
         """Say every response when it has ended, until all have or something else is asked for."""
         engine = self._llm.llm_engine
         positions: dict[str, int] = {}
-        for position, (prompt_ids, fields) in enumerate(asks):
-            self._asked += 1
-            positions[str(self._asked)] = position
-            engine.add_request(str(self._asked), *_request(prompt_ids, fields))
-        while engine.has_unfinished_requests() and line.told.empty():
-            for output in engine.step():
-                if output.finished:
-                    line.say({"at": positions.pop(output.request_id), **_said(output.outputs[0])})
-        if positions:
-            engine.abort_request(list(positions))
+        try:
+            for position, (prompt_ids, fields) in enumerate(asks):
+                self._asked += 1
+                positions[str(self._asked)] = position
+                engine.add_request(str(self._asked), *_request(prompt_ids, fields))
+            while engine.has_unfinished_requests() and line.told.empty():
+                for output in self._step():
+                    if output.finished and output.request_id in positions:
+                        at = positions.pop(output.request_id)
+                        line.say({"number": number, "at": at, **_said(output.outputs[0])})
+        finally:
+            if positions:  # whoever asked has left, or one of them was refused
+                engine.abort_request(list(positions))
+
+    def _step(self) -> Any:
+        try:
+            return self._llm.llm_engine.step()
+        except Exception as error:  # vLLM cannot go on after it, either
+            raise BrokenEngineError(_text(error)) from error
+
+    def _forget_prefixes(self) -> None:
+        if self._llm.reset_prefix_cache() is False:
+            raise RuntimeError("keys and values of older weights are still in use")
 
 
 def _request(prompt_ids: list[int], fields: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -146,17 +164,14 @@ def main() -> None:
         line.finish()
         raise
     line.say({"done": None})
-    while (told := line.told.get()) is not None:
+    is_lost = False
+    while not is_lost and (told := line.told.get()) is not None:
         try:
-            result = engine.do(told, line)
+            line.say({"number": told["number"], "done": engine.do(told, line)})
         except Exception as error:  # whatever a worker raised, as vLLM passes it on
-            is_lost = engine.is_broken()
-            line.say({"error": _text(error), "lost": is_lost})
-            if is_lost:
-                break
-        else:
-            if told["do"] != "leave":
-                line.say({"done": result})
+            is_lost = isinstance(error, BrokenEngineError) or engine.is_broken()
+            line.say({"number": told["number"], "error": _text(error), "lost": is_lost})
+            traceback.print_exc()
     line.finish()
     engine.end()
 

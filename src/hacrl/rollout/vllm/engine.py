@@ -20,8 +20,7 @@ from hacrl.rollout.vllm.weights import exported_weights
 from hacrl.seeding import derive_seed
 from hacrl.types import Problem, Rollout, Sampling
 
-# engines that answer side by side may die side by side; they start with environments of their own, and
-# measure how much memory is free
+# engines that answer side by side may die side by side; when they start, they measure how much memory is free
 _ONE_AT_A_TIME = threading.Lock()
 
 

@@ -131,9 +131,7 @@ def engine_arguments(
 def engine_environment(device: torch.device, settings: VllmSettings) -> dict[str, str]:
     """Environment variables of the engine's processes."""
     environment = dict(ENVIRONMENT)
-    if not settings.starts_server:
-        environment["VLLM_LOGGING_LEVEL"] = os.environ.get("VLLM_LOGGING_LEVEL", "ERROR")
-    else:
+    if settings.starts_server:
         inherited = (
             [os.environ["PYTHONPATH"]] if settings.python is None and "PYTHONPATH" in os.environ else []
         )

@@ -15,6 +15,8 @@ from hacrl.rollout.vllm.guard import Guard
 
 POLL_SECONDS = 0.2
 END_SECONDS = 15.0  # time to end by itself before it is killed
+TIDY_SECONDS = 2.0  # and for its children, once it has ended
+LAST_SECONDS = 2.0  # between the end of a connection and that of the process
 SHOWN_LINES = 12
 
 
@@ -58,7 +60,7 @@ class OwnProcess:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self._log_begins = log.tell()
-            self._process = subprocess.Popen(
+            process = self._process = subprocess.Popen(
                 self._command if inherits is None else [*self._command, str(inherits)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -67,13 +69,14 @@ class OwnProcess:
                 process_group=0,
                 pass_fds=() if inherits is None else (inherits,),
             )
-        self._guard = Guard([-self._process.pid])
+        self._guard = Guard([-process.pid])
         deadline = time.monotonic() + self._start_timeout
         while not is_ready():
-            if not self.is_alive():
-                code = self._process.returncode
+            if process.poll() is not None:
                 self.end()
-                raise EngineError(f"{self.name} does not start (exit code {code}); {self.log_end()}")
+                raise EngineError(
+                    f"{self.name} does not start (exit code {process.returncode}); {self.log_end()}"
+                )
             if time.monotonic() > deadline:
                 self.end()
                 raise EngineLostError(
@@ -88,15 +91,27 @@ class OwnProcess:
         guard, self._guard = self._guard, None
         if process is None:
             return
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(patience)
-        _signal_group(process.pid, signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(END_SECONDS)
-        _signal_group(process.pid, signal.SIGKILL)  # what did not end, or was left without its parent
-        process.wait()
-        if guard is not None:
-            guard.end()
+        try:
+            _wait(process, patience)
+            _signal_group(process.pid, signal.SIGTERM)
+            _wait(process, END_SECONDS)
+            deadline = time.monotonic() + TIDY_SECONDS  # in which its children clean up after it
+            while _signal_group(process.pid, 0) and time.monotonic() < deadline:
+                time.sleep(POLL_SECONDS / 10)
+        finally:  # even if somebody has had enough of waiting
+            _signal_group(process.pid, signal.SIGKILL)  # what did not end, or was left without its parent
+            process.wait()
+            if guard is not None:
+                guard.end()
+
+    def last_words(self) -> str:
+        """Of one that has died, for messages."""
+        process = self._process
+        if process is None:
+            return "it was ended"
+        _wait(process, LAST_SECONDS)
+        code = "" if process.returncode is None else f" (exit code {process.returncode})"
+        return f"its process is gone{code}, its log is {self.log}"
 
     def log_end(self) -> str:
         """What it said last, for messages."""
@@ -104,9 +119,17 @@ class OwnProcess:
         lines = written.decode("utf-8", errors="replace").splitlines()
         telling = [line for line in lines if "Error" in line or "error:" in line][-4:]
         shown = "\n  ".join(telling or lines[-SHOWN_LINES:])
-        return f"its log {self.log} ends with:\n  {shown}"
+        return f"its log {self.log} ends with:\n  {shown}" if shown else f"its log {self.log} is empty"
 
 
-def _signal_group(group: int, number: signal.Signals) -> None:
+def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+
+
+def _signal_group(group: int, number: int) -> bool:
+    """Whether there was anybody; 0 is no signal."""
     with suppress(ProcessLookupError):
         os.killpg(group, number)
+        return True
+    return False
