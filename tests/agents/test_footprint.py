@@ -191,8 +191,9 @@ def test_compiled_logits_exist_in_16_bits_alone():
     work = Workload(decodings=(), learnt_tokens=5120, longest_sample=5120, compiled=True)
     config = AutoConfig.for_model(**QWEN3_4B)
     both_ends = 2 * 151936 * 2560 * 2  # two gradients of the tied embeddings
-    # a piece and its gradient
+    # a piece and its gradient, which are one thing on a GPU
     assert footprint_of(config, work, precision="bfloat16").logits == 2**28 * 2 * 2 + both_ends
+    assert footprint_of(config, work, "cuda", precision="bfloat16").logits == 2**28 * 2 + both_ends
     adapted = footprint_of(config, work, precision="bfloat16", lora=LoraSettings())
     assert adapted.logits == 2**28 * 2 * 2
     filtered = Workload(decodings=(), learnt_tokens=5120, longest_sample=5120, compiled=True, filtered=True)

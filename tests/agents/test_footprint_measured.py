@@ -40,7 +40,8 @@ def test_estimates_against_measurements_on_a_gpu(shape, options, measured):
     assert found.update == 0  # measured: below 0.001; the fused optimizer makes no temporary tensors
 
 
-@pytest.mark.parametrize(("checkpointing", "measured"), [(False, 27.06), (True, 4.33)])
+# the second was 4.33 when a piece of logits and its gradient, half a GiB each, were two things
+@pytest.mark.parametrize(("checkpointing", "measured"), [(False, 26.28), (True, 3.83)])
 def test_estimates_with_compiled_layers_against_measurements_on_a_gpu(checkpointing, measured):
     """GiB on an H200, 16 samples of 1,152 tokens."""
     work = Workload(decodings=(), learnt_tokens=18432, longest_sample=1152)

@@ -162,7 +162,7 @@ def agent_footprint(
         cache=cache,
         decoding=decoding,
         activations=workload.learnt_tokens * layer.layers * (layer.hidden * width if spared else saved),
-        logits=_logit_bytes(logits, copies, workload, width if compiles else None, tied_gradients),
+        logits=_logit_bytes(logits, copies, workload, width if compiles else None, tied_gradients, device),
         backward=tied_gradients + workload.learnt_tokens * saved * spared,
         # on a CPU the optimizer makes one temporary tensor after the other, on a GPU the fused one makes none
         update=FLOAT32 * counts.largest if device == "cpu" else 0,
@@ -179,12 +179,14 @@ def _compiles(
     return packs and counts.total >= WORTH_IT
 
 
-def _logit_bytes(logits: int, copies: int, work: Workload, compiled: int | None, gradients: int) -> int:
+def _logit_bytes(
+    logits: int, copies: int, work: Workload, compiled: int | None, gradients: int, device: str
+) -> int:
     """In pieces, if they are many and can be; ``compiled``: bytes of a number, if the pieces are."""
     if work.whole_logits:
         return logits * FLOAT32 * copies
-    if compiled and not work.filtered:  # a piece and its gradient; no others ever exist
-        return 2 * compiled * min(logits, MOST_COMPILED_LOGITS) + gradients
+    if compiled and not work.filtered:  # a piece, which on a GPU becomes its gradient where it is
+        return (2 if device == "cpu" else 1) * compiled * min(logits, MOST_COMPILED_LOGITS) + gradients
     in_pieces = logits > MOST_LOGITS  # then those of a piece once more in the weights' precision, both ways
     return min(logits, MOST_LOGITS) * FLOAT32 * (copies + in_pieces)
 

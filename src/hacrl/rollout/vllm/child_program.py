@@ -56,10 +56,6 @@ class _Line:
             pass  # told by the reading thread
 
 
-class BrokenEngineError(Exception):
-    """An engine that has to be started again."""
-
-
 class Engine:
     """One ``vllm.LLM``."""
 
@@ -73,6 +69,7 @@ class Engine:
             disable_log_stats=True,
         )
         self._asked = 0
+        self._has_failed = False  # in the middle of a step: vLLM cannot go on after that
 
     def do(self, told: Told, line: _Line) -> Any:
         """What was asked for; the result fits into JSON."""
@@ -89,9 +86,9 @@ class Engine:
         return actions[told["do"]]()
 
     def is_broken(self) -> bool:
-        """Whether a process that it computes with is gone."""
+        """Whether it has to be started again; a process that it computes with may be gone."""
         core: Any = getattr(self._llm.llm_engine.engine_core, "engine_core", None)
-        return bool(getattr(getattr(core, "model_executor", None), "is_failed", False))
+        return self._has_failed or bool(getattr(getattr(core, "model_executor", None), "is_failed", False))
 
     def end(self) -> None:
         """And all that it started."""
@@ -112,14 +109,15 @@ class Engine:
                         at = positions.pop(output.request_id)
                         line.say({"number": number, "at": at, **_said(output.outputs[0])})
         finally:
-            if positions:  # whoever asked has left, or one of them was refused
+            if positions and not self._has_failed:  # whoever asked has left, or one of them was refused
                 engine.abort_request(list(positions))
 
     def _step(self) -> Any:
         try:
             return self._llm.llm_engine.step()
-        except Exception as error:  # vLLM cannot go on after it, either
-            raise BrokenEngineError(_text(error)) from error
+        except Exception:
+            self._has_failed = True
+            raise
 
     def _forget_prefixes(self) -> None:
         if self._llm.reset_prefix_cache() is False:
@@ -153,7 +151,9 @@ def _said(completion: Any) -> Told:
 def main() -> None:
     """Until nobody is there any more, or the engine is broken."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # this is the process of its own
-    line = _Line(socket.socket(fileno=int(sys.argv[1])))
+    end = socket.socket(fileno=int(sys.argv[1]))
+    end.set_inheritable(False)  # it closes with this process, whatever that has started
+    line = _Line(end)
     first = line.told.get()
     if first is None:
         return
@@ -169,7 +169,7 @@ def main() -> None:
         try:
             line.say({"number": told["number"], "done": engine.do(told, line)})
         except Exception as error:  # whatever a worker raised, as vLLM passes it on
-            is_lost = isinstance(error, BrokenEngineError) or engine.is_broken()
+            is_lost = engine.is_broken()
             line.say({"number": told["number"], "error": _text(error), "lost": is_lost})
             traceback.print_exc()
     line.finish()
