@@ -6,7 +6,7 @@ Needs an environment that has vLLM: ``python -m pytest tests/vllm -m vllm_instal
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,12 +16,15 @@ import pytest
 
 from hacrl.agents.agent import Agent
 from hacrl.agents.engine_settings import VllmSettings
+from hacrl.agents.settings import AgentSettings
+from hacrl.execution.local import run_locally
+from hacrl.learning.observer import Observer
 from hacrl.rollout.vllm import child, child_program
 from hacrl.rollout.vllm import guard as guarding
 from hacrl.rollout.vllm.backend import Ask, EngineError
 from hacrl.rollout.vllm.engine import VllmEngine
 from hacrl.rollout.vllm.launch import make_vllm_engine
-from hacrl.types import Rollout, Sampling
+from hacrl.types import Rollout, Sampling, VerifiedRollout
 from tests.rollout.engine_contract import EngineContract, EngineOf
 from tests.support.engines import (
     CONTEXT,
@@ -32,7 +35,9 @@ from tests.support.engines import (
     logprob_gap,
     mean_gap,
 )
+from tests.support.sevens import SevensTask
 from tests.vllm.processes import still_there, with_children
+from tests.vllm.test_runs import hacpo_run, lines
 
 pytestmark = [
     pytest.mark.vllm_installed,
@@ -215,3 +220,34 @@ def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
     engine = make_vllm_engine(engine_agent("eve"), settings, PROBLEMS, CONTEXT, tmp_path)
     with pytest.raises(EngineError, match=r"vLLM engine of agent 'eve' does not start: .*no_such_option"):
         engine.prepare()
+
+
+def test_a_run_with_two_engines_side_by_side(tmp_path: Path) -> None:
+    """Both are at the policy each step begins with, and end with the run."""
+    agents = [engine_agent("a", tied=True), engine_agent("b", seed=1, pairs=True)]
+    vllm = VllmSettings(mode="child", kv_cache_gib=0.1, max_sequences=16)
+    for agent in agents:
+        agent.save(tmp_path / agent.name)
+    fast, plain = (
+        AgentSettings(name=name, model=str(tmp_path / agent.name), engine="vllm", vllm=vllm)
+        for name, agent in zip(("fast", "plain"), agents, strict=True)
+    )
+    config = replace(hacpo_run(tmp_path, fast, plain.model, 2), agents=(fast, plain))
+    seen: set[psutil.Process] = set()
+
+    class Watcher(Observer):
+        def on_rollouts(self, step: int, agent: str, rollouts: Sequence[VerifiedRollout]) -> None:
+            seen.update(processes())
+
+    run_locally(config, [Watcher()], task=SevensTask())
+    assert len(seen) >= 2
+    assert still_there(sorted(seen, key=lambda process: process.pid)) == []
+    folder = tmp_path / "run"
+    for number, line in enumerate(lines(folder / "metrics.jsonl")):
+        for name in ("fast", "plain"):
+            engine = line["agents"][name]["engine"]
+            assert (engine["policy_version"], engine["restarts"]) == (2 * number, 0)
+            assert engine["logprob_gap"] < 1e-4
+            assert line["agents"][name]["learning"]["sampler_gap"] < 1e-4
+    for name in ("fast", "plain"):
+        assert (folder / "engines" / name / "engine.log").stat().st_size > 0
