@@ -32,10 +32,10 @@ from hacrl.types import LearnerSample, Sampling
 
 WARM_UP = 3
 KINDS = {  # the first whose word is in a kernel's name
-    "shared prompts": ("sum_copies", "_repeat", "index_select", "indexselect"),
+    "shared prompts": ("sum_copies", "index_select", "indexselect"),
     "logits": ("logsumexp",),
     "compiled": ("triton_",),  # before all whose words may be in the name of what was fused
-    "attention": ("flash", "attention", "fmha"),
+    "attention": ("_tree_", "flash", "attention", "fmha"),
     "matrix products": ("gemm", "matmul", "nvjet", "cutlass", "addmm", "::mm", "::bmm", "cublas", "splitk"),
     "gather and scatter": ("index", "scatter", "gather", "sort", "embedding"),
     "optimizer": ("adam", "foreach", "multi_tensor"),

@@ -1,4 +1,4 @@
-"""Sequences that share a prompt, or nothing; attention over them by the long way round, and gradients."""
+"""Sequences that share a prompt, or nothing, as trees; attention by the long way round, and gradients."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from hacrl.agents.attention import Segments, packed_attention
-from hacrl.agents.shared_keys import Shared, backwards, handed_out
+from hacrl.agents.tree import Tree, plant
+
+Groups = list[tuple[int, list[int]]]  # tokens of a sequence and of those that grow from it
 
 
-def starts(*lengths: int) -> Tensor:
-    return pad(torch.tensor(lengths).cumsum(0), (1, 0)).int()
+def planted(groups: Groups) -> tuple[int, Tree]:
+    """All tokens, and the tree."""
+    rows, place = [], 0
+    for trunk, branches in groups:
+        rows.append((place, trunk, 0, 0))
+        start, place = place, place + trunk
+        for branch in branches:
+            rows.append((place, branch, start, trunk))
+            place += branch
+    return place, plant(*torch.tensor(rows).unbind(1))
 
 
-def shared_prompt(prompt: int, *responses: int) -> tuple[int, Segments, Shared]:
-    """Tokens of a prompt and its responses, all of whom see the prompt."""
-    places, place = list(range(prompt)), prompt
-    for response in responses:
-        places += [*range(prompt), *range(place, place + response)]
-        place += response
-    theirs = [prompt + response for response in responses]
-    own = starts(prompt, *responses)
-    segments = Segments(own, starts(prompt, *theirs), max(prompt, *responses), max(theirs))
-    found = torch.tensor(places)
-    return place, segments, Shared(found, *backwards(found, place))
-
-
-def apart(*lengths: int) -> tuple[int, Segments, None]:
-    return sum(lengths), Segments(starts(*lengths), starts(*lengths), max(lengths), max(lengths)), None
-
-
-def long_way_round(query, key, value, segments, shared, scale, window) -> Tensor:
-    if shared is not None:
-        key, value = handed_out(key, Shared(shared.places)), handed_out(value, Shared(shared.places))
-    return packed_attention(query, key, value, segments, scale, window)
+def long_way_round(query, key, value, tree: Tree, scale: float, window: int) -> Tensor:
+    """Every sequence with copies of all keys that it sees."""
+    lengths, places = [], []
+    for own, end, trunk, trunk_end, _ in tree.sequences.view(-1, 5).tolist()[:-1]:  # but for the empty one
+        lengths.append((end - own, trunk_end - trunk + end - own))
+        places += [*range(trunk, trunk_end), *range(own, end)]
+    queries, keys = (pad(torch.tensor(one).cumsum(0), (1, 0)).int() for one in zip(*lengths, strict=True))
+    most = [max(one) for one in zip(*lengths, strict=True)]
+    segments = Segments(queries.to(query.device), keys.to(query.device), *most)
+    copied = torch.tensor(places, device=query.device)
+    return packed_attention(query, key[copied], value[copied], segments, scale, window)
 
 
 def with_gradients(attend, given, *told) -> list[Tensor]:

@@ -38,10 +38,11 @@ def fresh(checkpointing: bool) -> Agent:
     return agent
 
 
-def pack(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, gradients of shared prompts included."""
+def pack(monkeypatch: pytest.MonkeyPatch, as_tree: bool) -> None:
+    """As on a GPU, gradients of shared prompts included; there heads that are too wide make no tree."""
     for module in (logprobs, token_budget):
         monkeypatch.setattr(module, "has_fused_attention", lambda model: True)
+    monkeypatch.setattr(logprobs, "has_tree_attention", lambda model: as_tree)
 
     def with_a_way_back(places: torch.Tensor, tokens: int, device: torch.device) -> Shared:
         return Shared(places, *backwards(places, tokens))
@@ -66,15 +67,17 @@ def learn(agent: Agent, **settings):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's compiler looks at them
-@pytest.mark.parametrize("budget", [12, 4096])
+@pytest.mark.parametrize(("budget", "as_tree"), [(12, True), (4096, True), (4096, False)])
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("compiling", [False, True])
-def test_packed_and_compiled_learning_is_the_same(monkeypatch, checkpointing, compiling, budget) -> None:
+def test_packed_and_compiled_learning_is_the_same(
+    monkeypatch, checkpointing, compiling, budget, as_tree
+) -> None:
     plain = fresh(checkpointing)
     before = weights(plain)
     expected = learn(plain, micro_batch_tokens=budget, compile=False)
     assert largest_difference(weights(plain), before) > 1e-2
-    pack(monkeypatch)
+    pack(monkeypatch, as_tree)
     use_compiler(monkeypatch, partial(torch.compile, backend="aot_eager"))
     packed = fresh(checkpointing)
     found = learn(packed, micro_batch_tokens=budget, compile=compiling)
@@ -116,11 +119,12 @@ def test_a_model_that_was_compiled_is_not_kept(monkeypatch) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
-def test_all_that_learning_needs_is_compiled_once(monkeypatch) -> None:
+@pytest.mark.parametrize("as_tree", [True, False])
+def test_all_that_learning_needs_is_compiled_once(monkeypatch, as_tree) -> None:
     """It takes a minute for a real model: nothing is compiled that is not needed, and nothing twice."""
     from torch._dynamo.utils import counters
 
-    pack(monkeypatch)
+    pack(monkeypatch, as_tree)
     use_compiler(monkeypatch, partial(torch.compile, backend="aot_eager"))
     monkeypatch.setattr(output_layer, "MOST_COMPILED_LOGITS", 2000)  # several pieces
     torch._dynamo.reset()

@@ -1,24 +1,25 @@
 """Attention over sequences of different lengths laid end to end: no padding, so nothing is computed for it.
 
 transformers lets an attention function be registered by name and hands it whatever keywords a model was
-called with. Ours is told where each sequence begins and, while decoding, which slots of a cache hold what
-came before. In 16 bits on a GPU it is torch's FlashAttention for ragged batches; elsewhere attention alone is
-padded, and nothing else.
+called with. Ours is told where each sequence begins, or which grows from which, and, while decoding, which
+slots of a cache hold what came before. In 16 bits on a GPU kernels of ours compute it or, of wide heads and
+where no gradients are wanted, torch's FlashAttention for ragged batches; elsewhere attention alone is padded,
+and nothing else.
 """
 
 from __future__ import annotations
 
 import inspect
 from functools import cache, partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from hacrl.agents.attention_kernels import Segments as Segments
-from hacrl.agents.shared_attention import shared_attention
-from hacrl.agents.shared_keys import Shared, backwards, handed_out, kernels_are_right
+from hacrl.agents.shared_keys import Shared, handed_out
+from hacrl.agents.tree import Tree
+from hacrl.agents.tree_attention import tree_attention
 
 try:
     from torch.nn.attention.varlen import varlen_attn
@@ -29,7 +30,18 @@ else:  # torch 2.11's shares heads without being told, later ones want to be tol
     _fused = partial(varlen_attn, enable_gqa=True) if _told else varlen_attn
 
 KERNEL_TYPES = (torch.bfloat16, torch.float16)
-_IN_ONE_PIECE: dict[tuple[torch.device, torch.dtype], bool] = {}  # where gradients are right that way; tried
+
+
+class Segments(NamedTuple):
+    """Where queries and keys of each sequence begin, one more than there are, and how many the longest has.
+
+    A sequence with fewer queries than keys has the last ones: those before were computed elsewhere.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    most_queries: int
+    most_keys: int
 
 
 class Slots(Protocol):
@@ -60,6 +72,7 @@ def ragged_attention(
     max_length_q: int | None = None,
     max_length_k: int | None = None,
     shared_keys: Shared | None = None,
+    tree: Tree | None = None,
     slots: Slots | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
@@ -71,9 +84,12 @@ def ragged_attention(
     flat = [states.squeeze(0).transpose(0, 1) for states in (query, key, value)]
     if slots is not None:
         out = _attend(slots, module, flat[0], flat[1], flat[2], scale, window)
+    elif tree is not None:
+        out = tree_attention(flat[0], flat[1], flat[2], tree, scale, window)
     elif cu_seq_lens_q is not None and cu_seq_lens_k is not None:
         segments = Segments(cu_seq_lens_q, cu_seq_lens_k, max_length_q or 0, max_length_k or 0)
-        out = attention_to_shared(flat[0], flat[1], flat[2], segments, shared_keys, scale, window)
+        keys = flat[1:] if shared_keys is None else [handed_out(states, shared_keys) for states in flat[1:]]
+        out = packed_attention(flat[0], keys[0], keys[1], segments, scale, window)
     else:  # the model does not pass on what it was called with
         raise CannotBeRagged
     return out.unsqueeze(0), None
@@ -85,24 +101,6 @@ def _attend(
 ) -> Tensor:
     """Not for the compiler: it would compile every layer anew if it saw a layer's number or its slots."""
     return slots.attend(module.layer_idx, query, key, value, scale, window)
-
-
-def attention_to_shared(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    segments: Segments,
-    shared: Shared | None,
-    scale: float,
-    window: int,
-) -> Tensor:
-    """The same as :func:`packed_attention`, of keys and values that are yet to be handed out, if so told."""
-    grouped = query.shape[1] != key.shape[1]
-    if (grouped or shared is not None) and has_kernel(query) and _in_one_piece(query.device, query.dtype):
-        return shared_attention(query, key, value, segments, shared, scale, window)
-    if shared is not None:
-        key, value = handed_out(key, shared), handed_out(value, shared)
-    return packed_attention(query, key, value, segments, scale, window)
 
 
 def packed_attention(
@@ -154,12 +152,6 @@ def has_kernel(states: Tensor) -> bool:
     return _fused is not None and states.is_cuda and states.dtype in KERNEL_TYPES and states.shape[-1] <= 256
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator, unused-ignore]
-def _in_one_piece(device: torch.device, dtype: torch.dtype) -> bool:
-    """What was found out before; a compiler asks once."""
-    return _IN_ONE_PIECE.get((device, dtype), False)
-
-
 @cache
 @torch.no_grad()
 def fused_is_right(device: torch.device, dtype: torch.dtype) -> bool:
@@ -181,35 +173,4 @@ def fused_is_right(device: torch.device, dtype: torch.dtype) -> bool:
             return False
         if not torch.allclose(low.float(), exact, atol=0.05):
             return False
-    _IN_ONE_PIECE[device, dtype] = kernels_are_right(device) and _same_in_one_piece(device, dtype)
-    return True
-
-
-@torch.inference_mode(False)  # whoever asks first may be answering, not learning
-@torch.enable_grad()
-def _same_in_one_piece(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether gradients in one piece are those of the long way round, on this device."""
-    generator = torch.Generator(device=device).manual_seed(0)
-    # a prompt of 5 tokens, seen by itself and responses of 2 and 3; then two sequences that share nothing
-    seen = torch.tensor([*range(5), *range(7), *range(5), 7, 8, 9])
-    shared = Shared(*(one.to(device) for one in (seen, *backwards(seen, 10))))
-    cases = (([0, 5, 7, 10], [0, 5, 12, 20], 8, shared), ([0, 4, 10], [0, 4, 10], 6, None))
-    query, weights = (torch.randn(10, 4, 64, generator=generator, device=device).to(dtype) for _ in "qw")
-    key, value = (torch.randn(10, 2, 64, generator=generator, device=device).to(dtype) for _ in "kv")
-    for own, theirs, most, whose in cases:
-        starts = [torch.tensor(edges, dtype=torch.int32, device=device) for edges in (own, theirs)]
-        segments = Segments(starts[0], starts[1], 6, most)
-        for window in (-1, 3):
-            given = [states.clone().requires_grad_() for states in (query, key, value)]
-            copies = given[1:] if whose is None else [handed_out(states, whose) for states in given[1:]]
-            try:
-                plain = packed_attention(given[0], copies[0], copies[1], segments, 0.2, window)
-                found = shared_attention(given[0], given[1], given[2], segments, whose, 0.2, window)
-                expected = torch.autograd.grad(plain, given, weights)
-                gradients = torch.autograd.grad(found, given, weights)
-            except Exception:  # whatever it is, there is the long way round
-                return False
-            pairs = zip((found, *gradients), (plain, *expected), strict=True)
-            if not all(torch.allclose(one, other, rtol=0.02, atol=0.05) for one, other in pairs):
-                return False
     return True

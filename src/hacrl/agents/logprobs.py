@@ -15,7 +15,7 @@ from torch import Tensor
 from hacrl.agents import output_layer
 from hacrl.agents.output_layer import logprobs_in_pieces, plain_model, separate_head
 from hacrl.agents.packing import TokenPair, pack, packed_tokens, padded_tokens
-from hacrl.agents.ragged import can_be_ragged, has_fused_attention, ragged
+from hacrl.agents.ragged import can_be_ragged, has_fused_attention, has_tree_attention, ragged
 from hacrl.agents.sampling import token_logprobs
 from hacrl.agents.upload import upload
 from hacrl.types import Sampling
@@ -52,7 +52,7 @@ def packed_logprobs(
     model: Any, pairs: Sequence[TokenPair], sampling: Sampling, device: torch.device
 ) -> Tensor:
     """(B, T), all sequences in one row."""
-    packed = pack(pairs, device)
+    packed = pack(pairs, device, as_tree=has_tree_attention(model))
     vocabulary = model.get_output_embeddings().weight.shape[0]
     with ragged(model):
         head = separate_head(model)

@@ -1,14 +1,14 @@
 """Prompts and responses laid end to end for one forward pass, a prompt once for all responses to it.
 
-The keys and values of a shared prompt are handed to the attention of each of its responses; all else of it is
-computed once. With 8 responses as long as their prompt, that is 9 parts of work instead of 16.
+The keys and values of a shared prompt are seen by the attention of each of its responses, and computed once.
+With 8 responses as long as their prompt, that is 9 parts of work instead of 16.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -16,9 +16,18 @@ from torch.nn.functional import pad
 
 from hacrl.agents.attention import Segments, Slots
 from hacrl.agents.shared_keys import Shared, share
+from hacrl.agents.tree import Tree, plant, ranges
 from hacrl.agents.upload import upload
 
 TokenPair = tuple[Sequence[int], Sequence[int]]  # prompt ids, response ids
+
+
+class _Told(TypedDict, total=False):
+    """What attention is told of who sees whom."""
+
+    tree: Tree
+    segments: Segments
+    shared_keys: Shared
 
 
 @dataclass(frozen=True)
@@ -41,8 +50,11 @@ def padded_tokens(pairs: Sequence[TokenPair]) -> int:
     return len(pairs) * max(len(prompt) + len(response) for prompt, response in pairs)
 
 
-def pack(pairs: Sequence[TokenPair], device: torch.device) -> Packed:
-    """Prompt after prompt, each followed by its responses."""
+def pack(pairs: Sequence[TokenPair], device: torch.device, as_tree: bool = False) -> Packed:
+    """Prompt after prompt, each followed by its responses.
+
+    Attention is told of a tree, or of keys that are handed out to all who see them.
+    """
     groups: dict[tuple[int, ...], list[int]] = {}
     for number, (prompt, _) in enumerate(pairs):
         groups.setdefault(tuple(prompt), []).append(number)
@@ -70,26 +82,31 @@ def pack(pairs: Sequence[TokenPair], device: torch.device) -> Packed:
             starts[number], _ = add(pairs[number][1], shared_prompt)
 
     seen_place, seen_length, own_place, own_length = torch.tensor(sequences).unbind(1)
-    segments = Segments(
-        _starts(own_length, device),
-        _starts(seen_length + own_length, device),
-        int(own_length.max()),
-        int((seen_length + own_length).max()),
-    )
-    shared = None
-    if len(groups) < len(pairs):
-        keys = _ranges(
-            torch.stack([seen_place, own_place], 1).flatten(),
-            torch.stack([seen_length, own_length], 1).flatten(),
-        )
-        shared = share(keys, len(tokens), device)
+    if as_tree:
+        planted = plant(own_place, own_length, seen_place, seen_length)
+        told: _Told = {"tree": Tree(*(upload(part, device) for part in planted))}
+    else:
+        told = {
+            "segments": Segments(
+                _starts(own_length, device),
+                _starts(seen_length + own_length, device),
+                int(own_length.max()),
+                int((seen_length + own_length).max()),
+            )
+        }
+        if len(groups) < len(pairs):
+            keys = ranges(
+                torch.stack([seen_length, own_length], 1).flatten(),
+                torch.stack([seen_place, own_place], 1).flatten(),
+            )
+            told["shared_keys"] = share(keys, len(tokens), device)
     ids = torch.tensor(tokens)
     lengths = torch.tensor([len(response) for _, response in pairs])
-    places = _ranges(torch.tensor(starts), lengths)
-    is_first = _ranges(torch.zeros_like(lengths), lengths) == 0
+    places = ranges(lengths, torch.tensor(starts))
+    is_first = ranges(lengths) == 0
     before = torch.where(is_first, torch.tensor(prompt_ends).repeat_interleave(lengths), places - 1)
-    positions = _ranges(seen_length, own_length)
-    inputs = model_inputs(upload(ids, device), upload(positions, device), segments, shared)
+    positions = ranges(own_length, seen_length)
+    inputs = model_inputs(upload(ids, device), upload(positions, device), **told)
     return Packed(inputs, upload(before, device), upload(ids[places], device))
 
 
@@ -100,7 +117,7 @@ def whole_sequences(
     lengths = [len(sequence) for sequence in sequences]
     tokens = upload([token for sequence in sequences for token in sequence], device)
     all_lengths = torch.tensor(lengths)
-    positions = upload(_ranges(torch.zeros_like(all_lengths), all_lengths), device)
+    positions = upload(ranges(all_lengths), device)
     # one for both would be compiled apart
     queries, keys = _starts(all_lengths, device), _starts(all_lengths, device)
     return tokens, positions, Segments(queries, keys, max(lengths), max(lengths))
@@ -111,6 +128,7 @@ def model_inputs(
     positions: Tensor,
     segments: Segments | None = None,
     shared_keys: Shared | None = None,
+    tree: Tree | None = None,
     slots: Slots | None = None,
 ) -> dict[str, Any]:
     """What a model is called with, and its attention told. Always the same keywords: compilers mind."""
@@ -122,6 +140,7 @@ def model_inputs(
         "max_length_q": segments.most_queries if segments else None,
         "max_length_k": segments.most_keys if segments else None,
         "shared_keys": shared_keys,
+        "tree": tree,
         "slots": slots,
         "use_cache": False,
     }
@@ -130,9 +149,3 @@ def model_inputs(
 def _starts(lengths: Tensor, device: torch.device) -> Tensor:
     """Where each begins, and where the last one ends."""
     return upload(pad(lengths.cumsum(0), (1, 0)), device, torch.int32)
-
-
-def _ranges(starts: Tensor, lengths: Tensor) -> Tensor:
-    """So many numbers from each start on, one range behind the other."""
-    ends = lengths.cumsum(0)
-    return (starts - ends + lengths).repeat_interleave(lengths) + torch.arange(int(ends[-1]))

@@ -20,6 +20,7 @@ from hacrl.agents.attention import (
 )
 from hacrl.agents.out_of_memory import is_out_of_memory
 from hacrl.agents.packing import TokenPair, model_inputs, pack, whole_sequences
+from hacrl.agents.tree_attention import kernels_are_right
 
 NAME = "hacrl_ragged"
 # Prompts and responses; any will do, but of different lengths, and one prompt with two responses.
@@ -67,6 +68,19 @@ def has_fused_attention(model: Any) -> bool:
     if model.device.type != "cuda" or model.dtype not in KERNEL_TYPES:
         return False
     return can_be_ragged(model) and fused_is_right(model.device, model.dtype)
+
+
+def has_tree_attention(model: Any) -> bool:
+    """Whether, besides, our own kernels compute all of its attention, prompts and responses as a tree."""
+    if not has_fused_attention(model):
+        return False
+    config = model.config.get_text_config()
+    heads, windows = config.num_attention_heads, _windows(config) or []
+    asked = {(shapes, window) for layer, window in enumerate(windows) for shapes in _ASKED[model][layer]}
+    return all(
+        keys == values and kernels_are_right(model.device, model.dtype, heads, *keys, window)
+        for (keys, values), window in asked
+    )
 
 
 def can_be_ragged(model: Any) -> bool:

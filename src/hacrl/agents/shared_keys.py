@@ -23,7 +23,7 @@ class Shared(NamedTuple):
 
 def share(places: Tensor, tokens: int, device: torch.device) -> Shared:
     """For this device; every one of the tokens is seen by somebody, itself at least."""
-    if device.type != "cuda" or not kernels_are_right(device):
+    if device.type != "cuda" or not _kernel_is_right(device):
         return Shared(upload(places, device))
     return Shared(upload(places, device), *(upload(tensor, device) for tensor in backwards(places, tokens)))
 
@@ -43,43 +43,12 @@ def handed_out(states: Tensor, shared: Shared) -> Tensor:
     return copies
 
 
-def repeated(states: Tensor, places: Tensor | None, group: int) -> Tensor:
-    """Copies of tokens for everybody who sees them, if places say who, with every head as often as told.
-
-    (tokens, heads, D) -> (copies, heads * group, D); not for autograd.
-    """
-    if group == 1:
-        return states if places is None else states.index_select(0, places)
-    kernels = _kernels() if states.is_cuda else None
-    if kernels is not None:
-        copies: Tensor = kernels.repeated(states, places, group)
-        return copies
-    return (states if places is None else states.index_select(0, places)).repeat_interleave(group, dim=1)
-
-
-def added_up(copies: Tensor, order: Tensor | None, starts: Tensor | None, group: int) -> Tensor:
-    """:func:`sum_copies`, on a GPU by a kernel; not for autograd."""
-    if starts is None and group == 1:
-        return copies
-    kernels = _kernels() if copies.is_cuda else None
-    add = sum_copies if kernels is None else kernels.sum_copies
-    total: Tensor = add(copies, order, starts, group)
-    return total
-
-
-def sum_copies(copies: Tensor, order: Tensor | None, starts: Tensor | None, group: int = 1) -> Tensor:
-    """The sum of each token's copies and, in these, of every so many heads side by side; in float32.
-
-    (copies, heads * group, D) -> (tokens, heads, D); without an order, each token has one copy.
-    """
-    rows, heads, width = copies.shape
-    total = copies.float().reshape(rows, heads // group, group, width).sum(2)
-    if order is not None and starts is not None:
-        counts = starts[1:] - starts[:-1]
-        tokens = torch.arange(len(counts), device=copies.device).repeat_interleave(counts)
-        summed = torch.zeros(len(counts), *total.shape[1:], device=copies.device)
-        total = summed.index_add_(0, tokens, total.index_select(0, order))
-    return total.to(copies.dtype)
+def sum_copies(copies: Tensor, order: Tensor, starts: Tensor) -> Tensor:
+    """The sum of each token's copies, in float32."""
+    counts = starts[1:] - starts[:-1]
+    tokens = torch.arange(len(counts), device=copies.device).repeat_interleave(counts)
+    out = torch.zeros(len(counts), *copies.shape[1:], dtype=torch.float32, device=copies.device)
+    return out.index_add_(0, tokens, copies.index_select(0, order).float()).to(copies.dtype)
 
 
 @torch.library.custom_op("hacrl::hand_out", mutates_args=())
@@ -94,7 +63,8 @@ def _(states: Tensor, places: Tensor, order: Tensor, starts: Tensor) -> Tensor:
 
 @torch.library.custom_op("hacrl::sum_copies", mutates_args=())
 def _sum_copies(copies: Tensor, order: Tensor, starts: Tensor) -> Tensor:
-    return added_up(copies, order, starts, 1)
+    kernel = _kernel() if copies.is_cuda else None
+    return (kernel or sum_copies)(copies, order, starts)
 
 
 @_sum_copies.register_fake
@@ -114,40 +84,26 @@ _hand_out.register_autograd(_gradient, setup_context=_keep)
 
 
 @cache
-def _kernels() -> Any:
+def _kernel() -> Any:
     """Ours, where there is Triton, which comes with torch for GPUs on Linux."""
     try:
-        return import_module("hacrl.agents.sum_kernel")
+        return import_module("hacrl.agents.sum_kernel").sum_copies
     except ImportError:
         return None
 
 
 @cache
 @torch.no_grad()
-def kernels_are_right(device: torch.device) -> bool:
-    """Whether they hand out and add up on this device. Tried, once: compilers differ."""
-    kernels = _kernels()
-    if kernels is None:
+def _kernel_is_right(device: torch.device) -> bool:
+    """Whether it adds up on this device. Tried, once: compilers differ."""
+    kernel = _kernel()
+    if kernel is None:
         return False
-    places = torch.tensor([0, 1, 2, 0, 1, 3, 4, 0, 1, 5])
-    order, starts = (one.to(device) for one in backwards(places, 6))
-    places = places.to(device)
-    generator = torch.Generator(device=device).manual_seed(0)
-    states, copies = (
-        torch.randn(count, 6, 40, generator=generator, device=device).bfloat16() for count in (6, 10)
-    )
-    for group, seen in ((1, places), (3, places), (2, None)):
-        way_back: tuple[Tensor | None, Tensor | None] = (None, None) if seen is None else (order, starts)
-        try:
-            with as_current(device):
-                total = kernels.sum_copies(copies, *way_back, group)
-                repeats = kernels.repeated(states, seen, group)
-        except Exception:  # whatever it is, there is another way
-            return False
-        expected = sum_copies(copies, *way_back, group)
-        if not torch.allclose(total.float(), expected.float(), rtol=0.02, atol=0.05):
-            return False
-        one_each = states if seen is None else states[seen]
-        if not torch.equal(repeats, one_each.repeat_interleave(group, dim=1)):
-            return False
-    return True
+    order, starts = (one.to(device) for one in backwards(torch.tensor([0, 1, 2, 0, 1, 3, 4, 0, 1, 5]), 6))
+    copies = torch.randn(10, 3, 40, device=device).bfloat16()
+    try:
+        with as_current(device):
+            found = kernel(copies, order, starts)
+    except Exception:  # whatever it is, there is another way
+        return False
+    return torch.allclose(found.float(), sum_copies(copies, order, starts).float(), atol=0.05)

@@ -1,0 +1,218 @@
+"""Who sees whom, and attention along it: what autograd makes of the long way round, with nothing copied."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from hacrl.agents import ragged, tree_attention, tree_plain
+from hacrl.agents.logprobs import packed_logprobs
+from hacrl.agents.packing import pack
+from hacrl.agents.tree import TILE, ranges
+from hacrl.types import Sampling
+from tests.agents.shared_prompts import long_way_round, planted, with_gradients
+from tests.support.compiler import use_compiler
+from tests.support.tiny import char_agent
+
+CPU = torch.device("cpu")
+# a prompt with three responses, one that nothing grows from, and another prompt with two
+GROUPS = [(5, [2, 1, 7]), (4, []), (1, [3, 3])]
+
+
+def states(tokens: int, heads: int, key_heads: int, dtype=torch.float32) -> list[Tensor]:
+    """Queries, keys and values as models have them, heads first; and weights of what is seen."""
+    torch.manual_seed(0)
+    turned = [torch.randn(count, tokens, 8).transpose(0, 1) for count in (heads, key_heads, key_heads)]
+    return [one.to(dtype).detach().requires_grad_() for one in turned] + [torch.randn(tokens, heads, 8)]
+
+
+def test_ranges_by_hand() -> None:
+    assert ranges(torch.tensor([2, 0, 3])).tolist() == [0, 1, 0, 1, 2]
+    assert ranges(torch.tensor([2, 0, 3]), torch.tensor([7, 9, 4])).tolist() == [7, 8, 4, 5, 6]
+
+
+def test_a_tree_by_hand() -> None:
+    # 100 tokens, 3 and 70 that grow from them, and 2 by themselves
+    tokens, tree = planted([(100, [3, 70]), (2, [])])
+    assert tokens == 175
+    assert tree.sequences.view(-1, 5).tolist() == [
+        [0, 100, 0, 0, 173],
+        [100, 103, 0, 100, 103],
+        [103, 173, 0, 100, 173],
+        [173, 175, 0, 0, 175],
+        [175, 175, 0, 0, 175],  # there is always another one
+    ]
+    # seen by 173, 109, 70, 6, 3, 2 tokens and by none
+    assert TILE == 64
+    assert tree.tiles.view(-1, 2).tolist() == [
+        [0, 0],
+        [0, 64],
+        [2, 103],
+        [2, 167],
+        [1, 100],
+        [3, 173],
+        [4, 175],
+    ]
+    assert tree.positions.tolist() == [*range(100), *range(100, 103), *range(100, 170), 0, 1]
+
+
+def test_pairs_are_planted_with_shared_prompts_once() -> None:
+    pairs = [((1, 2), (3,)), ((4,), (5, 6)), ((1, 2), (7, 8, 9))]
+    packed = pack(pairs, CPU, as_tree=True)
+    tree = packed.inputs["tree"]
+    assert packed.inputs["input_ids"].tolist() == [[1, 2, 3, 7, 8, 9, 4, 5, 6]]
+    assert tree.positions.tolist() == packed.inputs["position_ids"][0].tolist() == [0, 1, 2, 2, 3, 4, 0, 1, 2]
+    assert tree.sequences.view(-1, 5).tolist()[:-1] == [
+        [0, 2, 0, 0, 6],
+        [2, 3, 0, 2, 3],
+        [3, 6, 0, 2, 6],
+        [6, 9, 0, 0, 9],
+    ]
+    assert packed.inputs["shared_keys"] is packed.inputs["cu_seq_lens_q"] is None
+
+
+@pytest.mark.parametrize("window", [-1, 0, 3])
+@pytest.mark.parametrize("group", [1, 2, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_operator_is_the_long_way_round(group, window, dtype) -> None:
+    tokens, tree = planted(GROUPS)
+    given = states(tokens, 4, 4 // group, dtype)
+    found = with_gradients(tree_attention.tree_attention, given, tree, 0.3, window)
+    exact = [one.detach().float().requires_grad_() for one in given]
+    expected = with_gradients(long_way_round, exact, tree, 0.3, window)
+    close = {"rtol": 0.02, "atol": 0.03} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == dtype
+        torch.testing.assert_close(one.float(), other, **close)
+
+
+def test_torch_agrees_with_what_is_said_of_the_operators() -> None:
+    tokens, tree = planted(GROUPS)
+    *given, weights = states(tokens, 4, 2)
+    told = (*given, *tree, 0.3, -1)
+    torch.library.opcheck(torch.ops.hacrl.tree_attention.default, told)
+    out, sums = torch.ops.hacrl.tree_attention(*told)
+    plain = [one.detach() for one in (weights, *given, out, sums)]
+    torch.library.opcheck(torch.ops.hacrl.tree_attention_backward.default, (*plain, *tree, 0.3, -1))
+
+
+def test_nothing_but_what_was_seen_is_kept_for_the_backward_pass() -> None:
+    tokens, tree = planted(GROUPS)
+    *given, _ = states(tokens, 4, 2)
+    before = {one.untyped_storage().data_ptr() for one in (*given, *tree)}
+    storages: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in before:
+            storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        out = tree_attention.tree_attention(*given, tree, 0.3, -1)
+    assert out.requires_grad
+    assert sum(storages.values()) == tokens * 4 * 8 * 4 + 4 * tokens * 4  # that, and the scores' sums
+
+
+class Kernels:
+    """What a GPU would have, in float32."""
+
+    forward = staticmethod(tree_plain.forward)
+    backward = staticmethod(tree_plain.backward)
+
+
+def forgets_a_branch(gradient, query, key, value, out, sums, tree, scale, window):
+    found = tree_plain.backward(gradient, query, key, value, out, sums, tree, scale, window)
+    found[1][:70] *= 0.8  # keys of the prompt
+    return found
+
+
+def gives_nothing_defined(query, key, value, tree, scale, window):
+    out, sums = tree_plain.forward(query, key, value, tree, scale, window)
+    out[3] = torch.nan
+    return out, sums
+
+
+def fails(*told):
+    raise RuntimeError("out of resource")
+
+
+@pytest.mark.parametrize("window", [-1, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_trial_finds_out(monkeypatch, dtype, window) -> None:
+    trial = partial(tree_attention.kernels_are_right.__wrapped__, CPU, dtype, 4, 2)
+    monkeypatch.setattr(tree_attention, "_kernels", lambda: Kernels)
+    assert trial(16, window)
+    assert trial(128, window)
+    assert not trial(136, window)  # too wide
+    for name, wrong in (
+        ("backward", forgets_a_branch),
+        ("forward", gives_nothing_defined),
+        ("forward", fails),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(Kernels, name, staticmethod(wrong))
+            assert not trial(16, window)
+    monkeypatch.setattr(tree_attention, "_kernels", lambda: None)  # no Triton
+    assert not trial(16, window)
+
+
+def test_kernels_are_tried_with_the_heads_of_the_model(monkeypatch) -> None:
+    model = char_agent(layers=2).model
+    config = model.config
+    tried = []
+
+    def trial(*told) -> bool:
+        tried.append(told)
+        return True
+
+    assert not ragged.has_tree_attention(model)  # on a CPU
+    monkeypatch.setattr(ragged, "has_fused_attention", ragged.can_be_ragged)
+    monkeypatch.setattr(ragged, "kernels_are_right", trial)
+    assert ragged.has_tree_attention(model)
+    heads = config.num_attention_heads, config.num_key_value_heads
+    assert tried == [(CPU, torch.float32, *heads, config.hidden_size // heads[0], -1)]
+    monkeypatch.setattr(ragged, "kernels_are_right", lambda *told: False)
+    assert not ragged.has_tree_attention(model)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's compiler looks at them
+@pytest.mark.parametrize("compiling", [False, True])
+def test_a_models_gradients_are_the_same(monkeypatch, compiling) -> None:
+    """With its layers compiled or not; once for prompts that are shared, that are not, and a single one."""
+    from torch._dynamo.utils import counters
+
+    from hacrl.agents import compiled, logprobs
+
+    use_compiler(monkeypatch, partial(torch.compile, backend="aot_eager"))
+    model = char_agent(layers=2).model
+    heads = model.config.num_attention_heads, model.config.num_key_value_heads
+    assert ragged.can_be_ragged(model)
+    assert heads[0] > heads[1]
+    prompt, other = (3, 1, 4, 1), (2, 7, 1)
+    batches = [
+        [(prompt, (5, 9, 2)), (other, (1, 8)), (prompt, (6, 5, 3, 5)), (prompt, (2,) * 8)],
+        [(prompt, (5, 9)), (prompt, (6, 5, 3, 5)), (prompt, (2,))],
+        [(prompt, (5, 9, 2)), (other, (1, 8))],
+        [(prompt, (5, 9, 2))],
+    ]
+
+    def gradients(batch) -> list[Tensor]:
+        logprobs = packed_logprobs(model, batch, Sampling(8), CPU)
+        return list(torch.autograd.grad(logprobs.square().sum(), list(model.parameters())))
+
+    expected = [gradients(batch) for batch in batches]
+    monkeypatch.setattr(logprobs, "has_tree_attention", lambda model: True)
+    torch._dynamo.reset()
+    counters.clear()
+    for batch, truth in zip(batches, expected, strict=True):
+        with compiled.compiled(model, compiling):
+            found = gradients(batch)
+        for one, other_one in zip(found, truth, strict=True):
+            torch.testing.assert_close(one, other_one, rtol=1e-4, atol=1e-5)
+    if compiling:
+        assert not counters["graph_break"]
+        assert counters["stats"]["unique_graphs"] == 2  # a layer and the output layer

@@ -1,0 +1,43 @@
+"""The kernels of attention in a tree, run by Triton's interpreter: numbers without a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+CHECK = """
+import torch
+from hacrl.agents import tree_kernel, tree_plain
+from tests.agents.shared_prompts import planted
+
+torch.manual_seed(0)
+tokens, tree = planted([(70, [66, 1, 64]), (3, []), (65, []), (1, [2, 2])])
+for heads, key_heads, width, window in ((4, 2, 64, -1), (3, 3, 40, 20), (3, 1, 16, 0)):
+    query, key, value, gradient = (
+        torch.randn(tokens, count, width) for count in (heads, key_heads, key_heads, heads)
+    )
+    turned = query.transpose(0, 1).contiguous().transpose(0, 1)  # as models have them
+    found = []
+    for functions, own in ((tree_plain, query), (tree_kernel, turned)):
+        out, sums = functions.forward(own, key, value, tree, 0.2, window)
+        given = gradient, own, key, value, out, sums
+        found.append((out, *functions.backward(*given, tree, 0.2, window)))
+    for exact, kernels in zip(*found, strict=True):
+        torch.testing.assert_close(kernels, exact, rtol=1e-4, atol=1e-5)
+print("all the same")
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs the kernels themselves")
+def test_kernels_compute_what_is_computed_plainly() -> None:
+    pytest.importorskip("triton")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join(entry for entry in (os.getcwd(), *sys.path) if entry)
+    ended = subprocess.run(
+        [sys.executable, "-c", CHECK], env=environment, capture_output=True, text=True, check=False
+    )
+    assert ended.stdout.strip().endswith("all the same"), ended.stderr[-3000:]
