@@ -32,6 +32,7 @@ print("all the same")
 """
 
 
+@pytest.mark.triton
 @pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs the kernels themselves")
 def test_kernels_compute_what_is_computed_plainly() -> None:
     pytest.importorskip("triton")

@@ -27,6 +27,7 @@ from tests.support.tiny import character_tokenizer
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # torch's compiler looks at them
 ]
 PROBLEMS = [Problem(text, text, "0") for text in ("(23+14)*2:", "1", "(39-19)+7:", "5*5:", "((1+2)*3-4)*5:")]
 SAMPLINGS = [Sampling(24), Sampling(24, 0.7), Sampling(24, 1.0, 5), Sampling(24, 0.8, 0, 0.9)]
