@@ -82,10 +82,14 @@ def test_movement_within_a_phase_counts_and_ends_a_stall(watched) -> None:
 
 
 def test_agents_that_answer_side_by_side_are_both_named(watched) -> None:
-    for agent in ("qwen", "llama"):
-        watched.dog.on_phase(7, "rollout", agent)
+    for phase, agent in (("sync", "qwen"), ("sync", "llama"), ("rollout", "llama")):
+        watched.dog.on_phase(7, phase, agent)
     assert watched.wait(31) == 1
-    assert "in the responses of qwen and llama (rollout, step 7), which began 31 min" in watched.said[0]
+    update = "in the update of the engine of qwen (sync, step 7)"
+    assert f"{update} and the responses of llama (rollout, step 7), which began" in watched.said[0]
+    watched.dog.on_phase(7, "rollout", "qwen")
+    watched.wait(31)
+    assert "in the responses of qwen and llama (rollout, step 7), which began 31 min" in watched.said[-1]
     watched.dog.on_phase(7, "verify", "qwen")
     watched.dog.on_phase(7, "rollout", "llama")
     watched.wait(31)

@@ -84,7 +84,11 @@ class Runs:
     def initial_weights(self, name: str) -> dict[str, Tensor]:
         return load_file(self.folder / "start" / name / "model.safetensors")
 
-    def __call__(
+    def __call__(self, *agents: str | AgentSettings, **options) -> Run:
+        watcher = Watcher()
+        return Run(run_locally(self.config(*agents, **options), [watcher]), watcher)
+
+    def config(
         self,
         *agents: str | AgentSettings,
         method: AnyMethodSettings = HACPO,
@@ -94,9 +98,9 @@ class Runs:
         rollout: dict[str, Any] | None = None,
         evaluation: dict[str, Any] | None = None,
         problems: int = 12,
-    ) -> Run:
+    ) -> RunConfig:
         self.count += 1
-        config = RunConfig(
+        return RunConfig(
             agents=tuple(self.agent(a) if isinstance(a, str) else a for a in agents),
             output=str(self.folder / f"run{self.count}"),
             steps=steps,
@@ -111,8 +115,6 @@ class Runs:
             learning=LearningSettings(**{"lr": 5e-3, **(learning or {})}),
             evaluation=EvaluationSettings(**{"problems": 0, **(evaluation or {})}),
         )
-        watcher = Watcher()
-        return Run(run_locally(config, [watcher]), watcher)
 
 
 def assert_same_weights(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:

@@ -157,15 +157,21 @@ def test_the_live_table_of_a_resumed_run_in_80_columns() -> None:
 
 def test_agents_that_answer_side_by_side_are_both_shown() -> None:
     shown = Shown(terminal=True)
-    shown.progress.on_phase(1, "sync", "llama")
+    for agent in ("qwen", "llama"):
+        shown.progress.on_phase(1, "sync", agent)
     shown.progress.on_phase(1, "rollout", "qwen")
+    shown.progress.on_response("qwen")
+    shown.clock.now += 3
+    *_, qwen, llama = shown.table()
+    assert qwen.split() == ["qwen", "answering", "1", "·", "0:03"]
+    assert llama.split() == ["llama", "updating", "engine", "·", "0:03"]
     shown.progress.on_phase(1, "rollout", "llama")
-    for agent in ("qwen", "llama", "qwen"):
+    for agent in ("llama", "qwen"):
         shown.progress.on_response(agent)
-    shown.clock.now += 5
+    shown.clock.now += 2
     *_, qwen, llama = shown.table()
     assert qwen.split() == ["qwen", "answering", "2", "·", "0:05"]
-    assert llama.split() == ["llama", "answering", "1", "·", "0:05"]
+    assert llama.split() == ["llama", "answering", "1", "·", "0:02"]
     shown.progress.on_phase(1, "verify", "qwen")
     *_, qwen, llama = shown.table()
     assert (qwen.split(), llama.split()) == (["qwen", "being", "judged", "·", "0:00"], ["llama"])

@@ -123,7 +123,7 @@ def test_a_run_uses_a_server_that_is_already_there(server: Server, tmp_path: Pat
 
 
 class Phases(Observer):
-    """Remembers phases in order; in the first step one engine dies as soon as a response has come."""
+    """Remembers phases in order; in the second step one engine dies with its first response."""
 
     def __init__(self, folder: Path, victim: str) -> None:
         self.folder, self.victim = folder, victim
@@ -134,7 +134,7 @@ class Phases(Observer):
         self.order.append((step, phase, agent))
 
     def on_response(self, agent: str) -> None:
-        if not self.killed and self.order[-1] == (1, "rollout", "right"):
+        if not self.killed and agent == self.victim and self.order[-1][0] == 2:
             self.killed = True
             for server in servers_of(self.folder / "engines" / self.victim):
                 server.kill()
@@ -156,9 +156,12 @@ def test_two_engines_answer_side_by_side_and_one_that_dies_comes_back(
     run_locally(config, [phases], task=SevensTask())
     asked = [(phase, agent) for step, phase, agent in phases.order if step == 2 and phase != "save"]
     agents = ("left", "right")
-    assert asked == [(phase, agent) for phase in ("sync", "rollout", "verify", "learn") for agent in agents]
+    # each answers when it is ready, whichever that is first
+    assert sorted(asked[:2]) == [("sync", agent) for agent in agents]
+    assert sorted(asked[2:4]) == [("rollout", agent) for agent in agents]
+    assert asked[4:] == [(phase, agent) for phase in ("verify", "learn") for agent in agents]
     metrics = lines(tmp_path / "run" / "metrics.jsonl")
-    assert [step["agents"]["left"]["engine"]["restarts"] for step in metrics] == [1, 1]
+    assert [step["agents"]["left"]["engine"]["restarts"] for step in metrics] == [0, 1]
     assert [step["agents"]["right"]["engine"]["restarts"] for step in metrics] == [0, 0]
     for step in metrics:
         for agent in agents:

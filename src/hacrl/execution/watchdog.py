@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -39,8 +39,7 @@ class _Place:
 
     words: str
     since: float
-    phase: Phase | None = None
-    agents: tuple[str, ...] = ()  # that it is the phase of
+    at_work: Mapping[str, Phase] = field(default_factory=dict)  # by agent
 
 
 class Watchdog(Observer):
@@ -87,11 +86,16 @@ class Watchdog(Observer):
 
     def on_phase(self, step: int, phase: Phase, agent: str) -> None:
         """Work of one kind begins for one agent."""
+        # side by side; otherwise verdicts come in between
+        together = {phase, *self._place.at_work.values()} <= {"sync", "rollout"}
+        at_work: dict[str, Phase] = {**(self._place.at_work if together else {}), agent: phase}
         when = f"step {step}" if step else "before the first step"
-        together = self._place.phase == phase == "rollout"  # side by side; otherwise verdicts come in between
-        agents = (*self._place.agents, agent) if together else (agent,)
-        words = f"{_DOING[phase]} of {' and '.join(agents)} ({phase}, {when})"
-        self._place = _Place(words, self._clock(), phase, agents)
+        doing = {
+            kind: " and ".join(name for name, at in at_work.items() if at == kind)
+            for kind in dict.fromkeys(at_work.values())
+        }
+        words = " and ".join(f"{_DOING[kind]} of {agents} ({kind}, {when})" for kind, agents in doing.items())
+        self._place = _Place(words, self._clock(), at_work)
         self._event()
 
     def on_rollouts(self, step: int, agent: str, rollouts: Sequence[VerifiedRollout]) -> None:

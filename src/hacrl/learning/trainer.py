@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -27,8 +27,8 @@ from hacrl.learning.residency import Residency
 from hacrl.learning.samples import LearnerSamples
 from hacrl.learning.step_under_way import StepUnderWay
 from hacrl.learning.trainer_state import TrainerState
-from hacrl.rollout.engine import EngineReport, Finished, RolloutEngine
-from hacrl.rollout.side_by_side import answers
+from hacrl.rollout.engine import EngineReport, Finished
+from hacrl.rollout.side_by_side import There, answers, at_once
 from hacrl.rollout.verified import Judging
 from hacrl.seeding import derive_seed
 from hacrl.tasks.base import Task
@@ -80,6 +80,7 @@ class Trainer:
         self._began = 0.0
         self._state = TrainerState(self.participants, self.capabilities, self._collapse)
         self._stop_asked = self._interrupt_asked = False
+        self._is_answering = False  # somebody's responses are generated or judged
 
     def train(self, steps: int) -> None:
         """Evaluate, make ``steps`` steps in all, evaluate; in between as often as the settings say."""
@@ -217,40 +218,41 @@ class Trainer:
     def _ask(
         self, together: Sequence[Participant], questions: Questions, step: int
     ) -> dict[str, list[VerifiedRollout]]:
-        """All answer at the same time, and are judged while they do."""
-        took: dict[str, float] = {}
-
-        def question(asked: Participant, on_finished: Finished) -> list[Rollout]:
-            start = time.perf_counter()
-            samples, seed = questions.samples(asked), questions.seed(asked)
-            rollouts = asked.engine.generate(
-                questions.problems, samples, questions.sampling, seed, on_finished
-            )
-            took[f"{questions.phase}/{asked.name}"] = time.perf_counter() - start
-            return rollouts
+        """All answer at the same time, each once its engine is ready, and are judged while they do."""
 
         def on_finished(agent: str, place: int, rollout: Rollout) -> None:
             judging.take(agent, place, rollout)
             self._observer.on_response(agent)
 
+        for one in together:
+            self.residency.to_generate(one.name)
         verified = {}
         with Judging(self._task) as judging:
-            with ExitStack() as at_work:
-                for one in together:
-                    at_work.enter_context(self._engine(one, step))
-                for one in together:
-                    at_work.enter_context(self._phase(step, questions.phase, one.name))
-                said = answers({one.name: partial(question, one) for one in together}, on_finished)
-                for one in together:
-                    self._engines[one.name] = one.engine.prepare()  # otherwise than before if it died
-                    self._pass_on(step, one.engine.take_notes())
-            self._seconds.update(took)  # the phase is over when the last one has answered
+            said = answers(
+                {one.name: partial(self._answer, one, questions, step) for one in together}, on_finished
+            )
+            for one in together:
+                self._engines[one.name] = one.engine.prepare()  # otherwise than before if it died
+                self._pass_on(step, one.engine.take_notes())
+                one.engine.rest()  # it gives back what learning could use
             for name, rollouts in said.items():
                 # an evaluation is one phase, verdicts and all
                 own_phase = questions.phase == "rollout"
                 with self._phase(step, "verify", name) if own_phase else nullcontext():
                     verified[name] = judging.verdicts(name, rollouts)
+        self._is_answering = False
         return verified
+
+    def _answer(
+        self, asked: Participant, questions: Questions, step: int, on_finished: Finished, there: There
+    ) -> list[Rollout]:
+        """One agent's responses, at the policy it has now. May run in a thread of its own."""
+        if not asked.engine.shares_weights:
+            with self._phase(step, "sync", asked.name, there):
+                asked.engine.prepare()
+        samples, seed = questions.samples(asked), questions.seed(asked)
+        with self._phase(step, questions.phase, asked.name, there):
+            return asked.engine.generate(questions.problems, samples, questions.sampling, seed, on_finished)
 
     def _samples(self, learner: Participant, groups: Sequence[PromptGroup], step: int) -> LearnerSamples:
         seed = derive_seed(self._seed, "choose", learner.name, step)
@@ -298,24 +300,17 @@ class Trainer:
                 )
 
     @contextmanager
-    def _engine(self, participant: Participant, step: int) -> Iterator[RolloutEngine]:
-        """The agent's engine at the agent's policy; afterwards it gives back what learning could use."""
-        engine = participant.engine
-        self.residency.to_generate(participant.name)
-        if not engine.shares_weights:
-            with self._phase(step, "sync", participant.name):
-                self._engines[participant.name] = engine.prepare()
-        yield engine
-        engine.rest()
-
-    @contextmanager
-    def _phase(self, step: int, phase: Phase, agent: str) -> Iterator[None]:
-        if self._interrupt_asked and phase != "verify":  # what was generated is judged first
-            raise TrainingInterrupted
-        self._observer.on_phase(step, phase, agent)
+    def _phase(self, step: int, phase: Phase, agent: str, there: There = at_once) -> Iterator[None]:
+        there(partial(self._begin_phase, step, phase, agent))
         start = time.perf_counter()
         yield
         self._seconds[f"{phase}/{agent}"] = time.perf_counter() - start
+
+    def _begin_phase(self, step: int, phase: Phase, agent: str) -> None:
+        if self._interrupt_asked and not self._is_answering:  # what is being generated is judged first
+            raise TrainingInterrupted
+        self._is_answering |= phase in ("rollout", "evaluate")
+        self._observer.on_phase(step, phase, agent)
 
 
 def _rewards_by_agent(groups: Sequence[PromptGroup]) -> dict[str, list[float]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 
 from rich.console import Console, Group
@@ -37,6 +38,15 @@ def sparkline(values: Sequence[float], width: int = 24) -> str:
     return "".join(_BLOCKS[min(top, max(0, round(value * top)))] for value in values[-width:])
 
 
+@dataclass
+class _Work:
+    """What an agent is at."""
+
+    phase: Phase
+    since: float
+    ended: int = 0  # responses
+
+
 class RunProgress(Observer):
     """Use as a context manager around one run. ``first_step`` steps were made by earlier processes."""
 
@@ -54,9 +64,9 @@ class RunProgress(Observer):
         self._console = console
         self._clock = clock
         self._pace = Pace(steps, first_step, clock)
-        self._began = self._phase_began = clock()
-        self._phase: tuple[int, Phase] | None = None  # of a step
-        self._ended_responses: dict[str, int] = {}  # in the present phase, by those at work
+        self._began = clock()
+        self._step = 0
+        self._at_work: dict[str, _Work] = {}  # by agent
         self._paused: set[str] = set()
         self._tokens: dict[str, int] = {}  # generated in the step under way
         self._speeds: dict[str, float] = {}  # tokens per second of the last step
@@ -79,15 +89,16 @@ class RunProgress(Observer):
 
     def on_phase(self, step: int, phase: Phase, agent: str) -> None:
         """Show who is at work."""
-        side_by_side = self._phase == (step, phase) == (step, "rollout")  # else verdicts come in between
-        self._ended_responses = {**self._ended_responses, agent: 0} if side_by_side else {agent: 0}
-        self._phase, self._phase_began = (step, phase), self._clock()
+        phases = {phase, *(work.phase for work in self._at_work.values())}
+        side_by_side = self._step == step and phases <= {"sync", "rollout"}  # else verdicts come in between
+        others = self._at_work if side_by_side else {}
+        self._step, self._at_work = step, {**others, agent: _Work(phase, self._clock())}
         if phase not in ("evaluate", "save"):
             self._pace.step_begins()
 
     def on_response(self, agent: str) -> None:
         """One more response of the phase has ended."""
-        self._ended_responses[agent] = self._ended_responses.get(agent, 0) + 1
+        self._at_work[agent].ended += 1
 
     def on_rollouts(self, step: int, agent: str, rollouts: Sequence[VerifiedRollout]) -> None:
         """Count an agent's tokens."""
@@ -182,11 +193,11 @@ class RunProgress(Observer):
         return table
 
     def _now(self, name: str) -> str:
-        phase, ended = self._phase, self._ended_responses.get(name)  # this runs in the display's thread
-        if phase is None or ended is None:
+        work = self._at_work.get(name)  # this runs in the display's thread
+        if work is None:
             return "paused" if name in self._paused else ""
-        count = f" {ended}" if ended else ""
-        return f"{_DOING[phase[1]]}{count} · {duration(self._clock() - self._phase_began)}"
+        count = f" {work.ended}" if work.ended else ""
+        return f"{_DOING[work.phase]}{count} · {duration(self._clock() - work.since)}"
 
 
 def _listed(heading: str, values: Mapping[str, str]) -> str:

@@ -11,7 +11,9 @@ from functools import partial
 from hacrl.rollout.engine import Finished
 from hacrl.types import Rollout
 
-Question = Callable[[Finished], list[Rollout]]  # asks an engine; to be told of each response that has ended
+There = Callable[[Callable[[], None]], None]  # has something done in the thread that asks, and waits for it
+# Asks an engine. Told of each response that has ended, and given a way to the thread that asks.
+Question = Callable[[Finished, There], list[Rollout]]
 LEAVE_SECONDS = 10.0  # in which the others leave off when something went wrong
 
 
@@ -24,24 +26,32 @@ def answers(
 ) -> dict[str, list[Rollout]]:
     """What each agent's engine answers. ``on_finished`` hears, in this thread alone, whose response it was.
 
-    If one fails, or whoever listens does, the others leave off with the next response that ends.
+    If one fails, or whoever listens does, the others leave off with the next thing they have to say.
     """
     if len(questions) == 1:
         ((agent, question),) = questions.items()
-        return {agent: question(partial(on_finished, agent))}
+        return {agent: question(partial(on_finished, agent), at_once)}
     to_do: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # in this thread
     said: dict[str, list[Rollout]] = {}
     errors: dict[str, BaseException] = {}
     is_left = threading.Event()
+    was_done: dict[str, queue.SimpleQueue[bool]] = {agent: queue.SimpleQueue() for agent in questions}
 
     def tell(agent: str, place: int, rollout: Rollout) -> None:
         if is_left.is_set():
             raise _Left
         to_do.put(partial(on_finished, agent, place, rollout))
 
+    def there(agent: str, what: Callable[[], None]) -> None:
+        to_do.put(what)
+        to_do.put(partial(was_done[agent].put, True))
+        if not was_done[agent].get():
+            raise _Left
+
     def ask(agent: str, question: Question) -> None:
         try:
-            to_do.put(partial(said.__setitem__, agent, question(partial(tell, agent))))
+            answer = question(partial(tell, agent), partial(there, agent))
+            to_do.put(partial(said.__setitem__, agent, answer))
         except _Left:
             pass
         except BaseException as error:
@@ -59,6 +69,8 @@ def answers(
             to_do.get()()
     except BaseException as error:
         is_left.set()
+        for waiting in was_done.values():
+            waiting.put(False)
         deadline = time.monotonic() + LEAVE_SECONDS
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -67,6 +79,11 @@ def answers(
                 error.add_note(f"The engine of agent {agent!r} failed, too: {other}")
         raise
     return {agent: said[agent] for agent in questions}
+
+
+def at_once(what: Callable[[], None]) -> None:
+    """The way to the thread that asks, in that thread."""
+    what()
 
 
 def _fail(error: BaseException) -> None:

@@ -6,6 +6,7 @@ A transfer that reports success proves nothing: an output layer tied to the embe
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,9 @@ PROBED_TOKENS = 16
 # Most nats per token. Rounding makes 1e-6 in float32 and 0.003 to 0.05 in bfloat16, wrong weights 1 to 10.
 LIMITS = {torch.float32: 1e-3}
 LOW_PRECISION_LIMIT = 0.15
+# Such a small forward pass is mostly Python's work, and no sooner done beside another one. And models that
+# were made of one config share the line that says how they attend, which is switched meanwhile.
+_FORWARD_PASS = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -40,9 +44,9 @@ def measure_agreement(agent: Agent, backend: Backend, problems: Sequence[Problem
     asks = [Ask(prompt, sampling, stop_ids, seed=None) for prompt in prompts]
     said = dict(backend.generate(asks))
     pairs = [(prompts[position], response.token_ids) for position, response in sorted(said.items())]
-    with torch.inference_mode():
+    with _FORWARD_PASS, torch.inference_mode():
         learner_BT, mask_BT = response_logprobs(agent.model, pairs, sampling, agent.device)
-    learner = learner_BT[mask_BT].double().cpu()
+        learner = learner_BT[mask_BT].double().cpu()
     engine = [logprob for _, response in sorted(said.items()) for logprob in response.logprobs]
     gap = (learner - torch.tensor(engine, dtype=torch.float64)).abs()
     return Agreement(float(gap.mean()), float(gap.max()), gap.numel())

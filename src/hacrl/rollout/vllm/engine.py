@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -20,8 +21,9 @@ from hacrl.rollout.vllm.weights import exported_weights
 from hacrl.seeding import derive_seed
 from hacrl.types import Problem, Rollout, Sampling
 
-# engines that answer side by side may die side by side; when they start, they measure how much memory is free
-_ONE_AT_A_TIME = threading.Lock()
+# One at a time: an engine measures how much memory is free. Its first weights are brought before the next one
+# does, as that takes memory, too. Later ones are brought side by side.
+_STARTING = threading.Lock()
 
 
 class VllmEngine:
@@ -71,8 +73,9 @@ class VllmEngine:
     def _bring_up(self) -> EngineReport:
         if self._report is not None and self._report.policy_version == self.agent.policy_version:
             return self._report
-        with _ONE_AT_A_TIME, as_current(self.agent.device):
-            for attempt in range(self._settings.restarts + 1):
+        for attempt in range(self._settings.restarts + 1):
+            alone = nullcontext() if self._is_started else _STARTING
+            with alone, as_current(self.agent.device):
                 try:
                     self._check_open()
                     self._start()
