@@ -9,7 +9,7 @@ import pytest
 
 from hacrl.agents.engine_settings import VllmSettings
 from hacrl.rollout.engine import EngineReport
-from hacrl.rollout.vllm.backend import Ask, EngineLostError, Said
+from hacrl.rollout.vllm.backend import Ask, Ended, EngineLostError, Said
 from hacrl.rollout.vllm.engine import VllmEngine
 from hacrl.types import Problem, Sampling
 from tests.support.tiny import char_agent
@@ -32,8 +32,8 @@ class Endless:
     def start(self) -> None:
         self.starts += 1
 
-    def generate(self, asks: Sequence[Ask]) -> Iterator[tuple[int, Said]]:
-        yield 0, Said((5,), (-1.0,))
+    def generate(self, asks: Sequence[Ask]) -> Iterator[Ended]:
+        yield [(0, Said((5,), (-1.0,)))]
         self.has_said.set()
         assert self.is_gone.wait(SECONDS)
         raise EngineLostError("engine of ada has ended.")

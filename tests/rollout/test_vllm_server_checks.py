@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -181,7 +182,7 @@ SAID = {"choices": [{"token_ids": [5, 1], "logprobs": {"token_logprobs": [-0.5, 
 
 def test_answers_to_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving({**MODELS, "/v1/completions": (200, SAID)}) as url:
-        answers = dict(ServerClient("it", url, None).generate(ASKS))
+        answers = dict(chain.from_iterable(ServerClient("it", url, None).generate(ASKS)))
     assert sorted(answers) == [0, 1, 2]
     assert all((said.token_ids, said.logprobs) == ((5, 1), (-0.5, -0.25)) for said in answers.values())
 

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 
 import psutil
@@ -21,7 +22,7 @@ from hacrl.execution.local import run_locally
 from hacrl.learning.observer import Observer
 from hacrl.rollout.vllm import child, child_program
 from hacrl.rollout.vllm import guard as guarding
-from hacrl.rollout.vllm.backend import Ask, EngineError
+from hacrl.rollout.vllm.backend import Ask, Backend, EngineError, Said
 from hacrl.rollout.vllm.engine import VllmEngine
 from hacrl.rollout.vllm.launch import make_vllm_engine
 from hacrl.types import Rollout, Sampling, VerifiedRollout
@@ -55,6 +56,11 @@ def engines() -> list[psutil.Process]:
 def processes() -> list[psutil.Process]:
     """Engines, and what they have started."""
     return [process for engine in engines() for process in with_children(engine)]
+
+
+def responses(backend: Backend, asks: Sequence[Ask]) -> dict[int, Said]:
+    """By position."""
+    return dict(chain.from_iterable(backend.generate(asks)))
 
 
 class TestVllmChild(EngineContract):
@@ -111,7 +117,7 @@ class TestVllmChild(EngineContract):
         backend = shared.backend
         assert isinstance(backend, child.ChildBackend)
         ask = Ask((5, 6, 7), Sampling(3), (), None)
-        said = dict(backend.generate([ask] * 2))
+        said = responses(backend, [ask] * 2)
         assert [len(said[place].token_ids) for place in (0, 1)] == [3, 3]
         line = backend._line
         assert line is not None
@@ -128,7 +134,7 @@ class TestVllmChild(EngineContract):
             with pytest.raises(KeyboardInterrupt):
                 next(backend.generate([ask]))
         longer = replace(ask, sampling=Sampling(8))
-        said = dict(backend.generate([longer] * 4))
+        said = responses(backend, [longer] * 4)
         assert [len(said[place].token_ids) for place in range(4)] == [8] * 4
         assert backend.call("hacrl_describe")[0]["max_length"] == CONTEXT
 
@@ -137,7 +143,7 @@ class TestVllmChild(EngineContract):
         for _ in range(2):
             with pytest.raises(EngineError, match=f"failed while generating: .*{CONTEXT}"):
                 list(shared.backend.generate([fine, fine, long]))
-            assert sorted(place for place, _ in shared.backend.generate([fine, fine])) == [0, 1]
+            assert sorted(responses(shared.backend, [fine, fine])) == [0, 1]
 
 
 def test_tied_embeddings_and_a_death(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

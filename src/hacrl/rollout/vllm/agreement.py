@@ -9,6 +9,7 @@ import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 
@@ -42,7 +43,7 @@ def measure_agreement(agent: Agent, backend: Backend, problems: Sequence[Problem
     prompts = [agent.encode_prompt(problem) for problem in problems[:PROBED_PROMPTS]]
     stop_ids = tuple(sorted(agent.stop_ids))
     asks = [Ask(prompt, sampling, stop_ids, seed=None) for prompt in prompts]
-    said = dict(backend.generate(asks))
+    said = dict(chain.from_iterable(backend.generate(asks)))
     pairs = [(prompts[position], response.token_ids) for position, response in sorted(said.items())]
     with _FORWARD_PASS, torch.inference_mode():
         learner_BT, mask_BT = response_logprobs(agent.model, pairs, sampling, agent.device)

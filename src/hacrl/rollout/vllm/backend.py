@@ -36,6 +36,9 @@ class Said:
     logprobs: tuple[float, ...]
 
 
+Ended = list[tuple[int, Said]]  # position among what was asked for, and response
+
+
 class Backend(Protocol):
     """A vLLM engine that serves one model."""
 
@@ -46,8 +49,11 @@ class Backend(Protocol):
         """Be ready for requests, from nothing or after :class:`EngineLostError`."""
         ...
 
-    def generate(self, asks: Sequence[Ask]) -> Iterator[tuple[int, Said]]:
-        """Position and response, as they finish; raises :class:`EngineLostError` if the engine dies."""
+    def generate(self, asks: Sequence[Ask]) -> Iterator[Ended]:
+        """Responses as they finish, those of a moment together; :class:`EngineLostError` if the engine dies.
+
+        What is asked several times side by side, but for the seed, may be prepared once.
+        """
         ...
 
     def call(self, method: str, *arguments: str) -> list[Any]:
@@ -72,7 +78,7 @@ class Backend(Protocol):
 
 
 def sampling_fields(ask: Ask) -> dict[str, Any]:
-    """vLLM's names for a sampling distribution, the same in its Python and its HTTP interface.
+    """vLLM's names for all but the seed, the same in its Python and its HTTP interface.
 
     Only the agent's own stop tokens end a response: vLLM's idea of eos is switched off.
     """
@@ -82,7 +88,6 @@ def sampling_fields(ask: Ask) -> dict[str, Any]:
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k or -1,
-        "seed": ask.seed,
         "stop_token_ids": list(ask.stop_ids),
         "ignore_eos": True,
         "logprobs": 0,  # of the sampled token alone

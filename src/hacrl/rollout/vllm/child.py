@@ -14,11 +14,13 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from hacrl.rollout.vllm import child_program
-from hacrl.rollout.vllm.backend import Ask, EngineError, EngineLostError, Said, sampling_fields
+from hacrl.rollout.vllm.backend import Ask, Ended, EngineError, EngineLostError, Said, sampling_fields
+from hacrl.rollout.vllm.numbers_as_text import floats_from_text, integers_from_text
 from hacrl.rollout.vllm.process import OwnProcess
 
 WORKER = "hacrl.rollout.vllm.in_vllm.hacrl_vllm_worker.WeightReceiver"
@@ -69,15 +71,17 @@ class ChildBackend:
             why = "" if answer is None else f": {answer['error']}"
             raise EngineError(f"{self.name} does not start{why}; {self._process.log_end()}")
 
-    def generate(self, asks: Sequence[Ask]) -> Iterator[tuple[int, Said]]:
+    def generate(self, asks: Sequence[Ask]) -> Iterator[Ended]:
         """See :class:`hacrl.rollout.vllm.backend.Backend`."""
-        asked = [[list(ask.prompt_ids), sampling_fields(ask)] for ask in asks]
-        number = self._send({"do": "generate", "asks": asked})
+        number = self._send({"do": "generate", "asks": _grouped(asks)})
         left = len(asks)
         try:
-            while "at" in (answer := self._receive(number, "generating")):
-                left -= 1
-                yield answer["at"], Said(tuple(answer["ids"]), tuple(answer["logprobs"]))
+            while "ended" in (answer := self._receive(number, "generating")):
+                left -= len(answer["ended"])
+                yield [
+                    (at, Said(integers_from_text(ids), floats_from_text(logprobs)))
+                    for at, ids, logprobs in answer["ended"]
+                ]
         finally:
             if left:  # whoever takes responses has left
                 with suppress(EngineError):
@@ -174,7 +178,7 @@ class _Line:
         while (end := self._read.find(b"\n", searched)) < 0:
             searched = len(self._read)
             try:
-                come = self._socket.recv(2**16)
+                come = self._socket.recv(2**20)
             except OSError:  # it was closed by another thread
                 return None
             if not come:
@@ -191,6 +195,18 @@ class _Line:
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # whoever waits for an answer wakes up
         self._socket.close()
+
+
+def _grouped(asks: Sequence[Ask]) -> list[Any]:
+    """Prompt and parameters of each, with a list of seeds: one for every response that is asked for."""
+    return [
+        [group[0].prompt_ids, sampling_fields(group[0]), [ask.seed for ask in group]]
+        for group in (list(same) for _, same in groupby(asks, _all_but_the_seed))
+    ]
+
+
+def _all_but_the_seed(ask: Ask) -> tuple[Any, ...]:
+    return ask.prompt_ids, ask.sampling, ask.stop_ids
 
 
 def _import_path() -> list[str]:

@@ -15,6 +15,8 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from hacrl.rollout.vllm.numbers_as_text import floats_to_text, integers_to_text
+
 Told = dict[str, Any]
 
 
@@ -95,19 +97,23 @@ class Engine:
         self._llm.llm_engine.engine_core.shutdown()
 
     def _generate(self, asks: list[Any], number: int, line: _Line) -> None:
-        """Say every response when it has ended, until all have or something else is asked for."""
+        """Say what has ended in each step, until all have or something else is asked for."""
         engine = self._llm.llm_engine
         positions: dict[str, int] = {}
         try:
-            for position, (prompt_ids, fields) in enumerate(asks):
-                self._asked += 1
-                positions[str(self._asked)] = position
-                engine.add_request(str(self._asked), *_request(prompt_ids, fields))
+            for prompt_ids, fields, seeds in asks:
+                for seed in seeds:
+                    self._asked += 1
+                    positions[str(self._asked)] = len(positions)
+                    engine.add_request(str(self._asked), *_request(prompt_ids, seed, fields))
             while engine.has_unfinished_requests() and line.told.empty():
-                for output in self._step():
-                    if output.finished and output.request_id in positions:
-                        at = positions.pop(output.request_id)
-                        line.say({"number": number, "at": at, **_said(output.outputs[0])})
+                ended = [
+                    (positions.pop(output.request_id), *_said(output.outputs[0]))
+                    for output in self._step()
+                    if output.finished and output.request_id in positions
+                ]
+                if ended:
+                    line.say({"number": number, "ended": ended})
         finally:
             if positions and not self._has_failed:  # whoever asked has left, or one of them was refused
                 engine.abort_request(list(positions))
@@ -124,7 +130,7 @@ class Engine:
             raise RuntimeError("keys and values of older weights are still in use")
 
 
-def _request(prompt_ids: list[int], fields: Mapping[str, Any]) -> tuple[Any, Any]:
+def _request(prompt_ids: list[int], seed: int | None, fields: Mapping[str, Any]) -> tuple[Any, Any]:
     """A prompt and its sampling parameters, as vLLM takes them with the least work for each response."""
     from vllm.inputs import tokens_input
     from vllm.sampling_params import RequestOutputKind
@@ -133,6 +139,7 @@ def _request(prompt_ids: list[int], fields: Mapping[str, Any]) -> tuple[Any, Any
 
     params = SamplingParams(
         **fields,
+        seed=seed,
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
         flat_logprobs=True,  # plain lists; else an object and a dict for every token
@@ -141,11 +148,12 @@ def _request(prompt_ids: list[int], fields: Mapping[str, Any]) -> tuple[Any, Any
     return tokens_input(prompt_ids), params
 
 
-def _said(completion: Any) -> Told:
+def _said(completion: Any) -> tuple[str, str]:
+    """Token ids and their log-probabilities."""
     flat = completion.logprobs
     # the sampled token stands first at its position
     logprobs = [flat.logprobs[first] for first in flat.start_indices]
-    return {"ids": list(completion.token_ids), "logprobs": logprobs}
+    return integers_to_text(completion.token_ids), floats_to_text(logprobs)
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from hacrl.rollout.vllm.backend import Ask, EngineError, EngineLostError, Said, sampling_fields
+from hacrl.rollout.vllm.backend import Ask, Ended, EngineError, EngineLostError, Said, sampling_fields
 
 ANSWER_SECONDS = 30.0  # a server that is well answers small questions at once
 RPC_SECONDS = 1800.0  # weights of a large model over a slow network
@@ -55,7 +55,7 @@ class ServerClient:
         """A request and its JSON answer."""
         return self._request("POST", path, body, seconds)
 
-    def generate(self, asks: Sequence[Ask]) -> Iterator[tuple[int, Said]]:
+    def generate(self, asks: Sequence[Ask]) -> Iterator[Ended]:
         """All requests in flight at once; responses come as they finish."""
         self.served_model()
         finished: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -85,7 +85,7 @@ class ServerClient:
             while (item := finished.get()) is not _DONE:
                 if isinstance(item, BaseException):
                     raise item
-                yield item
+                yield [item]
         finally:  # also when whoever takes responses stops taking them
             if worker.is_alive():
                 with suppress(RuntimeError):  # it ended at this very moment
@@ -167,6 +167,7 @@ class ServerClient:
             "model": self._model,
             "prompt": list(ask.prompt_ids),
             "return_token_ids": True,
+            "seed": ask.seed,
             **sampling_fields(ask),
         }
         try:

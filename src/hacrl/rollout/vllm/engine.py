@@ -96,18 +96,19 @@ class VllmEngine:
     ) -> list[Rollout]:
         """See :class:`hacrl.rollout.engine.RolloutEngine`. What was finished before a crash is kept."""
         self.prepare()
-        asked = [problem for problem in problems for _ in range(samples_per_prompt)]
-        asks = [self._ask(problem, sampling, seed, place) for place, problem in enumerate(asked)]
-        self._check_lengths(asked, asks)
+        asks = self._asks(problems, samples_per_prompt, sampling, seed)
         rollouts: dict[int, Rollout] = {}
         for attempt in range(self._settings.restarts + 1):
             open_places = [place for place in range(len(asks)) if place not in rollouts]
             try:
-                for position, said in self.backend.generate([asks[place] for place in open_places]):
-                    place = open_places[position]
-                    rollouts[place] = self._rollout(asked[place], said, sampling)
-                    if on_finished is not None:
-                        on_finished(place, rollouts[place])
+                for ended in self.backend.generate([asks[place] for place in open_places]):
+                    places = [open_places[position] for position, _ in ended]
+                    asked = [problems[place // samples_per_prompt] for place in places]
+                    made = self._rollouts(asked, [said for _, said in ended], sampling)
+                    for place, rollout in zip(places, made, strict=True):
+                        rollouts[place] = rollout
+                        if on_finished is not None:
+                            on_finished(place, rollout)
                 break
             except EngineLostError as error:
                 self._lost(error, last=attempt == self._settings.restarts)
@@ -202,38 +203,57 @@ class VllmEngine:
             ) from error
         self._notes.append(f"{error} It was started again; finished responses are kept")
 
-    def _ask(self, problem: Problem, sampling: Sampling, seed: int, place: int) -> Ask:
-        own_seed = derive_seed(seed, place) if self._settings.seeded else None
-        return Ask(self.agent.encode_prompt(problem), sampling, tuple(sorted(self.agent.stop_ids)), own_seed)
+    def _asks(self, problems: Sequence[Problem], samples: int, sampling: Sampling, seed: int) -> list[Ask]:
+        """One for each response, problem by problem."""
+        prompts = [self.agent.encode_prompt(problem) for problem in problems]
+        self._check_lengths(problems, prompts, sampling)
+        stop_ids = tuple(sorted(self.agent.stop_ids))
+        asked = [prompt for prompt in prompts for _ in range(samples)]
+        seeded = self._settings.seeded
+        return [
+            Ask(prompt, sampling, stop_ids, derive_seed(seed, place) if seeded else None)
+            for place, prompt in enumerate(asked)
+        ]
 
-    def _check_lengths(self, problems: Sequence[Problem], asks: Sequence[Ask]) -> None:
+    def _check_lengths(
+        self, problems: Sequence[Problem], prompts: Sequence[tuple[int, ...]], sampling: Sampling
+    ) -> None:
         """vLLM would cut responses at the end of its context without a word."""
-        for problem, ask in zip(problems, asks, strict=True):
-            needed = len(ask.prompt_ids) + ask.sampling.max_new_tokens
+        for problem, prompt in zip(problems, prompts, strict=True):
+            needed = len(prompt) + sampling.max_new_tokens
             if self._max_length is not None and needed > self._max_length:
                 raise EngineError(
                     f"agent {self.agent.name!r}: problem {problem.id[:80]!r} and max_new_tokens="
-                    f"{ask.sampling.max_new_tokens} need {needed} tokens, {self.backend.name} takes "
+                    f"{sampling.max_new_tokens} need {needed} tokens, {self.backend.name} takes "
                     f"{self._max_length}: use shorter prompts or fewer new tokens, or an engine with a "
                     f"larger agents.{self.agent.name}.vllm.max_length"
                 )
 
-    def _rollout(self, problem: Problem, said: Said, sampling: Sampling) -> Rollout:
-        if not said.token_ids:
+    def _rollouts(
+        self, problems: Sequence[Problem], said: Sequence[Said], sampling: Sampling
+    ) -> list[Rollout]:
+        """Of responses that have ended together; their texts are decoded together."""
+        if not all(one.token_ids for one in said):
             raise TrainingError(f"{self.backend.name} gave a response without a token")
-        ids = said.token_ids
-        stopped = ids[-1] in self.agent.stop_ids
+        stopped = [one.token_ids[-1] in self.agent.stop_ids for one in said]
+        texts = self.agent.decode_responses(
+            [one.token_ids[:-1] if stop else one.token_ids for one, stop in zip(said, stopped, strict=True)],
+            [self.agent.encode_prompt(problem) for problem in problems],
+        )
         greedy = sampling.temperature == 0  # its tokens have probability 1 under the distribution used
         assert self._report is not None
-        return Rollout(
-            problem=problem,
-            agent=self.agent.name,
-            text=self.agent.decode_response(ids[:-1] if stopped else ids, self.agent.encode_prompt(problem)),
-            token_ids=ids,
-            token_logprobs=(0.0,) * len(ids) if greedy else said.logprobs,
-            finish_reason="stop" if stopped else "length",
-            policy_version=self._report.policy_version,
-        )
+        return [
+            Rollout(
+                problem=problem,
+                agent=self.agent.name,
+                text=text,
+                token_ids=one.token_ids,
+                token_logprobs=(0.0,) * len(one.token_ids) if greedy else one.logprobs,
+                finish_reason="stop" if stop else "length",
+                policy_version=self._report.policy_version,
+            )
+            for problem, one, stop, text in zip(problems, said, stopped, texts, strict=True)
+        ]
 
 
 def check_model(agent: Agent, engine: str, workers: Sequence[dict[str, Any]]) -> None:

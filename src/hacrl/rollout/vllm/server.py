@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hacrl.rollout.vllm.backend import Ask, EngineError, EngineLostError, Said
+from hacrl.rollout.vllm.backend import Ask, Ended, EngineError, EngineLostError
 from hacrl.rollout.vllm.client import RPC_SECONDS, ServerClient
 from hacrl.rollout.vllm.process import OwnProcess
 
@@ -36,7 +36,7 @@ class ServerBackend:
             )
         self._client.served_model()
 
-    def generate(self, asks: Sequence[Ask]) -> Iterator[tuple[int, Said]]:
+    def generate(self, asks: Sequence[Ask]) -> Iterator[Ended]:
         """See :class:`hacrl.rollout.vllm.backend.Backend`."""
         return self._client.generate(asks)
 
