@@ -53,11 +53,14 @@ def bring_up(engines: list[VllmEngine]) -> None:
     assert not any(thread.is_alive() for thread in threads)
 
 
-def test_starts_come_one_by_one_and_later_weights_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_starts_come_one_by_one_and_all_else_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     starts, firsts = Turns(), Turns()
     beside = threading.Barrier(2, timeout=SECONDS)
     lost: list[int] = []
-    engines = [VllmEngine(char_agent(), Startable(starts), VllmSettings(), []) for _ in range(2)]
+    engines = [
+        VllmEngine(char_agent(), Startable(starts), VllmSettings(), [], before_start=beside.wait)
+        for _ in range(2)
+    ]
 
     def synchronise(engine: VllmEngine) -> EngineReport:
         version = engine.agent.policy_version

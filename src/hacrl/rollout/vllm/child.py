@@ -52,16 +52,31 @@ class ChildBackend:
         command = [sys.executable, "-P", "-m", child_program.__name__]
         self._process = OwnProcess(self.name, command, here, log, start_timeout)
         self._line: _Line | None = None
+        self._is_launched = False  # and not started yet
+
+    def launch(self) -> None:
+        """Start the process: it imports vLLM, then waits for :meth:`start`, and takes no memory of a GPU."""
+        self.close()
+        ours, theirs = socket.socketpair()
+        self._line = _Line(ours)
+        try:
+            with theirs:
+                self._process.launch(inherits=theirs.fileno())
+        except BaseException:
+            self._end(patience=0.0)
+            raise
+        self._is_launched = True
 
     def start(self) -> None:
         """See :class:`hacrl.rollout.vllm.backend.Backend`."""
-        self.close()
-        ours, theirs = socket.socketpair()
-        line = self._line = _Line(ours)
+        if not self._is_launched:
+            self.launch()
+        line, self._is_launched = self._line, False
+        if line is None:
+            raise EngineLostError(f"{self.name} was ended before it was ready.")
         try:
-            with theirs:
-                line.send_beside({"engine_args": self._engine_args, "worker": WORKER})
-                self._process.start(line.has_answer, inherits=theirs.fileno())
+            line.send_beside({"engine_args": self._engine_args, "worker": WORKER})
+            self._process.wait_until(line.has_answer)
             answer = line.receive()
         except BaseException:
             self._end(patience=0.0)
@@ -108,10 +123,10 @@ class ChildBackend:
 
     def close(self) -> None:
         """See :class:`hacrl.rollout.vllm.backend.Backend`."""
-        self._end(patience=END_SECONDS)
+        self._end(patience=0.0 if self._is_launched else END_SECONDS)  # an import has nothing to tidy up
 
     def _end(self, patience: float) -> None:
-        line, self._line = self._line, None
+        line, self._line, self._is_launched = self._line, None, False
         if line is not None:
             line.close()  # nobody is there any more: it ends by itself
         self._process.end(patience)

@@ -162,10 +162,12 @@ def main() -> None:
     end = socket.socket(fileno=int(sys.argv[1]))
     end.set_inheritable(False)  # it closes with this process, whatever that has started
     line = _Line(end)
-    first = line.told.get()
-    if first is None:
-        return
     try:
+        from vllm import LLM  # noqa: F401 - takes long, and need not wait until this engine may start
+
+        first = line.told.get()
+        if first is None:
+            return
         engine = Engine(first["engine_args"], first["worker"])
     except Exception as error:
         line.say({"error": _text(error)})

@@ -37,7 +37,7 @@ class VllmEngine:
         probes: Sequence[Problem],  # what an engine is asked to prove that it is at the agent's policy
         same_host: bool = True,
         learner_host: str = "127.0.0.1",  # where the engine's machine reaches this one
-        before_start: Callable[[], None] | None = None,
+        before_start: Callable[[], None] = lambda: None,  # whatever can be done before its turn
     ) -> None:
         self.agent = agent
         self.backend = backend
@@ -74,6 +74,9 @@ class VllmEngine:
         if self._report is not None and self._report.policy_version == self.agent.policy_version:
             return self._report
         for attempt in range(self._settings.restarts + 1):
+            if not self._is_started:
+                self._check_open()
+                self._before_start()
             alone = nullcontext() if self._is_started else _STARTING
             with alone, as_current(self.agent.device):
                 try:
@@ -154,8 +157,6 @@ class VllmEngine:
     def _start(self) -> None:
         if self._is_started:
             return
-        if self._before_start is not None:
-            self._before_start()
         self.backend.start()
         self._is_started, self._is_asleep = True, False
 

@@ -57,10 +57,15 @@ def make_vllm_engine(
     environment = engine_environment(agent.device, settings)
     if settings.starts_server:
         backend = _own_server(agent.name, settings, arguments, environment, folder, can_sleep)
-    else:
-        log = folder / "engine.log"
-        backend = ChildBackend(agent.name, arguments, environment, can_sleep, log, settings.start_timeout)
-    return VllmEngine(agent, backend, settings, probes, before_start=lambda: write_model(agent, model))
+        return VllmEngine(agent, backend, settings, probes, before_start=lambda: write_model(agent, model))
+    log = folder / "engine.log"
+    child = ChildBackend(agent.name, arguments, environment, can_sleep, log, settings.start_timeout)
+
+    def before_start() -> None:
+        child.launch()
+        write_model(agent, model)
+
+    return VllmEngine(agent, child, settings, probes, before_start=before_start)
 
 
 def _own_server(

@@ -49,14 +49,20 @@ class OwnProcess:
         """Whether the process is there; it need not be ready."""
         return self._process is not None and self._process.poll() is None
 
-    def start(self, is_ready: Callable[[], bool], inherits: int | None = None) -> None:
-        """Start it and wait until it is ready; what an earlier one left behind is ended first.
+    def start(self, is_ready: Callable[[], bool]) -> None:
+        """Start it and wait until it is ready; what an earlier one left behind is ended first."""
+        self.end()
+        if is_ready():  # ours is not there yet: weights must not go to somebody else's
+            raise EngineError(f"{self.name} cannot start: another server answers at its address already")
+        self.launch()
+        self.wait_until(is_ready)
+
+    def launch(self, inherits: int | None = None) -> None:
+        """Start it and do not wait; what an earlier one left behind is ended first.
 
         It may inherit a file descriptor, whose number is its last argument.
         """
         self.end()
-        if is_ready():  # ours is not there yet: weights must not go to somebody else's
-            raise EngineError(f"{self.name} cannot start: another server answers at its address already")
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self._log_begins = log.tell()
@@ -70,8 +76,14 @@ class OwnProcess:
                 pass_fds=() if inherits is None else (inherits,),
             )
         self._guard = Guard([-process.pid])
+
+    def wait_until(self, is_ready: Callable[[], bool]) -> None:
+        """Or until it has ended, or ``start_timeout`` seconds from now."""
+        process = self._process
         deadline = time.monotonic() + self._start_timeout
         while not is_ready():
+            if process is None:
+                raise EngineLostError(f"{self.name} was ended before it was ready.")
             if process.poll() is not None:
                 self.end()
                 raise EngineError(
