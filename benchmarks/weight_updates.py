@@ -28,7 +28,7 @@ from shapes import SHAPES, make_agent
 from hacrl.agents.agent import Agent
 from hacrl.agents.engine_settings import VllmSettings
 from hacrl.agents.settings import AgentSettings
-from hacrl.rollout.vllm.backend import Ask, Backend, Said
+from hacrl.rollout.vllm.backend import Ask, Backend, Ended
 from hacrl.rollout.vllm.engine import VllmEngine
 from hacrl.rollout.vllm.launch import make_vllm_engine
 
@@ -59,7 +59,7 @@ class Watched:
         """See :class:`hacrl.rollout.vllm.backend.Backend`."""
         self._note("start", self._backend.start)
 
-    def generate(self, asks: Sequence[Ask]) -> Iterator[tuple[int, Said]]:
+    def generate(self, asks: Sequence[Ask]) -> Iterator[Ended]:
         """See :class:`hacrl.rollout.vllm.backend.Backend`."""
         return self._backend.generate(asks)
 

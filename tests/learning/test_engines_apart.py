@@ -25,7 +25,7 @@ def apart(monkeypatch: pytest.MonkeyPatch) -> Callable[[Prepare], None]:
     def patch(prepare: Prepare) -> None:
         known: dict[str, int] = {}
 
-        def once(engine: TransformersEngine) -> None:
+        def once(engine: TransformersEngine, proven: bool = True) -> None:
             name, version = engine.agent.name, engine.agent.policy_version
             if known.get(name) != version:
                 prepare(name, version)

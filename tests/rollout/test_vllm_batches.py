@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import pytest
 
 from hacrl.agents.engine_settings import VllmSettings
-from hacrl.rollout.engine import EngineReport
 from hacrl.rollout.vllm.backend import Ask, Ended, EngineLostError, Said
 from hacrl.rollout.vllm.child import _grouped
 from hacrl.rollout.vllm.engine import VllmEngine
@@ -19,6 +19,7 @@ from hacrl.rollout.vllm.numbers_as_text import (
     integers_to_text,
 )
 from hacrl.types import Rollout, Sampling
+from tests.support.engines import take_for_proven
 from tests.support.sevens import problem
 from tests.support.tiny import pair_agent
 
@@ -58,7 +59,7 @@ def test_responses_that_end_together_go_where_they_belong(monkeypatch: pytest.Mo
     agent, backend = pair_agent(), Batches()
     assert agent.stop_ids == {STOP}
     engine = VllmEngine(agent, backend, VllmSettings(seeded=True), [])
-    monkeypatch.setattr(engine, "_synchronise", lambda: EngineReport(0, "none", 0.0, engine.restarts))
+    monkeypatch.setattr(engine, "_synchronise", partial(take_for_proven, engine))
     heard: dict[int, Rollout] = {}
     rollouts = engine.generate(PROBLEMS, 3, Sampling(8), 5, heard.__setitem__)
     assert heard == dict(enumerate(rollouts))

@@ -7,9 +7,9 @@ import threading
 import pytest
 
 from hacrl.agents.engine_settings import VllmSettings
-from hacrl.rollout.engine import EngineReport
 from hacrl.rollout.vllm.backend import EngineLostError
 from hacrl.rollout.vllm.engine import VllmEngine
+from tests.support.engines import take_for_proven
 from tests.support.tiny import char_agent
 
 SECONDS = 20.0  # far more than is needed
@@ -62,7 +62,7 @@ def test_starts_come_one_by_one_and_all_else_side_by_side(monkeypatch: pytest.Mo
         for _ in range(2)
     ]
 
-    def synchronise(engine: VllmEngine) -> EngineReport:
+    def synchronise(engine: VllmEngine) -> None:
         version = engine.agent.policy_version
         if version == 0 or lost:
             firsts.take()
@@ -72,7 +72,7 @@ def test_starts_come_one_by_one_and_all_else_side_by_side(monkeypatch: pytest.Mo
             lost.append(version)
             beside.wait()  # both are lost at the same time
             raise EngineLostError("an engine died.")
-        return EngineReport(version, "none", 0.0, engine.restarts)
+        take_for_proven(engine)
 
     monkeypatch.setattr(VllmEngine, "_synchronise", synchronise)
     bring_up(engines)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import pytest
 
 from hacrl.agents.engine_settings import VllmSettings
-from hacrl.rollout.engine import EngineReport
 from hacrl.rollout.vllm.backend import Ask, Ended, EngineLostError, Said
 from hacrl.rollout.vllm.engine import VllmEngine
 from hacrl.types import Problem, Sampling
+from tests.support.engines import take_for_proven
 from tests.support.tiny import char_agent
 
 SECONDS = 20.0  # far more than is needed
@@ -47,7 +48,7 @@ class Endless:
 def test_it_is_not_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = Endless()
     engine = VllmEngine(char_agent(), backend, VllmSettings(), [])
-    monkeypatch.setattr(engine, "_synchronise", lambda: EngineReport(0, "none", 0.0, engine.restarts))
+    monkeypatch.setattr(engine, "_synchronise", partial(take_for_proven, engine))
     engine.prepare()
     errors: list[Exception] = []
 

@@ -70,7 +70,7 @@ def test_arguments_on_a_cpu_and_on_a_gpu() -> None:
     assert cpu == {
         "model": "/m",
         "dtype": "float32",
-        "max_num_seqs": 7,
+        "max_num_seqs": 7 + 4,  # those that prove its weights come on top
         "enable_prefix_caching": True,
         "logprobs_mode": "processed_logprobs",
         "enable_sleep_mode": False,

@@ -18,7 +18,7 @@ class Observer:
     def on_phase(self, step: int, phase: Phase, agent: str) -> None:
         """Work of one kind begins for one agent. Step 0 is before training.
 
-        Agents that answer side by side begin one right after the other.
+        Agents that answer side by side begin when each one's engine is ready.
         """
 
     def on_response(self, agent: str) -> None:

@@ -249,7 +249,7 @@ class Trainer:
         """One agent's responses, at the policy it has now. May run in a thread of its own."""
         if not asked.engine.shares_weights:
             with self._phase(step, "sync", asked.name, there):
-                asked.engine.prepare()
+                asked.engine.prepare(proven=False)  # its first responses prove it
         samples, seed = questions.samples(asked), questions.seed(asked)
         with self._phase(step, questions.phase, asked.name, there):
             return asked.engine.generate(questions.problems, samples, questions.sampling, seed, on_finished)

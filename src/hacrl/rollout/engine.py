@@ -34,8 +34,12 @@ class RolloutEngine(Protocol):
         """Whether it computes with memory of its own, beside whatever else goes on, in any thread."""
         ...
 
-    def prepare(self) -> EngineReport | None:
-        """Be ready to generate with the agent's policy as it is now."""
+    def prepare(self, proven: bool = True) -> EngineReport | None:
+        """Be ready to generate with the agent's policy as it is now.
+
+        An engine with weights of its own reports how it got there once that is proven, which may be left to
+        the next responses.
+        """
         ...
 
     def generate(

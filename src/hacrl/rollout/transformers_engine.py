@@ -61,7 +61,7 @@ class TransformersEngine:
         """No: it computes where learners do."""
         return False
 
-    def prepare(self) -> None:
+    def prepare(self, proven: bool = True) -> None:
         """Always ready."""
 
     @torch.inference_mode()

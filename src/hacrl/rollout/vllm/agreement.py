@@ -8,14 +8,12 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import chain
 
 import torch
 
 from hacrl.agents.agent import Agent
 from hacrl.agents.logprobs import response_logprobs
-from hacrl.rollout.vllm.backend import Ask, Backend, EngineError
+from hacrl.rollout.vllm.backend import Ask, EngineError, Said
 from hacrl.types import Problem, Sampling
 
 PROBED_PROMPTS = 4
@@ -28,43 +26,39 @@ LOW_PRECISION_LIMIT = 0.15
 _FORWARD_PASS = threading.Lock()
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """A few responses' log-probabilities, the engine's against the learner's."""
+class Proof:
+    """A few short responses whose log-probabilities are the engine's and the learner's alike."""
 
-    mean: float  # |difference| per token
-    largest: float
-    tokens: int
+    def __init__(self, agent: Agent, problems: Sequence[Problem]) -> None:
+        self._agent = agent
+        self._sampling = Sampling(max_new_tokens=PROBED_TOKENS)
+        self._prompts = [agent.encode_prompt(problem) for problem in problems[:PROBED_PROMPTS]]
+        self._said: dict[int, Said] = {}
+        stop_ids = tuple(sorted(agent.stop_ids))
+        self.asks = [Ask(prompt, self._sampling, stop_ids, seed=None) for prompt in self._prompts]
 
+    def take(self, position: int, said: Said) -> bool:
+        """An answer; whether that was the last one."""
+        self._said[position] = said
+        return len(self._said) == len(self.asks)
 
-def measure_agreement(agent: Agent, backend: Backend, problems: Sequence[Problem]) -> Agreement:
-    """Let the engine say a little, and ask the learner how likely each token was."""
-    sampling = Sampling(max_new_tokens=PROBED_TOKENS)
-    prompts = [agent.encode_prompt(problem) for problem in problems[:PROBED_PROMPTS]]
-    stop_ids = tuple(sorted(agent.stop_ids))
-    asks = [Ask(prompt, sampling, stop_ids, seed=None) for prompt in prompts]
-    said = dict(chain.from_iterable(backend.generate(asks)))
-    pairs = [(prompts[position], response.token_ids) for position, response in sorted(said.items())]
-    with _FORWARD_PASS, torch.inference_mode():
-        learner_BT, mask_BT = response_logprobs(agent.model, pairs, sampling, agent.device)
-        learner = learner_BT[mask_BT].double().cpu()
-    engine = [logprob for _, response in sorted(said.items()) for logprob in response.logprobs]
-    gap = (learner - torch.tensor(engine, dtype=torch.float64)).abs()
-    return Agreement(float(gap.mean()), float(gap.max()), gap.numel())
-
-
-def require_agreement(
-    agent: Agent, backend: Backend, problems: Sequence[Problem], limit: float | None
-) -> Agreement:
-    """Measure it, and refuse to go on with an engine that is not at the agent's policy."""
-    found = measure_agreement(agent, backend, problems)
-    allowed = LIMITS.get(agent.model.dtype, LOW_PRECISION_LIMIT) if limit is None else limit
-    if math.isfinite(found.mean) and found.mean <= allowed:
-        return found
-    raise EngineError(
-        f"{backend.name} is not at the agent's policy after a weight update (policy version "
-        f"{agent.policy_version}): its log-probabilities differ by {found.mean:.3g} nats per token on "
-        f"average (at most {found.largest:.3g}, over {found.tokens} tokens), allowed are {allowed:g}. "
-        "Weights did not arrive, or the engine computes something else; if it is only a matter of "
-        f"precision, raise agents.{agent.name}.vllm.max_logprob_gap"
-    )
+    def gap(self, engine: str, limit: float | None) -> float:
+        """Mean |difference| per token. Raises if the engine cannot be at the agent's policy."""
+        agent, said = self._agent, sorted(self._said.items())
+        pairs = [(self._prompts[position], response.token_ids) for position, response in said]
+        with _FORWARD_PASS, torch.inference_mode():
+            learner_BT, mask_BT = response_logprobs(agent.model, pairs, self._sampling, agent.device)
+            learner = learner_BT[mask_BT].double().cpu()
+        theirs = [logprob for _, response in said for logprob in response.logprobs]
+        gaps = (learner - torch.tensor(theirs, dtype=torch.float64)).abs()
+        mean, largest = float(gaps.mean()), float(gaps.max())
+        allowed = LIMITS.get(agent.model.dtype, LOW_PRECISION_LIMIT) if limit is None else limit
+        if math.isfinite(mean) and mean <= allowed:
+            return mean
+        raise EngineError(
+            f"{engine} is not at the agent's policy after a weight update (policy version "
+            f"{agent.policy_version}): its log-probabilities differ by {mean:.3g} nats per token on "
+            f"average (at most {largest:.3g}, over {gaps.numel()} tokens), allowed are {allowed:g}. "
+            "Weights did not arrive, or the engine computes something else; if it is only a matter of "
+            f"precision, raise agents.{agent.name}.vllm.max_logprob_gap"
+        )

@@ -14,8 +14,8 @@ from hacrl.agents.current_device import as_current
 from hacrl.agents.engine_settings import VllmSettings
 from hacrl.errors import TrainingError
 from hacrl.rollout.engine import EngineReport, Finished
-from hacrl.rollout.vllm.agreement import require_agreement
-from hacrl.rollout.vllm.backend import Ask, Backend, EngineError, EngineLostError, Said
+from hacrl.rollout.vllm.agreement import Proof
+from hacrl.rollout.vllm.backend import Ask, Backend, Ended, EngineError, EngineLostError, Said
 from hacrl.rollout.vllm.transports import Transport, make_transport
 from hacrl.rollout.vllm.weights import exported_weights
 from hacrl.seeding import derive_seed
@@ -52,7 +52,8 @@ class VllmEngine:
         self._is_started = False
         self._is_asleep = False
         self._is_closed = False
-        self._report: EngineReport | None = None  # of the last synchronisation, while it holds
+        self._version: int | None = None  # of the policy that it is at
+        self._report: EngineReport | None = None  # how it got there, once that is proven
         self._max_length: int | None = None  # most tokens of a prompt and its response, as the engine says
 
     @property
@@ -65,14 +66,18 @@ class VllmEngine:
         """Unless its memory is others' while it sleeps."""
         return not self.backend.can_sleep
 
-    def prepare(self) -> EngineReport:
+    def prepare(self, proven: bool = True) -> EngineReport | None:
         """Start the engine if it is not there, and bring it to the agent's policy if it is not at it."""
         self._is_closed = False
-        return self._bring_up()
+        if proven:
+            self._hear([], lambda ended: None)
+        else:
+            self._bring_up()
+        return self._report
 
-    def _bring_up(self) -> EngineReport:
-        if self._report is not None and self._report.policy_version == self.agent.policy_version:
-            return self._report
+    def _bring_up(self) -> None:
+        if self._version == self.agent.policy_version:
+            return
         for attempt in range(self._settings.restarts + 1):
             if not self._is_started:
                 self._check_open()
@@ -83,8 +88,8 @@ class VllmEngine:
                     self._check_open()
                     self._start()
                     self._check_open()
-                    self._report = self._synchronise()
-                    return self._report
+                    self._synchronise()
+                    return
                 except EngineLostError as error:
                     self._lost(error, last=attempt == self._settings.restarts)
         raise AssertionError("unreachable")
@@ -98,25 +103,49 @@ class VllmEngine:
         on_finished: Finished | None = None,
     ) -> list[Rollout]:
         """See :class:`hacrl.rollout.engine.RolloutEngine`. What was finished before a crash is kept."""
-        self.prepare()
+        # how a seeded response is computed must not depend on whether there is something to prove beside it
+        self.prepare(proven=self._settings.seeded)
         asks = self._asks(problems, samples_per_prompt, sampling, seed)
         rollouts: dict[int, Rollout] = {}
+
+        def take(ended: Ended) -> None:
+            asked = [problems[place // samples_per_prompt] for place, _ in ended]
+            made = self._rollouts(asked, [said for _, said in ended], sampling)
+            for (place, _), rollout in zip(ended, made, strict=True):
+                rollouts[place] = rollout
+                if on_finished is not None:
+                    on_finished(place, rollout)
+
+        self._hear(asks, take)
+        return [rollouts[place] for place in range(len(asks))]
+
+    def _hear(self, asks: Sequence[Ask], take: Callable[[Ended], None]) -> None:
+        """Whatever is asked for, and a proof if one is due; an engine that dies is brought back."""
+        left = dict(enumerate(asks))
         for attempt in range(self._settings.restarts + 1):
-            open_places = [place for place in range(len(asks)) if place not in rollouts]
             try:
-                for ended in self.backend.generate([asks[place] for place in open_places]):
-                    places = [open_places[position] for position, _ in ended]
-                    asked = [problems[place // samples_per_prompt] for place in places]
-                    made = self._rollouts(asked, [said for _, said in ended], sampling)
-                    for place, rollout in zip(places, made, strict=True):
-                        rollouts[place] = rollout
-                        if on_finished is not None:
-                            on_finished(place, rollout)
-                break
+                self._bring_up()
+                proof = None if self._report is not None else Proof(self.agent, self._probes)
+                first = [] if proof is None else proof.asks
+                places = list(left)
+                for ended in self.backend.generate([*first, *left.values()]) if first or left else ():
+                    for position, said in ended:
+                        if position < len(first) and proof is not None and proof.take(position, said):
+                            self._report = self._proven(proof)
+                    real = [(at - len(first), said) for at, said in ended if at >= len(first)]
+                    take([(places[at], said) for at, said in real])
+                    for at, _ in real:
+                        del left[places[at]]
+                return
             except EngineLostError as error:
                 self._lost(error, last=attempt == self._settings.restarts)
-                self._bring_up()
-        return [rollouts[place] for place in range(len(asks))]
+
+    def _proven(self, proof: Proof) -> EngineReport:
+        assert self._version is not None
+        assert self._transport is not None
+        with as_current(self.agent.device):
+            gap = proof.gap(self.backend.name, self._settings.max_logprob_gap)
+        return EngineReport(self._version, self._transport.name, gap, restarts=self.restarts)
 
     def take_notes(self) -> list[str]:
         """What happened to the engine since the last call."""
@@ -139,7 +168,7 @@ class VllmEngine:
                 self._lost(error, last=False)
                 return
             self._is_asleep = True
-            self._report = None
+            self._version, self._report = None, None
 
     def close(self) -> None:
         """End the engine."""
@@ -147,7 +176,7 @@ class VllmEngine:
         if self._transport is not None:
             self._transport.close()
         self.backend.close()
-        self._is_started, self._report, self._transport = False, None, None
+        self._is_started, self._version, self._report, self._transport = False, None, None, None
 
     def describe(self) -> list[dict[str, Any]]:
         """What the engine's workers say of themselves."""
@@ -160,7 +189,8 @@ class VllmEngine:
         self.backend.start()
         self._is_started, self._is_asleep = True, False
 
-    def _synchronise(self) -> EngineReport:
+    def _synchronise(self) -> None:
+        self._version, self._report = None, None  # if it breaks off, nobody knows
         if self._is_asleep:
             if self.agent.device.type == "cuda":
                 torch.cuda.empty_cache()  # what the learner keeps for later, the engine needs now
@@ -177,10 +207,7 @@ class VllmEngine:
             self.backend.wake("kv_cache")
             self._is_asleep = False
         self.backend.forget_prefixes()
-        agreement = require_agreement(self.agent, self.backend, self._probes, self._settings.max_logprob_gap)
-        return EngineReport(
-            self.agent.policy_version, self._transport.name, agreement.mean, restarts=self.restarts
-        )
+        self._version = self.agent.policy_version
 
     def _check_open(self) -> None:
         """Another thread may have closed it, meanwhile."""
@@ -194,7 +221,7 @@ class VllmEngine:
             raise error
         if self._transport is not None:
             self._transport.close()
-        self._transport, self._report = None, None
+        self._transport, self._version, self._report = None, None, None
         self._is_started = False
         self.restarts += 1
         if last:
@@ -242,7 +269,7 @@ class VllmEngine:
             [self.agent.encode_prompt(problem) for problem in problems],
         )
         greedy = sampling.temperature == 0  # its tokens have probability 1 under the distribution used
-        assert self._report is not None
+        assert self._version is not None
         return [
             Rollout(
                 problem=problem,
@@ -251,7 +278,7 @@ class VllmEngine:
                 token_ids=one.token_ids,
                 token_logprobs=(0.0,) * len(one.token_ids) if greedy else one.logprobs,
                 finish_reason="stop" if stop else "length",
-                policy_version=self._report.policy_version,
+                policy_version=self._version,
             )
             for problem, one, stop, text in zip(problems, said, stopped, texts, strict=True)
         ]

@@ -14,6 +14,7 @@ import torch
 
 from hacrl.agents.agent import Agent
 from hacrl.agents.engine_settings import VllmSettings
+from hacrl.rollout.vllm.agreement import PROBED_PROMPTS
 from hacrl.rollout.vllm.backend import Backend
 from hacrl.rollout.vllm.checks import api_key_of
 from hacrl.rollout.vllm.child import ChildBackend
@@ -113,7 +114,7 @@ def engine_arguments(
     arguments: dict[str, Any] = {
         "model": model,
         "dtype": dtype,
-        "max_num_seqs": settings.max_sequences,
+        "max_num_seqs": settings.max_sequences + PROBED_PROMPTS,  # a proof takes no response's place
         "enable_prefix_caching": True,  # the samples of a prompt share its keys and values
         "logprobs_mode": "processed_logprobs",  # after temperature, top-k and top-p
         "enable_sleep_mode": can_sleep,

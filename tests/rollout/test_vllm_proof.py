@@ -1,0 +1,147 @@
+"""An engine proves with its first responses that it is at the agent's policy, beside what it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+
+from hacrl.agents.agent import Agent
+from hacrl.agents.engine_settings import VllmSettings
+from hacrl.agents.logprobs import response_logprobs
+from hacrl.rollout.vllm import engine as engine_module
+from hacrl.rollout.vllm.agreement import PROBED_PROMPTS, PROBED_TOKENS
+from hacrl.rollout.vllm.backend import Ask, Ended, EngineError, EngineLostError, Said
+from hacrl.rollout.vllm.engine import VllmEngine
+from hacrl.types import Rollout, Sampling
+from tests.support.sevens import problem
+from tests.support.tiny import char_agent
+
+PROBES = [problem(f"{number}+1:") for number in range(6)]
+PROBLEMS = [problem("3*3:"), problem("8-2:")]
+SAMPLING = Sampling(5)
+
+
+class Sayer:
+    """Says the same digits to everybody, with the probabilities that its own copy of an agent gives them."""
+
+    name, can_sleep = "engine of char", False
+
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent  # whose weights it has
+        self.asked: list[list[Ask]] = []
+        self.sent = 0
+        self.dies_after: list[int] = []  # answers, in each of the next calls
+
+    def start(self) -> None:
+        """Nothing is needed."""
+
+    def generate(self, asks: Sequence[Ask]) -> Iterator[Ended]:
+        """Those that ask for most tokens end last."""
+        self.asked.append(list(asks))
+        order = sorted(range(len(asks)), key=lambda at: asks[at].sampling.max_new_tokens)
+        left = self.dies_after.pop(0) if self.dies_after else len(asks)
+        for at in order[:left]:
+            yield [(at, self.said(asks[at]))]
+        if left < len(asks):
+            raise EngineLostError("engine of char died.")
+
+    def said(self, ask: Ask) -> Said:
+        ids = (5, 6, 7, 8) * 4
+        ids = ids[: ask.sampling.max_new_tokens]
+        with torch.no_grad():
+            logprobs, _ = response_logprobs(
+                self.agent.model, [(ask.prompt_ids, ids)], ask.sampling, self.agent.device
+            )
+        return Said(ids, tuple(logprobs[0].tolist()))
+
+
+class Sent:
+    """Weights arrive, or what looks like it."""
+
+    name = "none"
+
+    def send(self, weights: object, backend: Sayer) -> None:
+        backend.sent += 1
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> tuple[Agent, Sayer, VllmEngine]:
+    agent = char_agent()
+    backend = Sayer(agent)
+    monkeypatch.setattr(engine_module, "make_transport", lambda *told: Sent())
+    monkeypatch.setattr(VllmEngine, "describe", lambda self: [{"max_length": 99, "model": {}}])
+    monkeypatch.setattr(Sayer, "forget_prefixes", lambda self: None, raising=False)
+    return agent, backend, VllmEngine(agent, backend, VllmSettings(), PROBES)
+
+
+def lengths(asks: Sequence[Ask]) -> list[int]:
+    return [ask.sampling.max_new_tokens for ask in asks]
+
+
+def test_the_proof_goes_with_what_is_asked_for_and_is_nobodys_response(made) -> None:
+    agent, backend, engine = made
+    assert engine.prepare(proven=False) is None
+    assert (backend.sent, backend.asked) == (1, [])
+    heard: dict[int, Rollout] = {}
+    rollouts = engine.generate(PROBLEMS, 2, SAMPLING, 0, heard.__setitem__)
+    (asks,) = backend.asked
+    assert lengths(asks) == [PROBED_TOKENS] * PROBED_PROMPTS + [5] * 4
+    assert [ask.prompt_ids for ask in asks[:4]] == [agent.encode_prompt(one) for one in PROBES[:4]]
+    assert heard == dict(enumerate(rollouts))
+    assert [one.problem for one in rollouts] == [PROBLEMS[0], PROBLEMS[0], PROBLEMS[1], PROBLEMS[1]]
+    report = engine.prepare()
+    assert report is not None
+    assert (report.policy_version, report.weight_sync) == (0, "none")
+    assert report.logprob_gap < 1e-6
+    # proven is proven, until the policy changes
+    engine.generate(PROBLEMS, 2, SAMPLING, 0)
+    assert lengths(backend.asked[1]) == [5] * 4
+    agent.policy_version = 1
+    engine.generate(PROBLEMS, 2, SAMPLING, 0)
+    assert lengths(backend.asked[2]) == [PROBED_TOKENS] * PROBED_PROMPTS + [5] * 4
+    assert backend.sent == 2
+
+
+def test_wrong_weights_are_noticed_whatever_was_said_meanwhile(made) -> None:
+    _, backend, engine = made
+    backend.agent = char_agent(seed=1)
+    heard: dict[int, Rollout] = {}
+    with pytest.raises(EngineError, match=r"engine of char is not at the agent's policy .* differ by"):
+        engine.generate(PROBLEMS, 2, SAMPLING, 0, heard.__setitem__)
+    assert len(heard) == 4  # they were shorter
+    with pytest.raises(EngineError, match="not at the agent's policy"):
+        engine.prepare()
+
+
+def test_asked_for_by_itself(made) -> None:
+    _, backend, engine = made
+    report = engine.prepare()
+    assert report is not None
+    assert report.logprob_gap < 1e-6
+    assert [lengths(asks) for asks in backend.asked] == [[PROBED_TOKENS] * PROBED_PROMPTS]
+
+
+def test_seeded_responses_are_generated_by_themselves(made) -> None:
+    agent, backend, _ = made
+    engine = VllmEngine(agent, backend, VllmSettings(seeded=True), PROBES)
+    engine.generate(PROBLEMS, 2, SAMPLING, 0)
+    assert [lengths(asks) for asks in backend.asked] == [[PROBED_TOKENS] * PROBED_PROMPTS, [5] * 4]
+
+
+def test_who_dies_before_it_has_proven_anything_is_asked_again(made) -> None:
+    _, backend, engine = made
+    backend.dies_after = [6, 2]  # two of four proofs, then two of four
+    heard: dict[int, Rollout] = {}
+    rollouts = engine.generate(PROBLEMS, 2, SAMPLING, 0, heard.__setitem__)
+    assert list(heard) == [0, 1, 2, 3]
+    assert [one.problem for one in rollouts] == [PROBLEMS[0], PROBLEMS[0], PROBLEMS[1], PROBLEMS[1]]
+    proof = [PROBED_TOKENS] * PROBED_PROMPTS
+    assert [lengths(asks) for asks in backend.asked] == [[*proof, *[5] * 4], proof, proof]
+    report = engine.prepare()
+    assert report is not None
+    assert report.restarts == engine.restarts == 2
