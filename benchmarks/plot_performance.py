@@ -1,7 +1,7 @@
 """The picture of docs/performance.md, from what the other benchmarks wrote with --json.
 
-    python benchmarks/plot_performance.py --engines engines.json more.json --trl trl.json trl_vllm.json \
-        --hacrl hacpo_vllm.json hacpo.json --agents many_agents.json --out docs/images/performance.png
+    python benchmarks/plot_performance.py       # of benchmarks/measured, into docs/images/performance.png
+    python benchmarks/plot_performance.py --hacrl hacpo_vllm.json hacpo.json --out new.png
 
 `--trl` are runs of one agent, drawn as often as those of `--hacrl` have agents. A side that was measured by
 both engine files is taken from the last.
@@ -15,6 +15,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+MEASURED = Path(__file__).parent / "measured"
+PICTURE = Path(__file__).parent.parent / "docs" / "images" / "performance.png"
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#999999"
 NAMES = {
     "raw-vllm": "vLLM alone",
@@ -87,10 +89,14 @@ def _read(file: Path) -> Any:
 def main() -> None:
     """Draw and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name in ("--engines", "--trl", "--hacrl"):
-        parser.add_argument(name, type=Path, nargs="+", required=True)
-    for name in ("--agents", "--out"):
-        parser.add_argument(name, type=Path, required=True)
+    for name, files in (
+        ("--engines", ("engines_vllm", "engines")),
+        ("--trl", ("step_trl", "step_trl_vllm")),
+        ("--hacrl", ("step_hacrl_vllm", "step_hacrl")),
+    ):
+        parser.add_argument(name, type=Path, nargs="+", default=[MEASURED / f"{file}.json" for file in files])
+    parser.add_argument("--agents", type=Path, default=MEASURED / "many_agents.json")
+    parser.add_argument("--out", type=Path, default=PICTURE)
     options = parser.parse_args()
     import matplotlib
 
