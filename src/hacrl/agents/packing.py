@@ -6,6 +6,7 @@ With 8 responses as long as their prompt, that is 9 parts of work instead of 16.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
@@ -58,7 +59,7 @@ def pack(pairs: Sequence[TokenPair], device: torch.device, as_tree: bool = False
     groups: dict[tuple[int, ...], list[int]] = {}
     for number, (prompt, _) in enumerate(pairs):
         groups.setdefault(tuple(prompt), []).append(number)
-    tokens: list[int] = []
+    tokens = array("q")  # torch reads it as it is; numbers of a list it would read one by one
     sequences: list[tuple[int, int, int, int]] = []  # what each sees first, and itself: (place, length) twice
     prompt_ends = [0] * len(pairs)  # place of the token before a response
     starts = [0] * len(pairs)  # of a response
@@ -100,7 +101,7 @@ def pack(pairs: Sequence[TokenPair], device: torch.device, as_tree: bool = False
                 torch.stack([seen_place, own_place], 1).flatten(),
             )
             told["shared_keys"] = share(keys, len(tokens), device)
-    ids = torch.tensor(tokens)
+    ids = torch.frombuffer(tokens, dtype=torch.int64)
     lengths = torch.tensor([len(response) for _, response in pairs])
     places = ranges(lengths, torch.tensor(starts))
     is_first = ranges(lengths) == 0
