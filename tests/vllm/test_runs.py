@@ -151,7 +151,8 @@ def test_two_engines_answer_side_by_side_and_one_that_dies_comes_back(
         for name in ("left", "right")
     )
     base = hacpo_run(tmp_path, left, "", 2)
-    config = replace(base, agents=(left, right), evaluation=EvaluationSettings(problems=0))
+    many = replace(base.rollout, rollouts_per_prompt=16)  # some are right and some are not
+    config = replace(base, agents=(left, right), rollout=many, evaluation=EvaluationSettings(problems=0))
     phases = Phases(tmp_path / "run", victim="left")
     run_locally(config, [phases], task=SevensTask())
     asked = [(phase, agent) for step, phase, agent in phases.order if step == 2 and phase != "save"]
