@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from hacrl.agents import ragged, tree_attention, tree_plain
+from hacrl.agents import tree as tree_module
 from hacrl.agents.logprobs import packed_logprobs
 from hacrl.agents.packing import pack
 from hacrl.agents.tree import TILE, ranges
@@ -34,29 +37,69 @@ def test_ranges_by_hand() -> None:
     assert ranges(torch.tensor([2, 0, 3]), torch.tensor([7, 9, 4])).tolist() == [7, 8, 4, 5, 6]
 
 
+def rows(table: Tensor, columns: int) -> list[list[int]]:
+    return table.view(-1, columns).tolist()
+
+
 def test_a_tree_by_hand() -> None:
     # 100 tokens, 3 and 70 that grow from them, and 2 by themselves
     tokens, tree = planted([(100, [3, 70]), (2, [])])
     assert tokens == 175
-    assert tree.sequences.view(-1, 5).tolist() == [
+    assert rows(tree.sequences, 5) == [
         [0, 100, 0, 0, 173],
         [100, 103, 0, 100, 103],
         [103, 173, 0, 100, 173],
         [173, 175, 0, 0, 175],
         [175, 175, 0, 0, 175],  # there is always another one
     ]
-    # seen by 173, 109, 70, 6, 3, 2 tokens and by none
     assert TILE == 64
-    assert tree.tiles.view(-1, 2).tolist() == [
-        [0, 0],
-        [0, 64],
-        [2, 103],
-        [2, 167],
-        [1, 100],
-        [3, 173],
-        [4, 175],
-    ]
+    assert rows(tree.tiles, 2) == [[0, 0], [0, 64], [1, 100], [2, 103], [2, 167], [3, 173], [4, 175]]
     assert tree.positions.tolist() == [*range(100), *range(100, 103), *range(100, 170), 0, 1]
+    # keys of a tile, and who looks at them: 173, 109, 70, 6, 3, 2 tokens and none
+    assert rows(tree.looks, 5) == [
+        [0, 100, 0, 173, -1],
+        [64, 100, 64, 173, -1],
+        [103, 173, 103, 173, -1],
+        [167, 173, 167, 173, -1],
+        [100, 103, 100, 103, -1],
+        [173, 175, 173, 175, -1],
+        [175, 175, 175, 175, -1],
+    ]
+    assert (rows(tree.totals, 4), tree.places) == ([[0, 0, 0, 0]] * 2, 2)  # nobody shares the looking
+
+
+def test_who_looks_at_a_trunk_is_divided_by_hand(monkeypatch) -> None:
+    monkeypatch.setattr(tree_module, "LEAST_LOOKING", 100)
+    monkeypatch.setattr(tree_module, "ENOUGH_PROGRAMS", 5)
+    # of 70 tokens, in two tiles: 300 and 236 look, so 3 parts of 100 and 3 of 79; a lone 250 stays whole
+    tokens, tree = planted([(70, [200, 30]), (250, [])])
+    assert tokens == 550
+    trunk = [look for look in rows(tree.looks, 5) if look[1] == 70]
+    assert sorted(trunk, key=lambda look: look[4]) == [
+        [0, 70, 0, 100, 0],
+        [0, 70, 100, 200, 1],
+        [0, 70, 200, 300, 2],
+        [64, 70, 64, 143, 3],
+        [64, 70, 143, 222, 4],
+        [64, 70, 222, 300, 5],
+    ]
+    assert rows(tree.totals, 4) == [[0, 70, 0, 3], [64, 70, 3, 6], *[[0, 0, 0, 0]] * 2]
+    assert tree.places == 6
+    assert all(look[4] == -1 for look in rows(tree.looks, 5) if look[1] != 70)
+    lengths = [until - begin for _, _, begin, until, _ in rows(tree.looks, 5)]
+    assert lengths == sorted(lengths, reverse=True)
+    # with tiles enough, nobody is divided: two tiles are enough for two programs
+    monkeypatch.setattr(tree_module, "ENOUGH_PROGRAMS", 2)
+    _, tree = planted([(70, [200, 30])])
+    assert tree.places == 2
+    assert {look[4] for look in rows(tree.looks, 5)} == {-1}
+
+
+def test_what_is_empty_takes_nobodys_place() -> None:
+    tokens, tree = planted([(3, [2, 0]), (4, [2, 1])])
+    assert tokens == 12
+    reach = {(own, end): reach for own, end, _, _, reach in rows(tree.sequences, 5)}
+    assert reach == {(0, 3): 5, (3, 5): 5, (5, 5): 5, (5, 9): 12, (9, 11): 11, (11, 12): 12, (12, 12): 12}
 
 
 def test_pairs_are_planted_with_shared_prompts_once() -> None:
@@ -65,7 +108,7 @@ def test_pairs_are_planted_with_shared_prompts_once() -> None:
     tree = packed.inputs["tree"]
     assert packed.inputs["input_ids"].tolist() == [[1, 2, 3, 7, 8, 9, 4, 5, 6]]
     assert tree.positions.tolist() == packed.inputs["position_ids"][0].tolist() == [0, 1, 2, 2, 3, 4, 0, 1, 2]
-    assert tree.sequences.view(-1, 5).tolist()[:-1] == [
+    assert rows(tree.sequences, 5)[:-1] == [
         [0, 2, 0, 0, 6],
         [2, 3, 0, 2, 3],
         [3, 6, 0, 2, 6],
@@ -102,7 +145,7 @@ def test_torch_agrees_with_what_is_said_of_the_operators() -> None:
 def test_nothing_but_what_was_seen_is_kept_for_the_backward_pass() -> None:
     tokens, tree = planted(GROUPS)
     *given, _ = states(tokens, 4, 2)
-    before = {one.untyped_storage().data_ptr() for one in (*given, *tree)}
+    before = {one.untyped_storage().data_ptr() for one in (*given, *tree[:5])}
     storages: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -124,20 +167,31 @@ class Kernels:
     backward = staticmethod(tree_plain.backward)
 
 
-def forgets_a_branch(gradient, query, key, value, out, sums, tree, scale, window):
-    found = tree_plain.backward(gradient, query, key, value, out, sums, tree, scale, window)
-    found[1][:70] *= 0.8  # keys of the prompt
-    return found
+def changes(gives: str, change: Callable[[Tensor], None]) -> tuple[str, Callable[..., Any]]:
+    """A kernel that gives something else: of what is seen, or of keys' gradients."""
+    own = getattr(tree_plain, gives)
+    at = 0 if gives == "forward" else 1
+
+    def wrong(*told: Any) -> Any:
+        found = own(*told)
+        change(found[at])
+        return found
+
+    return gives, wrong
 
 
-def gives_nothing_defined(query, key, value, tree, scale, window):
-    out, sums = tree_plain.forward(query, key, value, tree, scale, window)
-    out[3] = torch.nan
-    return out, sums
-
-
-def fails(*told):
+def fails(*told: Any) -> Any:
     raise RuntimeError("out of resource")
+
+
+WRONG = {
+    "forgets a branch": changes("backward", lambda keys: keys[:70].mul_(0.8)),
+    "nothing defined": changes("forward", lambda out: out[3].fill_(torch.nan)),
+    "a token": changes("forward", lambda out: out[600].mul_(5)),
+    "the last row of tiles": changes("forward", lambda out: out[63::64].zero_()),
+    "a head": changes("backward", lambda keys: keys[:, 1].mul_(1.1)),
+    "an error": ("forward", fails),
+}
 
 
 @pytest.mark.parametrize("window", [-1, 5])
@@ -148,16 +202,23 @@ def test_the_trial_finds_out(monkeypatch, dtype, window) -> None:
     assert trial(16, window)
     assert trial(128, window)
     assert not trial(136, window)  # too wide
-    for name, wrong in (
-        ("backward", forgets_a_branch),
-        ("forward", gives_nothing_defined),
-        ("forward", fails),
-    ):
+    assert not tree_attention.kernels_are_right.__wrapped__(CPU, dtype, 3, 2, 16, window)
+    for name, wrong in WRONG.values():
         with monkeypatch.context() as patch:
             patch.setattr(Kernels, name, staticmethod(wrong))
             assert not trial(16, window)
     monkeypatch.setattr(tree_attention, "_kernels", lambda: None)  # no Triton
     assert not trial(16, window)
+
+
+def test_no_room_for_the_trial_says_nothing_of_kernels(monkeypatch) -> None:
+    def too_much(*told: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(tree_attention, "_kernels", lambda: Kernels)
+    monkeypatch.setattr(Kernels, "forward", staticmethod(too_much))
+    with pytest.raises(torch.OutOfMemoryError):
+        tree_attention.kernels_are_right.__wrapped__(CPU, torch.float32, 4, 2, 16, -1)
 
 
 def test_kernels_are_tried_with_the_heads_of_the_model(monkeypatch) -> None:
@@ -174,9 +235,17 @@ def test_kernels_are_tried_with_the_heads_of_the_model(monkeypatch) -> None:
     monkeypatch.setattr(ragged, "kernels_are_right", trial)
     assert ragged.has_tree_attention(model)
     heads = config.num_attention_heads, config.num_key_value_heads
-    assert tried == [(CPU, torch.float32, *heads, config.hidden_size // heads[0], -1)]
-    monkeypatch.setattr(ragged, "kernels_are_right", lambda *told: False)
+    width = config.hidden_size // heads[0]
+    assert tried == [(CPU, torch.float32, *heads, width, -1)]
+    monkeypatch.setattr(ragged, "_windows", lambda config: [-1, 7])  # one layer sees less
+    assert ragged.has_tree_attention(model)
+    assert {told[-1] for told in tried} == {-1, 7}
+    monkeypatch.setattr(ragged, "kernels_are_right", lambda *told: told[-1] < 0)
     assert not ragged.has_tree_attention(model)
+    monkeypatch.setattr(ragged, "kernels_are_right", trial)
+    keys = (heads[1], width)
+    monkeypatch.setitem(ragged._ASKED, model, {0: [(keys, keys)], 1: [(keys, (heads[1], width - 1))]})
+    assert not ragged.has_tree_attention(model)  # values are narrower
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's compiler looks at them

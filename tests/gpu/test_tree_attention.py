@@ -21,12 +21,12 @@ pytestmark = [
 ]
 GPU = torch.device("cuda", 0)
 # around the 64 tokens that a program has, and many to one prompt
-GROUPS = [(70, [130, 1, 64, 33]), (5, []), (300, []), (64, [63, 65, 128]), (1, [1] * 9)]
+GROUPS = [(70, [130, 1, 64, 33]), (5, []), (300, []), (64, [63, 65, 128]), (1, [1] * 9), (90, [400] * 6)]
 
 
 def on_gpu(groups: Groups) -> tuple[int, Tree]:
     tokens, tree = planted(groups)
-    return tokens, Tree(*(part.to(GPU) for part in tree))
+    return tokens, tree.moved(lambda part: part.to(GPU))
 
 
 def states(tokens: int, heads: int, key_heads: int, width: int, dtype=torch.bfloat16) -> list[Tensor]:
@@ -83,6 +83,7 @@ def test_states_as_views_with_heads_first() -> None:
     *given, weights = states(tokens, 8, 2, 128)
     turned = [one.detach().transpose(0, 1).contiguous().transpose(0, 1).requires_grad_() for one in given]
     assert not turned[1].is_contiguous()
+    turned[2] = torch.cat([given[2].detach()] * 3, 1)[:, 2:4].requires_grad_()  # another view than the keys'
     weights_turned = weights.transpose(0, 1).contiguous().transpose(0, 1)
     one = with_gradients(tree_attention, [*turned, weights_turned], tree, 0.1, -1)
     other = with_gradients(tree_attention, [*given, weights], tree, 0.1, -1)

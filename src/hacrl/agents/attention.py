@@ -2,9 +2,9 @@
 
 transformers lets an attention function be registered by name and hands it whatever keywords a model was
 called with. Ours is told where each sequence begins, or which grows from which, and, while decoding, which
-slots of a cache hold what came before. In 16 bits on a GPU kernels of ours compute it or, of wide heads and
-where no gradients are wanted, torch's FlashAttention for ragged batches; elsewhere attention alone is padded,
-and nothing else.
+slots of a cache hold what came before. In 16 bits on a GPU kernels of ours compute it or, if heads are wide
+and before decoding, torch's FlashAttention for ragged batches; elsewhere attention alone is padded, and
+nothing else.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypedDict
 
 import torch
@@ -85,7 +86,7 @@ def pack(pairs: Sequence[TokenPair], device: torch.device, as_tree: bool = False
     seen_place, seen_length, own_place, own_length = torch.tensor(sequences).unbind(1)
     if as_tree:
         planted = plant(own_place, own_length, seen_place, seen_length)
-        told: _Told = {"tree": Tree(*(upload(part, device) for part in planted))}
+        told: _Told = {"tree": planted.moved(partial(upload, device=device))}
     else:
         told = {
             "segments": Segments(

@@ -32,6 +32,7 @@ _CLOSE_EXACTLY = 1e-3
 _KNOWN: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 Shapes = tuple[tuple[int, int], tuple[int, int]]  # heads and width of keys, and of values
 _ASKED: WeakKeyDictionary[Any, dict[int, list[Shapes]]] = WeakKeyDictionary()
+_QUERY_HEADS: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()
 
 
 @contextmanager
@@ -74,12 +75,12 @@ def has_tree_attention(model: Any) -> bool:
     """Whether, besides, our own kernels compute all of its attention, prompts and responses as a tree."""
     if not has_fused_attention(model):
         return False
-    config = model.config.get_text_config()
-    heads, windows = config.num_attention_heads, _windows(config) or []
+    windows = _windows(model.config.get_text_config()) or []
     asked = {(shapes, window) for layer, window in enumerate(windows) for shapes in _ASKED[model][layer]}
     return all(
         keys == values and kernels_are_right(model.device, model.dtype, heads, *keys, window)
         for (keys, values), window in asked
+        for heads in _QUERY_HEADS[model]
     )
 
 
@@ -114,7 +115,7 @@ def _same_when_packed(model: Any) -> bool:
     windows = _windows(model.config.get_text_config())
     if windows is None or layers.windows != dict(enumerate(windows)):
         return False  # some of them look at other things, or not as far as the attention is told
-    _ASKED[model] = layers.asked
+    _ASKED[model], _QUERY_HEADS[model] = layers.asked, layers.query_heads
     plain = []
     for prompt, response in _PROBES:
         ids = torch.tensor([[*prompt, *response]], device=device)
@@ -145,12 +146,14 @@ class _EveryLayer:
     def __init__(self, segments: Segments) -> None:
         self.windows: dict[int, int] = {}
         self.asked: dict[int, list[Shapes]] = {}
+        self.query_heads: set[int] = set()
         self._segments = segments
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int
     ) -> Tensor:
         self.windows[layer] = window
+        self.query_heads.add(query.shape[1])
         shapes = (key.shape[1], key.shape[2]), (value.shape[1], value.shape[2])
         self.asked.setdefault(layer, []).append(shapes)
         return packed_attention(query, key, value, self._segments, scale, window)

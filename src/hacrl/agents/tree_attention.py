@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hacrl.agents import tree_plain
 from hacrl.agents.current_device import as_current
+from hacrl.agents.out_of_memory import is_out_of_memory
 from hacrl.agents.tree import Tree, plant
 
 MOST_WIDTH = 128  # of a head; wider ones would not fit a GPU's registers
@@ -41,12 +42,15 @@ def _attend(
     sequences: Tensor,
     tiles: Tensor,
     positions: Tensor,
+    looks: Tensor,
+    totals: Tensor,
+    places: int,
     scale: float,
     window: int,
 ) -> tuple[Tensor, Tensor]:
     states = [_dense(one) for one in (query, key, value)]
     found: tuple[Tensor, Tensor] = _functions(query).forward(
-        *states, Tree(sequences, tiles, positions), scale, window
+        *states, Tree(sequences, tiles, positions, looks, totals, places), scale, window
     )
     return found
 
@@ -59,6 +63,9 @@ def _(
     sequences: Tensor,
     tiles: Tensor,
     positions: Tensor,
+    looks: Tensor,
+    totals: Tensor,
+    places: int,
     scale: float,
     window: int,
 ) -> tuple[Tensor, Tensor]:
@@ -77,12 +84,15 @@ def _attend_backward(
     sequences: Tensor,
     tiles: Tensor,
     positions: Tensor,
+    looks: Tensor,
+    totals: Tensor,
+    places: int,
     scale: float,
     window: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     states = [_dense(one) for one in (gradient, query, key, value, out)]
     found: tuple[Tensor, Tensor, Tensor] = _functions(query).backward(
-        *states, sums, Tree(sequences, tiles, positions), scale, window
+        *states, sums, Tree(sequences, tiles, positions, looks, totals, places), scale, window
     )
     return found
 
@@ -98,6 +108,9 @@ def _(
     sequences: Tensor,
     tiles: Tensor,
     positions: Tensor,
+    looks: Tensor,
+    totals: Tensor,
+    places: int,
     scale: float,
     window: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -106,14 +119,14 @@ def _(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    query, key, value, sequences, tiles, positions, scale, window = inputs
-    ctx.save_for_backward(query, key, value, *output, sequences, tiles, positions)
-    ctx.told = (scale, window)
+    *tensors, places, scale, window = inputs
+    ctx.save_for_backward(*tensors[:3], *output, *tensors[3:])
+    ctx.told = (places, scale, window)
 
 
 def _gradients(ctx: Any, gradient: Tensor, of_sums: Tensor) -> tuple[Tensor | None, ...]:
     found = torch.ops.hacrl.tree_attention_backward(gradient, *ctx.saved_tensors, *ctx.told)
-    return (*found, *[None] * 5)
+    return (*found, *[None] * 8)
 
 
 _attend.register_autograd(_gradients, setup_context=_keep)
@@ -143,34 +156,41 @@ def kernels_are_right(
     device: torch.device, dtype: torch.dtype, heads: int, key_heads: int, width: int, window: int
 ) -> bool:
     """Whether they compute attention, and its gradients, of such heads on this device. Tried, once."""
-    if _kernels() is None or width > MOST_WIDTH:
+    if _kernels() is None or width > MOST_WIDTH or heads % key_heads:
         return False
-    # a prompt of 70 tokens with responses of 40, 1 and 65, and a sequence of 5 by itself
-    shape = [[0, 70, 110, 111, 176], [70, 40, 1, 65, 5], [0, 0, 0, 0, 0], [0, 70, 70, 70, 0]]
-    tree = plant(*(torch.tensor(row) for row in shape))
-    there = Tree(*(part.to(device) for part in tree))
-    window = window if window < 0 else 30
+    # a prompt of 70 tokens with responses of 500, 1, 65 and 560, and a sequence of 5 by itself
+    lengths = torch.tensor([70, 500, 1, 65, 560, 5])
+    trunk_lengths = torch.tensor([0, 70, 70, 70, 70, 0])
+    tree = plant(lengths.cumsum(0) - lengths, lengths, torch.zeros_like(lengths), trunk_lengths)
+    told = 0.1, window if window < 0 else 30
     generator = torch.Generator().manual_seed(0)
+    group = heads // key_heads
     given = [
-        torch.randn(181, count, width, generator=generator).to(dtype)
-        for count in (heads, heads, key_heads, key_heads)
+        torch.randn(int(lengths.sum()), count, width, generator=generator).to(dtype)
+        for count in (2 * group, 2 * group, 2, 2)
     ]
     try:
         with as_current(device):
-            found = _with_gradients(_kernels(), [one.to(device) for one in given], there, window)
-    except Exception:  # whatever it is, there is another way
-        return False
-    exact = _with_gradients(tree_plain, given, tree, window)
+            there = tree.moved(lambda part: part.to(device))
+            found = _with_gradients(_kernels(), [one.to(device) for one in given], there, *told)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise  # that says nothing of the kernels
+        return False  # whatever it is, there is another way
+    exact = _with_gradients(tree_plain, given, tree, *told)
     return all(_is_close(one.cpu().float(), other.float()) for one, other in zip(found, exact, strict=True))
 
 
-def _with_gradients(functions: Any, given: list[Tensor], tree: Tree, window: int) -> list[Tensor]:
+def _with_gradients(
+    functions: Any, given: list[Tensor], tree: Tree, scale: float, window: int
+) -> list[Tensor]:
     gradient, *states = given
-    told = (tree, 0.1, window)
-    out, sums = functions.forward(*states, *told)
-    return [out, *functions.backward(gradient, *states, out, sums, *told)]
+    out, sums = functions.forward(*states, tree, scale, window)
+    return [out, *functions.backward(gradient, *states, out, sums, tree, scale, window)]
 
 
 def _is_close(one: Tensor, other: Tensor) -> bool:
-    """By the mean: in 16 bits, one of many numbers is always far off. NaN is not."""
-    return bool((one - other).abs().mean() <= 0.02 * other.abs().mean())
+    """On average, and in every token and every head; of single numbers in 16 bits some are always far off."""
+    far, usual = (one - other).abs(), other.abs().mean()
+    whole, tokens, heads = far.mean(), far.mean((1, 2)).max(), far.mean((0, 2)).max()
+    return bool(whole <= 0.02 * usual and tokens <= 0.2 * usual and heads <= 0.05 * usual)

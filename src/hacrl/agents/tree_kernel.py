@@ -3,8 +3,10 @@
 A program has a tile of one sequence's tokens. Forward, and for the gradient of queries, the tokens look at
 keys: those of the trunk that their sequence grows from, then their own. For the gradient of keys and values
 they are looked at: by all tokens from themselves to the end of everything that grows from their sequence,
-which stands right behind it. So gradients of what is shared are added up in one program, in float32, and
-nothing is added up in an order that could be another one next time.
+which stands right behind it. If those are many, programs share them, and what each finds is added up in
+another kernel. So gradients of what is shared are added up in float32, and always in the same order.
+
+With a window everything is computed all the same, and what is out of it is left out.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from hacrl.agents.tree import TILE, Tree
 
 STEP, WARPS, STAGES = 32, 4, 3  # tokens of the other side at a time, and how; the fastest of 12 on an H200
 LOG2_E = tl.constexpr(1.4426950408889634)  # the kernels' powers are those of 2
+_ANY = ("window", "tokens")  # one kernel for all; else those divisible by 16 would have their own
 
 
 def forward(
@@ -29,16 +32,17 @@ def forward(
     tokens, heads, width = query.shape
     out = torch.empty(tokens, heads, width, dtype=query.dtype, device=query.device)
     sums = torch.empty(heads, tokens, dtype=torch.float32, device=query.device)
-    _tree_forward[(heads, tree.tiles.shape[0] // 2)](
+    _tree_forward[(heads * (tree.tiles.shape[0] // 2),)](
         query,
         key,
         value,
         out,
         sums,
-        *tree,
+        *tree[:3],
         scale,
         window,
         tokens,
+        heads,
         *query.stride()[:2],
         *key.stride()[:2],
         *value.stride()[:2],
@@ -60,18 +64,61 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries, keys and values."""
     tokens, heads, _ = query.shape
+    key_heads = key.shape[1]
     of_query, of_key, of_value = (
         torch.empty(states.shape, dtype=states.dtype, device=states.device) for states in (query, key, value)
     )
     means = torch.empty_like(sums)  # of what is given, weighted by what was seen
-    told = (*tree, scale, window, tokens)
     strides = [stride for states in (query, key, value, gradient) for stride in states.stride()[:2]]
     constants = _constants(query, key, window)
-    _tree_of_queries[(heads, tree.tiles.shape[0] // 2)](
-        gradient, query, key, value, out, sums, means, of_query, *told, *strides, **constants
+    _tree_of_queries[(heads * (tree.tiles.shape[0] // 2),)](
+        gradient,
+        query,
+        key,
+        value,
+        out,
+        sums,
+        means,
+        of_query,
+        *tree[:3],
+        scale,
+        window,
+        tokens,
+        heads,
+        *strides,
+        **constants,
     )
-    _tree_of_keys[(key.shape[1], tree.tiles.shape[0] // 2)](
-        gradient, query, key, value, sums, means, of_key, of_value, *told, *strides, **constants
+    # of keys and of values, by those who look at the same ones
+    parts = query.new_empty(2, tree.places, key_heads, TILE, constants["COLUMNS"], dtype=torch.float32)
+    _tree_of_keys[(key_heads * (tree.looks.shape[0] // 5),)](
+        gradient,
+        query,
+        key,
+        value,
+        sums,
+        means,
+        of_key,
+        of_value,
+        *parts,
+        tree.looks,
+        tree.positions,
+        scale,
+        window,
+        tokens,
+        key_heads,
+        *strides,
+        **constants,
+    )
+    _tree_add_up[(key_heads * (tree.totals.shape[0] // 4),)](
+        of_key,
+        of_value,
+        *parts,
+        tree.totals,
+        scale,
+        key_heads,
+        WIDTH=constants["WIDTH"],
+        COLUMNS=constants["COLUMNS"],
+        TILE=TILE,
     )
     return of_query, of_key, of_value
 
@@ -112,10 +159,10 @@ def _own(sequences, tiles, tile, TILE: tl.constexpr):  # type: ignore[no-untyped
     """A tile's tokens, which of them exist, its first, and what is known of its sequence."""
     first = tl.load(tiles + 2 * tile + 1)
     sequence = sequences + 5 * tl.load(tiles + 2 * tile)
-    own, end, trunk = tl.load(sequence), tl.load(sequence + 1), tl.load(sequence + 2)
-    trunk_end, reach = tl.load(sequence + 3), tl.load(sequence + 4)
+    own, end = tl.load(sequence), tl.load(sequence + 1)
+    trunk, trunk_end = tl.load(sequence + 2), tl.load(sequence + 3)
     rows = first + tl.arange(0, TILE)
-    return rows, rows < end, first, own, end, trunk, trunk_end, reach
+    return rows, rows < end, first, own, end, trunk, trunk_end
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
@@ -144,7 +191,7 @@ def _looked_at(  # type: ignore[no-untyped-def]
     return places, exist, seen
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+@triton.jit(do_not_specialize=_ANY)  # type: ignore[untyped-decorator, unused-ignore]
 def _tree_forward(  # type: ignore[no-untyped-def]
     query,
     key,
@@ -157,6 +204,7 @@ def _tree_forward(  # type: ignore[no-untyped-def]
     scale,
     window,
     tokens,
+    heads,
     query_token,
     query_head,
     key_token,
@@ -170,8 +218,8 @@ def _tree_forward(  # type: ignore[no-untyped-def]
     TILE: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    head, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    rows, exist, first, own, end, trunk, trunk_end, _ = _own(sequences, tiles, tile, TILE)
+    head, tile = (tl.program_id(0) % heads).to(tl.int64), tl.program_id(0) // heads
+    rows, exist, first, own, end, trunk, trunk_end = _own(sequences, tiles, tile, TILE)
     row_positions = tl.load(positions + rows, mask=exist, other=0) if WINDOWED else rows
     asked = _rows(query + head * query_head, rows, exist, query_token, WIDTH, COLUMNS)
     keys, values = key + head // GROUP * key_head, value + head // GROUP * value_head
@@ -194,11 +242,11 @@ def _tree_forward(  # type: ignore[no-untyped-def]
         mixed = tl.dot(weights.to(found.dtype), found, mixed * shrunk[:, None])
         total = total * shrunk + tl.sum(weights, 1)
         largest = larger
-    _put(out, mixed / total[:, None], rows, exist, tl.num_programs(0), head, WIDTH, COLUMNS)
+    _put(out, mixed / total[:, None], rows, exist, heads, head, WIDTH, COLUMNS)
     tl.store(sums + head * tokens + rows, largest + tl.log2(total), mask=exist)
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+@triton.jit(do_not_specialize=_ANY)  # type: ignore[untyped-decorator, unused-ignore]
 def _tree_of_queries(  # type: ignore[no-untyped-def]
     gradient,
     query,
@@ -214,6 +262,7 @@ def _tree_of_queries(  # type: ignore[no-untyped-def]
     scale,
     window,
     tokens,
+    heads,
     query_token,
     query_head,
     key_token,
@@ -230,10 +279,9 @@ def _tree_of_queries(  # type: ignore[no-untyped-def]
     STEP: tl.constexpr,
 ):
     """With weights p = 2^(s - sum): ds = p (dp - mean), where the mean is that of dp, weighted by p."""
-    head, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    rows, exist, first, own, end, trunk, trunk_end, _ = _own(sequences, tiles, tile, TILE)
+    head, tile = (tl.program_id(0) % heads).to(tl.int64), tl.program_id(0) // heads
+    rows, exist, first, own, end, trunk, trunk_end = _own(sequences, tiles, tile, TILE)
     row_positions = tl.load(positions + rows, mask=exist, other=0) if WINDOWED else rows
-    heads = tl.num_programs(0)
     asked = _rows(query + head * query_head, rows, exist, query_token, WIDTH, COLUMNS)
     given = _rows(gradient + head * gradient_head, rows, exist, gradient_token, WIDTH, COLUMNS)
     was_seen = _rows(out + head * WIDTH, rows, exist, heads * WIDTH, WIDTH, COLUMNS)
@@ -257,7 +305,7 @@ def _tree_of_queries(  # type: ignore[no-untyped-def]
     _put(of_query, found_gradient * scale, rows, exist, heads, head, WIDTH, COLUMNS)
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+@triton.jit(do_not_specialize=_ANY)  # type: ignore[untyped-decorator, unused-ignore]
 def _tree_of_keys(  # type: ignore[no-untyped-def]
     gradient,
     query,
@@ -267,12 +315,14 @@ def _tree_of_keys(  # type: ignore[no-untyped-def]
     means,
     of_key,
     of_value,
-    sequences,
-    tiles,
+    key_parts,
+    value_parts,
+    looks,
     positions,
     scale,
     window,
     tokens,
+    key_heads,
     query_token,
     query_head,
     key_token,
@@ -289,16 +339,18 @@ def _tree_of_keys(  # type: ignore[no-untyped-def]
     STEP: tl.constexpr,
 ):
     """All that look at these keys, through every query head that shares them; transposed, keys first."""
-    key_at, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    own_places, exist, first, _, _, _, _, reach = _own(sequences, tiles, tile, TILE)
+    key_at, look = (tl.program_id(0) % key_heads).to(tl.int64), looks + 5 * (tl.program_id(0) // key_heads)
+    own_places = tl.load(look) + tl.arange(0, TILE)
+    exist = own_places < tl.load(look + 1)
+    begin, reach, place = tl.load(look + 2), tl.load(look + 3), tl.load(look + 4)
     own_positions = tl.load(positions + own_places, mask=exist, other=0) if WINDOWED else own_places
     keys = _rows(key + key_at * key_head, own_places, exist, key_token, WIDTH, COLUMNS)
     values = _rows(value + key_at * value_head, own_places, exist, value_token, WIDTH, COLUMNS)
     found_key, found_value = tl.zeros([TILE, COLUMNS], tl.float32), tl.zeros([TILE, COLUMNS], tl.float32)
-    turns = tl.cdiv(reach - first, STEP)
+    turns = tl.cdiv(reach - begin, STEP)
     for turn in range(turns * GROUP):
         head = key_at * GROUP + turn // turns
-        places = first + turn % turns * STEP + tl.arange(0, STEP)
+        places = begin + turn % turns * STEP + tl.arange(0, STEP)
         are = places < reach  # others are given nothing, so that nothing comes of them
         here = head * tokens + places
         seen = own_places[:, None] <= places[None, :]
@@ -314,6 +366,43 @@ def _tree_of_keys(  # type: ignore[no-untyped-def]
         mean = tl.load(means + here, mask=are, other=0.0)
         inner = weights * (tl.dot(values, tl.trans(given)) - mean[None, :])
         found_key = tl.dot(inner.to(asked.dtype), asked, found_key)
-    key_heads = tl.num_programs(0)
+    if place < 0:
+        _put(of_key, found_key * scale, own_places, exist, key_heads, key_at, WIDTH, COLUMNS)
+        _put(of_value, found_value, own_places, exist, key_heads, key_at, WIDTH, COLUMNS)
+    else:  # others look at them, too
+        here = _part(place, key_heads, key_at, TILE, COLUMNS)
+        tl.store(key_parts + here, found_key)
+        tl.store(value_parts + here, found_value)
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _part(place, key_heads, key_at, TILE: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where the sum of a place stands."""
+    rows = (place * key_heads + key_at) * TILE + tl.arange(0, TILE)
+    return rows[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _tree_add_up(  # type: ignore[no-untyped-def]
+    of_key,
+    of_value,
+    key_parts,
+    value_parts,
+    totals,
+    scale,
+    key_heads,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """What several programs have found of the same keys."""
+    key_at, total = (tl.program_id(0) % key_heads).to(tl.int64), totals + 4 * (tl.program_id(0) // key_heads)
+    own_places = tl.load(total) + tl.arange(0, TILE)
+    exist = own_places < tl.load(total + 1)
+    found_key, found_value = tl.zeros([TILE, COLUMNS], tl.float32), tl.zeros([TILE, COLUMNS], tl.float32)
+    for place in range(tl.load(total + 2), tl.load(total + 3)):
+        here = _part(place, key_heads, key_at, TILE, COLUMNS)
+        found_key += tl.load(key_parts + here)
+        found_value += tl.load(value_parts + here)
     _put(of_key, found_key * scale, own_places, exist, key_heads, key_at, WIDTH, COLUMNS)
     _put(of_value, found_value, own_places, exist, key_heads, key_at, WIDTH, COLUMNS)
