@@ -164,4 +164,5 @@ def test_no_copies_are_made() -> None:
     own = tokens * 16 * 128 * 2  # bytes of queries, twice those of keys
     assert torch.cuda.max_memory_allocated(GPU) - before < 1.1 * (own + 16 * tokens * 4)
     torch.autograd.grad(out, given, weights)
-    assert torch.cuda.max_memory_allocated(GPU) - before < 1.1 * (3 * own + 2 * 16 * tokens * 4)
+    sums = 2 * 16 * tokens * 4 + 2 * tree.places * 8 * 64 * 128 * 4
+    assert torch.cuda.max_memory_allocated(GPU) - before < 1.1 * (3 * own + sums)

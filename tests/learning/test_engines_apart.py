@@ -6,11 +6,15 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from io import StringIO
 
 import pytest
+from rich.console import Console
 
 from hacrl.execution.local import LocalRun
 from hacrl.learning.observer import Observer
+from hacrl.learning.trainer import TrainingInterrupted
+from hacrl.report.progress import RunProgress
 from hacrl.rollout.transformers_engine import TransformersEngine
 from tests.learning.runs import Runs
 
@@ -147,3 +151,52 @@ def test_an_engine_that_gets_no_weights_ends_the_step_and_the_other_leaves_off(r
         run.train()
     assert {("verify", "char"), ("rollout", "char"), ("verify", "pair")}.isdisjoint(watch.phases)
     assert not any(thread.name.startswith("hacrl-ask-") for thread in threading.enumerate())
+
+
+def test_evaluations_side_by_side_are_shown(runs: Runs, apart) -> None:
+    apart(lambda agent, version: None)
+    written = StringIO()
+    progress = RunProgress("a run", ["char", "pair"], 1, Console(file=written, width=100))
+    config = runs.config("char", "pair", steps=1, evaluation={"problems": 4})
+    with progress, LocalRun(config, [progress]) as run:
+        run.train()
+    assert run.trainer.steps_done == 1
+    assert "step 1" in written.getvalue()
+
+
+def test_engines_give_back_what_they_can_and_what_happened_to_them_is_told(
+    runs: Runs, apart, monkeypatch
+) -> None:
+    rested, told = [], Notes()
+    monkeypatch.setattr(TransformersEngine, "rest", lambda self: rested.append(self.agent.name))
+    monkeypatch.setattr(TransformersEngine, "take_notes", lambda self: [f"{self.agent.name} died"])
+    apart(lambda agent, version: None)
+    with LocalRun(runs.config("char", "pair", steps=1), [told]) as run:
+        run.train()
+    assert sorted(rested) == ["char", "pair"]
+    assert [note for note in told.notes if "died" in note] == ["char died", "pair died"]
+
+
+def test_after_an_error_nobody_answers_any_more(runs: Runs, apart) -> None:
+    apart(lambda agent, version: None)
+    watch = Watch()
+    watch.on["response", "char"] = fail
+    with LocalRun(runs.config("char", "pair", steps=1), [watch]) as run, pytest.raises(ZeroDivisionError):
+        run.train()
+    run.trainer.interrupt()
+    with pytest.raises(TrainingInterrupted):  # at once, as nobody has begun to answer
+        run.trainer.step(1)
+
+
+def fail() -> None:
+    raise ZeroDivisionError
+
+
+class Notes(Observer):
+    """All that users are told."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def on_note(self, step: int, note: str) -> None:
+        self.notes.append(note)

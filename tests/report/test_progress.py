@@ -177,6 +177,18 @@ def test_agents_that_answer_side_by_side_are_both_shown() -> None:
     assert (qwen.split(), llama.split()) == (["qwen", "being", "judged", "·", "0:00"], ["llama"])
 
 
+def test_agents_that_are_evaluated_side_by_side_or_in_turns() -> None:
+    shown = Shown(terminal=True)
+    for phase in ("sync", "evaluate"):
+        for agent in ("qwen", "llama"):
+            shown.progress.on_phase(0, phase, agent)
+    for agent in ("qwen", "llama", "qwen"):
+        shown.progress.on_response(agent)
+    *_, qwen, llama = shown.table()
+    assert qwen.split() == ["qwen", "evaluating", "2", "·", "0:00"]
+    assert llama.split() == ["llama", "evaluating", "1", "·", "0:00"]
+
+
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_no_line_is_longer_than_the_terminal_and_every_agent_keeps_its_name(width: int) -> None:
     shown = Shown(terminal=True, steps=100_000, width=width)

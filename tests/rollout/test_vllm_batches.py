@@ -40,8 +40,8 @@ class Batches:
 
     def generate(self, asks: Sequence[Ask]) -> Iterator[Ended]:
         self.asked.append(list(asks))
-        order = list(reversed(range(len(asks))))
-        first, rest = order[:4], order[4:]
+        first = [at for at in (8, 5, 3, 0) if at < len(asks)]
+        rest = [at for at in reversed(range(len(asks))) if at not in first]
         yield [(position, self.said(asks[position])) for position in first]
         if len(self.asked) == 1:
             raise EngineLostError("an engine died.")
@@ -63,10 +63,10 @@ def test_responses_that_end_together_go_where_they_belong(monkeypatch: pytest.Mo
     heard: dict[int, Rollout] = {}
     rollouts = engine.generate(PROBLEMS, 3, Sampling(8), 5, heard.__setitem__)
     assert heard == dict(enumerate(rollouts))
-    # 9 are asked for; 4 have ended when it dies, and the first 5 are asked for again
-    assert list(heard) == [8, 7, 6, 5, 4, 3, 2, 1, 0]
+    # 9 are asked for; 4 have ended when it dies, and the others are asked for again, at 0 to 4
+    assert list(heard) == [8, 5, 3, 0, 6, 1, 7, 4, 2]
     first, second = backend.asked
-    assert second == first[:5]
+    assert second == [first[place] for place in (1, 2, 4, 6, 7)]
     assert len({ask.seed for ask in first}) == 9
     assert {len(agent.encode_prompt(one)) % 2 for one in PROBLEMS} == {0, 1}
     for place, (rollout, ask) in enumerate(zip(rollouts, first, strict=True)):

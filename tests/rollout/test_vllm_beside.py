@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from hacrl.agents.engine_settings import VllmSettings
-from hacrl.rollout.vllm.backend import EngineLostError
+from hacrl.rollout.vllm.backend import EngineError, EngineLostError
 from hacrl.rollout.vllm.engine import VllmEngine
 from tests.support.engines import take_for_proven
 from tests.support.tiny import char_agent
@@ -87,3 +87,67 @@ def test_starts_come_one_by_one_and_all_else_side_by_side(monkeypatch: pytest.Mo
     assert [engine.prepare().policy_version for engine in engines] == [2, 2]
     assert [engine.restarts for engine in engines] == [1, 1]
     assert (starts.turns, starts.most, firsts.turns, firsts.most) == (4, 1, 4, 1)
+
+
+class Slow:
+    """Starts when it may."""
+
+    name, can_sleep = "an engine", False
+
+    def __init__(self, may_start: threading.Event | None = None) -> None:
+        self.starts, self.is_starting, self._may_start = 0, threading.Event(), may_start
+
+    def start(self) -> None:
+        self.starts += 1
+        self.is_starting.set()
+        assert self._may_start is None or self._may_start.wait(SECONDS)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def test_one_that_is_closed_while_it_waits_for_its_turn_never_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(VllmEngine, "_synchronise", take_for_proven)
+    go, waits = threading.Event(), threading.Event()
+    first, second = Slow(go), Slow()
+    engines = [
+        VllmEngine(char_agent(), first, VllmSettings(), []),
+        VllmEngine(char_agent(), second, VllmSettings(), [], before_start=waits.set),
+    ]
+    errors: list[str] = []
+
+    def prepare(engine: VllmEngine) -> None:
+        try:
+            engine.prepare()
+        except EngineError as error:
+            errors.append(str(error))
+
+    threads = [threading.Thread(target=prepare, args=(engine,)) for engine in engines]
+    threads[0].start()
+    assert first.is_starting.wait(SECONDS)
+    threads[1].start()
+    assert waits.wait(SECONDS)
+    engines[1].close()
+    go.set()
+    for thread in threads:
+        thread.join(SECONDS)
+    assert (first.starts, second.starts, errors) == (1, 0, ["an engine was closed"])
+
+
+def test_nobody_answers_while_another_one_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It measures how much memory is free."""
+    monkeypatch.setattr(VllmEngine, "_synchronise", take_for_proven)
+    go = threading.Event()
+    first, second = Slow(), Slow(go)
+    engines = [VllmEngine(char_agent(), backend, VllmSettings(), []) for backend in (first, second)]
+    engines[0].prepare()
+    threads = [threading.Thread(target=engine.prepare) for engine in reversed(engines)]
+    threads[0].start()
+    assert second.is_starting.wait(SECONDS)
+    threads[1].start()
+    threads[1].join(BRIEFLY)
+    assert threads[1].is_alive()  # it is ready, and waits
+    go.set()
+    for thread in threads:
+        thread.join(SECONDS)
+    assert not any(thread.is_alive() for thread in threads)

@@ -119,7 +119,10 @@ def test_one_that_died_ahead_of_its_turn_says_so_then(folder: Path, backend) -> 
     (process,) = processes()
     os.kill(process.pid, signal.SIGKILL)
     process.wait(SECONDS)
-    with pytest.raises(EngineError, match=r"engine of agent 'ada' does not start; its log .*log is empty"):
+    message = (
+        r"engine of agent 'ada' does not start: its process is gone \(exit code .*; its log .*log is empty"
+    )
+    with pytest.raises(EngineError, match=message):
         child.start()
     child.start()
     assert told(folder)[-1] == "built small"

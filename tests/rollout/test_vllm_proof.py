@@ -15,6 +15,7 @@ from hacrl.rollout.vllm.agreement import PROBED_PROMPTS, PROBED_TOKENS
 from hacrl.rollout.vllm.backend import Ask, Ended, EngineError, EngineLostError, Said
 from hacrl.rollout.vllm.engine import VllmEngine
 from hacrl.types import Rollout, Sampling
+from tests.support.engines import logprob_gap
 from tests.support.sevens import problem
 from tests.support.tiny import char_agent
 
@@ -113,9 +114,10 @@ def test_wrong_weights_are_noticed_whatever_was_said_meanwhile(made) -> None:
     heard: dict[int, Rollout] = {}
     with pytest.raises(EngineError, match=r"engine of char is not at the agent's policy .* differ by"):
         engine.generate(PROBLEMS, 2, SAMPLING, 0, heard.__setitem__)
-    assert len(heard) == 4  # they were shorter
+    assert heard == {}  # they were shorter, and are nobody's
     with pytest.raises(EngineError, match="not at the agent's policy"):
         engine.prepare()
+    assert backend.sent == 2  # another try, with weights
 
 
 def test_asked_for_by_itself(made) -> None:
@@ -133,15 +135,33 @@ def test_seeded_responses_are_generated_by_themselves(made) -> None:
     assert [lengths(asks) for asks in backend.asked] == [[PROBED_TOKENS] * PROBED_PROMPTS, [5] * 4]
 
 
-def test_who_dies_before_it_has_proven_anything_is_asked_again(made) -> None:
-    _, backend, engine = made
-    backend.dies_after = [6, 2]  # two of four proofs, then two of four
+def test_nothing_is_taken_of_who_died_before_it_had_proven_anything(made, monkeypatch) -> None:
+    agent, backend, engine = made
+    right, backend.agent = backend.agent, char_agent(seed=1)
+    backend.dies_after = [6, 7]  # four responses and two of four proofs; three of four
+    monkeypatch.setattr(backend, "start", lambda: setattr(backend, "agent", right) if backend.asked else None)
     heard: dict[int, Rollout] = {}
     rollouts = engine.generate(PROBLEMS, 2, SAMPLING, 0, heard.__setitem__)
     assert list(heard) == [0, 1, 2, 3]
     assert [one.problem for one in rollouts] == [PROBLEMS[0], PROBLEMS[0], PROBLEMS[1], PROBLEMS[1]]
-    proof = [PROBED_TOKENS] * PROBED_PROMPTS
-    assert [lengths(asks) for asks in backend.asked] == [[*proof, *[5] * 4], proof, proof]
+    assert logprob_gap(agent, rollouts, SAMPLING) < 1e-6
+    everything = [*[PROBED_TOKENS] * PROBED_PROMPTS, *[5] * 4]
+    assert [lengths(asks) for asks in backend.asked] == [everything] * 3
     report = engine.prepare()
     assert report is not None
     assert report.restarts == engine.restarts == 2
+
+
+def test_who_has_proven_it_keeps_what_it_said_when_it_dies(made) -> None:
+    agent, backend, engine = made
+    engine.prepare()
+    backend.dies_after = [3]
+    agent.policy_version = 1  # it gets weights again, and must prove them
+    engine.prepare()
+    rollouts = engine.generate(PROBLEMS, 2, SAMPLING, 0)
+    proof = [PROBED_TOKENS] * PROBED_PROMPTS
+    assert [lengths(asks) for asks in backend.asked] == [proof, proof, proof, [5] * 4]
+    assert {one.policy_version for one in rollouts} == {1}
+    backend.dies_after = [3]
+    assert len(engine.generate(PROBLEMS, 2, SAMPLING, 0)) == 4
+    assert [lengths(asks) for asks in backend.asked[4:]] == [[5] * 4, [*proof, 5]]

@@ -227,20 +227,22 @@ class Trainer:
         for one in together:
             self.residency.to_generate(one.name)
         verified = {}
-        with Judging(self._task) as judging:
-            said = answers(
-                {one.name: partial(self._answer, one, questions, step) for one in together}, on_finished
-            )
-            for one in together:
-                self._engines[one.name] = one.engine.prepare()  # otherwise than before if it died
-                self._pass_on(step, one.engine.take_notes())
-                one.engine.rest()  # it gives back what learning could use
-            for name, rollouts in said.items():
-                # an evaluation is one phase, verdicts and all
-                own_phase = questions.phase == "rollout"
-                with self._phase(step, "verify", name) if own_phase else nullcontext():
-                    verified[name] = judging.verdicts(name, rollouts)
-        self._is_answering = False
+        try:
+            with Judging(self._task) as judging:
+                said = answers(
+                    {one.name: partial(self._answer, one, questions, step) for one in together}, on_finished
+                )
+                for one in together:
+                    self._engines[one.name] = one.engine.prepare()  # otherwise than before if it died
+                    self._pass_on(step, one.engine.take_notes())
+                    one.engine.rest()  # it gives back what learning could use
+                for name, rollouts in said.items():
+                    # an evaluation is one phase, verdicts and all
+                    own_phase = questions.phase == "rollout"
+                    with self._phase(step, "verify", name) if own_phase else nullcontext():
+                        verified[name] = judging.verdicts(name, rollouts)
+        finally:
+            self._is_answering = False
         return verified
 
     def _answer(

@@ -98,7 +98,8 @@ class RunProgress(Observer):
 
     def on_response(self, agent: str) -> None:
         """One more response of the phase has ended."""
-        self._at_work[agent].ended += 1
+        # in an evaluation, agents may answer in turns or side by side: who answers is at work
+        self._at_work.setdefault(agent, _Work("evaluate", self._clock())).ended += 1
 
     def on_rollouts(self, step: int, agent: str, rollouts: Sequence[VerifiedRollout]) -> None:
         """Count an agent's tokens."""

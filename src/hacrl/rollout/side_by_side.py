@@ -62,9 +62,9 @@ def answers(
         threading.Thread(target=ask, args=(agent, question), name=f"hacrl-ask-{agent}", daemon=True)
         for agent, question in questions.items()
     ]
-    for thread in threads:
-        thread.start()
     try:
+        for thread in threads:
+            thread.start()
         while len(said) < len(questions):
             to_do.get()()
     except BaseException as error:
@@ -73,7 +73,8 @@ def answers(
             waiting.put(False)
         deadline = time.monotonic() + LEAVE_SECONDS
         for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.ident is not None:  # it was started
+                thread.join(max(0.0, deadline - time.monotonic()))
         for agent, other in list(errors.items()):
             if other is not error:
                 error.add_note(f"The engine of agent {agent!r} failed, too: {other}")

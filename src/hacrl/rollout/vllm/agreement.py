@@ -36,6 +36,7 @@ class Proof:
         self._said: dict[int, Said] = {}
         stop_ids = tuple(sorted(agent.stop_ids))
         self.asks = [Ask(prompt, self._sampling, stop_ids, seed=None) for prompt in self._prompts]
+        assert self.asks, "without problems nothing can be proven"
 
     def take(self, position: int, said: Said) -> bool:
         """An answer; whether that was the last one."""

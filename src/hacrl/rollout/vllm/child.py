@@ -82,9 +82,9 @@ class ChildBackend:
             self._end(patience=0.0)
             raise
         if answer is None or "error" in answer:
+            why = self._process.how_it_ended() if answer is None else answer["error"]
             self._end(patience=END_SECONDS)  # what went wrong is written before it ends
-            why = "" if answer is None else f": {answer['error']}"
-            raise EngineError(f"{self.name} does not start{why}; {self._process.log_end()}")
+            raise EngineError(f"{self.name} does not start: {why}; {self._process.log_end()}")
 
     def generate(self, asks: Sequence[Ask]) -> Iterator[Ended]:
         """See :class:`hacrl.rollout.vllm.backend.Backend`."""

@@ -12,18 +12,19 @@ import torch
 from hacrl.agents.agent import Agent
 from hacrl.agents.current_device import as_current
 from hacrl.agents.engine_settings import VllmSettings
+from hacrl.agents.lora import is_adapted
 from hacrl.errors import TrainingError
 from hacrl.rollout.engine import EngineReport, Finished
 from hacrl.rollout.vllm.agreement import Proof
 from hacrl.rollout.vllm.backend import Ask, Backend, Ended, EngineError, EngineLostError, Said
+from hacrl.rollout.vllm.starts import Starts
 from hacrl.rollout.vllm.transports import Transport, make_transport
 from hacrl.rollout.vllm.weights import exported_weights
 from hacrl.seeding import derive_seed
 from hacrl.types import Problem, Rollout, Sampling
 
-# One at a time: an engine measures how much memory is free. Its first weights are brought before the next one
-# does, as that takes memory, too. Later ones are brought side by side.
-_STARTING = threading.Lock()
+_STARTS = Starts()
+_COPYING = threading.Lock()  # of weights, which takes as much memory as they do
 
 
 class VllmEngine:
@@ -69,29 +70,25 @@ class VllmEngine:
     def prepare(self, proven: bool = True) -> EngineReport | None:
         """Start the engine if it is not there, and bring it to the agent's policy if it is not at it."""
         self._is_closed = False
+        self._bring_up()
+        _STARTS.wait(self._check_open)
         if proven:
             self._hear([], lambda ended: None)
-        else:
-            self._bring_up()
         return self._report
 
     def _bring_up(self) -> None:
         if self._version == self.agent.policy_version:
             return
         for attempt in range(self._settings.restarts + 1):
-            if not self._is_started:
-                self._check_open()
-                self._before_start()
-            alone = nullcontext() if self._is_started else _STARTING
-            with alone, as_current(self.agent.device):
-                try:
-                    self._check_open()
-                    self._start()
+            try:
+                if self._is_started:
                     self._check_open()
                     self._synchronise()
-                    return
-                except EngineLostError as error:
-                    self._lost(error, last=attempt == self._settings.restarts)
+                else:
+                    self._start()
+                return
+            except EngineLostError as error:
+                self._lost(error, last=attempt == self._settings.restarts)
         raise AssertionError("unreachable")
 
     def generate(
@@ -120,7 +117,10 @@ class VllmEngine:
         return [rollouts[place] for place in range(len(asks))]
 
     def _hear(self, asks: Sequence[Ask], take: Callable[[Ended], None]) -> None:
-        """Whatever is asked for, and a proof if one is due; an engine that dies is brought back."""
+        """Whatever is asked for, and a proof if one is due; an engine that dies is brought back.
+
+        Nothing is taken of an engine that has not proven that it is at the agent's policy.
+        """
         left = dict(enumerate(asks))
         for attempt in range(self._settings.restarts + 1):
             try:
@@ -128,14 +128,18 @@ class VllmEngine:
                 proof = None if self._report is not None else Proof(self.agent, self._probes)
                 first = [] if proof is None else proof.asks
                 places = list(left)
+                unproven: Ended = []
                 for ended in self.backend.generate([*first, *left.values()]) if first or left else ():
                     for position, said in ended:
-                        if position < len(first) and proof is not None and proof.take(position, said):
+                        if position >= len(first):
+                            unproven.append((places[position - len(first)], said))
+                        elif proof is not None and proof.take(position, said):
                             self._report = self._proven(proof)
-                    real = [(at - len(first), said) for at, said in ended if at >= len(first)]
-                    take([(places[at], said) for at, said in real])
-                    for at, _ in real:
-                        del left[places[at]]
+                    if self._report is not None:
+                        proven, unproven = unproven, []
+                        take(proven)
+                        for place, _ in proven:
+                            del left[place]
                 return
             except EngineLostError as error:
                 self._lost(error, last=attempt == self._settings.restarts)
@@ -143,9 +147,11 @@ class VllmEngine:
     def _proven(self, proof: Proof) -> EngineReport:
         assert self._version is not None
         assert self._transport is not None
+        version, self._version = self._version, None  # whoever asks again gets weights again, unless ...
         with as_current(self.agent.device):
             gap = proof.gap(self.backend.name, self._settings.max_logprob_gap)
-        return EngineReport(self._version, self._transport.name, gap, restarts=self.restarts)
+        self._version = version  # ... it is true
+        return EngineReport(version, self._transport.name, gap, restarts=self.restarts)
 
     def take_notes(self) -> list[str]:
         """What happened to the engine since the last call."""
@@ -184,12 +190,23 @@ class VllmEngine:
         return described
 
     def _start(self) -> None:
-        if self._is_started:
-            return
-        self.backend.start()
-        self._is_started, self._is_asleep = True, False
+        """And bring the first weights, before another engine starts."""
+        with _STARTS.due():
+            self._check_open()
+            self._before_start()
+            with _STARTS.turn, as_current(self.agent.device):
+                self._check_open()
+                self.backend.start()
+                self._is_started, self._is_asleep = True, False
+                self._check_open()
+                self._synchronise()
 
     def _synchronise(self) -> None:
+        with as_current(self.agent.device):
+            self._bring_weights()
+        self._version = self.agent.policy_version
+
+    def _bring_weights(self) -> None:
         self._version, self._report = None, None  # if it breaks off, nobody knows
         if self._is_asleep:
             if self.agent.device.type == "cuda":
@@ -202,12 +219,13 @@ class VllmEngine:
             wanted = self._settings.weight_sync
             device = self.agent.device
             self._transport = make_transport(wanted, device, workers, self._same_host, self._learner_host)
-        self._transport.send(exported_weights(self.agent.model), self.backend)
+        copies = is_adapted(self.agent.model) or self._transport.name == "files"
+        with _COPYING if copies else nullcontext():
+            self._transport.send(exported_weights(self.agent.model), self.backend)
         if self._is_asleep:
             self.backend.wake("kv_cache")
             self._is_asleep = False
         self.backend.forget_prefixes()
-        self._version = self.agent.policy_version
 
     def _check_open(self) -> None:
         """Another thread may have closed it, meanwhile."""

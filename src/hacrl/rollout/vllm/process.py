@@ -118,12 +118,16 @@ class OwnProcess:
 
     def last_words(self) -> str:
         """Of one that has died, for messages."""
+        return f"{self.how_it_ended()}, its log is {self.log}"
+
+    def how_it_ended(self) -> str:
+        """The same without its log."""
         process = self._process
         if process is None:
             return "it was ended"
         _wait(process, LAST_SECONDS)
         code = "" if process.returncode is None else f" (exit code {process.returncode})"
-        return f"its process is gone{code}, its log is {self.log}"
+        return f"its process is gone{code}"
 
     def log_end(self) -> str:
         """What it said last, for messages."""
