@@ -2,14 +2,15 @@
 
     python benchmarks/tree_attention.py
 
-Two cases of 16 query heads and 8 of keys, 128 wide, in bfloat16: many responses to few prompts, and sequences
-that share nothing. FLOPs are those of the scores that are needed, 2 products forward and 5 backward.
+In bfloat16, heads 128 wide: many responses to few prompts, long ones to a single prompt, and sequences that
+share nothing; with 16 query heads and 8 of keys, or 12 and 2. FLOPs are those of the scores that are needed, 2 products forward and 5 backward.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from timing import best_of
@@ -21,7 +22,8 @@ from hacrl.agents.shared_keys import Shared, handed_out
 from hacrl.agents.tree import Tree
 from hacrl.agents.tree_attention import tree_attention
 
-HEADS, KEY_HEADS, WIDTH = 16, 8, 128
+HEADS = ((16, 8), (12, 2))  # of queries, and of keys
+WIDTH = 128
 SCALE = WIDTH**-0.5
 ROUNDS = 20
 GPU = torch.device("cuda")
@@ -30,57 +32,59 @@ CASES = {  # tokens of prompts, and of the responses to each
     "8 prompts of 160, 16 responses of 170 to 340": [
         (160, [_DRAW.randint(170, 340) for _ in range(16)]) for _ in range(8)
     ],
+    "1 prompt of 160, 16 responses of 2,048": [(160, [2048] * 16)],
     "16 sequences of 1,152": [(128, [1024]) for _ in range(16)],
 }
 
 
 def main() -> None:
-    """Milliseconds of either, forward and backward."""
+    """Every case with every kind of heads."""
     for name, case in CASES.items():
-        pairs = [
-            ((number + 1,) * prompt, (1,) * response)
-            for number, (prompt, responses) in enumerate(case)
-            for response in responses
-        ]
-        told = pack(pairs, GPU, as_tree=True).inputs["tree"]
-        inputs = pack(pairs, GPU).inputs
-        segments = Segments(
-            inputs["cu_seq_lens_q"], inputs["cu_seq_lens_k"], inputs["max_length_q"], inputs["max_length_k"]
+        for heads in HEADS:
+            print(f"{name}; {heads[0]} and {heads[1]} heads", flush=True)
+            _compare(case, heads)
+
+
+def _compare(case: list[tuple[int, list[int]]], heads: tuple[int, int]) -> None:
+    """Milliseconds of either way, forward and backward."""
+    pairs = [
+        ((number + 1,) * prompt, (1,) * response)
+        for number, (prompt, responses) in enumerate(case)
+        for response in responses
+    ]
+    tree, inputs = pack(pairs, GPU, as_tree=True).inputs["tree"], pack(pairs, GPU).inputs
+    segments = Segments(
+        inputs["cu_seq_lens_q"], inputs["cu_seq_lens_k"], inputs["max_length_q"], inputs["max_length_k"]
+    )
+    tokens, flops = len(tree.positions), 2 * _scores(tree) * heads[0] * WIDTH
+    times = {
+        "tree": _milliseconds(tokens, heads, partial(_in_tree, tree)),
+        "copies": _milliseconds(tokens, heads, partial(_with_copies, segments, inputs["shared_keys"])),
+    }
+    for way, (forward, backward) in times.items():
+        print(
+            f"  {way:7} forward {forward:.3f} ms ({2 * flops / forward / 1e9:.0f} TFLOP/s)  "
+            f"backward {backward:.3f} ms ({5 * flops / backward / 1e9:.0f} TFLOP/s)"
         )
-        scores = _scores(told)
-        times = {
-            "tree": _milliseconds(len(told.positions), lambda *states, tree=told: _in_tree(*states, tree)),
-            "copies": _milliseconds(
-                len(told.positions),
-                lambda *states, cut=segments, keys=inputs["shared_keys"]: _with_copies(*states, cut, keys),
-            ),
-        }
-        print(name)
-        for way, (forward, backward) in times.items():
-            flops = [2 * products * scores * HEADS * WIDTH for products in (2, 5)]
-            print(
-                f"  {way:7} forward {forward:.3f} ms ({flops[0] / forward / 1e9:.0f} TFLOP/s)  "
-                f"backward {backward:.3f} ms ({flops[1] / backward / 1e9:.0f} TFLOP/s)"
-            )
-        print(f"  copies / tree: {sum(times['copies']) / sum(times['tree']):.2f}", flush=True)
+    print(f"  copies / tree: {sum(times['copies']) / sum(times['tree']):.2f}", flush=True)
 
 
-def _in_tree(query: Tensor, key: Tensor, value: Tensor, tree: Tree) -> Tensor:
+def _in_tree(tree: Tree, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return tree_attention(query, key, value, tree, SCALE, -1)
 
 
 def _with_copies(
-    query: Tensor, key: Tensor, value: Tensor, segments: Segments, shared: Shared | None
+    segments: Segments, shared: Shared | None, query: Tensor, key: Tensor, value: Tensor
 ) -> Tensor:
     if shared is not None:
         key, value = handed_out(key, shared), handed_out(value, shared)
     return packed_attention(query, key, value, segments, SCALE, -1)
 
 
-def _milliseconds(tokens: int, attend: Callable[..., Tensor]) -> tuple[float, float]:
+def _milliseconds(tokens: int, heads: tuple[int, int], attend: Callable[..., Tensor]) -> tuple[float, float]:
     states = [
-        torch.randn(tokens, heads, WIDTH, device=GPU, dtype=torch.bfloat16, requires_grad=True)
-        for heads in (HEADS, KEY_HEADS, KEY_HEADS)
+        torch.randn(tokens, count, WIDTH, device=GPU, dtype=torch.bfloat16, requires_grad=True)
+        for count in (heads[0], heads[1], heads[1])
     ]
     out = attend(*states)
     gradient = torch.randn_like(out)
