@@ -3,7 +3,8 @@
     python benchmarks/tree_attention.py
 
 In bfloat16, heads 128 wide: many responses to few prompts, long ones to a single prompt, and sequences that
-share nothing; with 16 query heads and 8 of keys, or 12 and 2. FLOPs are those of the scores that are needed, 2 products forward and 5 backward.
+share nothing; with 16 query heads and 8 of keys, or 12 and 2. FLOPs are those of the scores that are needed,
+2 products forward and 5 backward.
 """
 
 from __future__ import annotations
