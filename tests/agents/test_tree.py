@@ -64,6 +64,7 @@ def test_a_tree_by_hand() -> None:
         [100, 103, 100, 103, -1],
         [173, 175, 173, 175, -1],
         [175, 175, 175, 175, -1],
+        [0, 0, 0, 0, -1],  # at nothing
     ]
     assert (rows(tree.totals, 4), tree.places) == ([[0, 0, 0, 0]] * 2, 2)  # nobody shares the looking
 
@@ -74,7 +75,9 @@ def test_who_looks_at_a_trunk_is_divided_by_hand(monkeypatch) -> None:
     # of 70 tokens, in two tiles: 300 and 236 look, so 3 parts of 100 and 3 of 79; a lone 250 stays whole
     tokens, tree = planted([(70, [200, 30]), (250, [])])
     assert tokens == 550
-    trunk = [look for look in rows(tree.looks, 5) if look[1] == 70]
+    *looks, at_nothing = rows(tree.looks, 5)
+    assert at_nothing == [0, 0, 0, 0, -1]
+    trunk = [look for look in looks if look[1] == 70]
     assert sorted(trunk, key=lambda look: look[4]) == [
         [0, 70, 0, 100, 0],
         [0, 70, 100, 200, 1],
@@ -85,14 +88,14 @@ def test_who_looks_at_a_trunk_is_divided_by_hand(monkeypatch) -> None:
     ]
     assert rows(tree.totals, 4) == [[0, 70, 0, 3], [64, 70, 3, 6], *[[0, 0, 0, 0]] * 2]
     assert tree.places == 6
-    assert all(look[4] == -1 for look in rows(tree.looks, 5) if look[1] != 70)
-    lengths = [until - begin for _, _, begin, until, _ in rows(tree.looks, 5)]
+    assert all(look[4] == -1 for look in looks if look[1] != 70)
+    lengths = [until - begin for _, _, begin, until, _ in looks]
     assert lengths == sorted(lengths, reverse=True)
     # with tiles enough, nobody is divided: two tiles are enough for two programs
     monkeypatch.setattr(tree_module, "ENOUGH_PROGRAMS", 2)
     _, tree = planted([(70, [200, 30])])
     assert tree.places == 2
-    assert {look[4] for look in rows(tree.looks, 5)} == {-1}
+    assert {look[4] for look in rows(tree.looks, 5)[:-1]} == {-1}
 
 
 def test_what_is_empty_takes_nobodys_place() -> None:
@@ -257,17 +260,21 @@ def test_a_models_gradients_are_the_same(monkeypatch, compiling) -> None:
     from hacrl.agents import compiled, logprobs
 
     use_compiler(monkeypatch, partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setattr(tree_module, "LEAST_LOOKING", 4)
     model = char_agent(layers=2).model
     heads = model.config.num_attention_heads, model.config.num_key_value_heads
     assert ragged.can_be_ragged(model)
     assert heads[0] > heads[1]
     prompt, other = (3, 1, 4, 1), (2, 7, 1)
     batches = [
-        [(prompt, (5, 9, 2)), (other, (1, 8)), (prompt, (6, 5, 3, 5)), (prompt, (2,) * 8)],
+        [(prompt, (5, 9, 2)), (other, (1, 8)), (prompt, (6, 5, 3, 5)), (prompt, (2,) * 8), ((9,), (9,))],
         [(prompt, (5, 9)), (prompt, (6, 5, 3, 5)), (prompt, (2,))],
         [(prompt, (5, 9, 2)), (other, (1, 8))],
         [(prompt, (5, 9, 2))],
     ]
+
+    places = {pack(batch, CPU, as_tree=True).inputs["tree"].places for batch in batches}
+    assert len(places) > 2  # for sums of those who look at the same keys
 
     def gradients(batch) -> list[Tensor]:
         logprobs = packed_logprobs(model, batch, Sampling(8), CPU)

@@ -20,8 +20,7 @@ class Tree(NamedTuple):
     """A token sees those before it in its own sequence and, first, all of its sequence's trunk.
 
     What grows from a trunk stands right behind it, so that a trunk's tokens are seen by one range of tokens.
-    Tables are flat: of 5 sequences in rows of 5, a compiler would make a case of their own. For the same
-    reason none is ever empty, and none has a single row.
+    Tables are flat, and never empty or of equal length: compilers make a case of its own of all that.
     """
 
     sequences: Tensor  # (5 S,): where one begins and ends, its trunk does, and what grows from it ends
@@ -87,8 +86,9 @@ def _looks(first: Tensor, end: Tensor, reach: Tensor, tiles: Tensor) -> tuple[Te
     order = (until - begin).argsort(descending=True, stable=True)
     looks = torch.stack([first[tile], end[tile], begin, until, place], 1)[order]
     totals = torch.stack([first, end, start, start + used], 1)[in_parts]
-    nothing = totals.new_zeros(2, 4)
-    return looks.flatten().int(), torch.cat([totals, nothing]).flatten().int(), max(2, int(used.sum()))
+    # at nothing, so that there are more looks than sequences, and two totals at least
+    looks, totals = torch.cat([looks, looks.new_tensor([[0, 0, 0, 0, -1]])]), pad(totals, (0, 0, 0, 2))
+    return looks.flatten().int(), totals.flatten().int(), max(2, int(used.sum()))
 
 
 def _parts(whole: Tensor, size: Tensor) -> Tensor:
