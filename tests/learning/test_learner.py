@@ -64,7 +64,8 @@ def test_gspo_updates_equal_plain_torch(make) -> None:
         assert stats.losses == pytest.approx([loss.item()], rel=1e-4, abs=1e-6)
         assert stats.grad_norms == pytest.approx([norm], rel=1e-4)
         assert largest_difference(weights(agent), before) > 5e-3
-        assert largest_difference(weights(agent), weights(plain)) < 2e-6
+        # Adam makes much of rounding where a gradient is almost 0, and processors round differently
+        assert largest_difference(weights(agent), weights(plain)) < 2e-5
 
 
 def test_loss_and_statistics_by_hand() -> None:

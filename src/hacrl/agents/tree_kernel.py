@@ -69,57 +69,20 @@ def backward(
         torch.empty(states.shape, dtype=states.dtype, device=states.device) for states in (query, key, value)
     )
     means = torch.empty_like(sums)  # of what is given, weighted by what was seen
+    given, numbers = (gradient, query, key, value), (scale, window, tokens)
     strides = [stride for states in (query, key, value, gradient) for stride in states.stride()[:2]]
     constants = _constants(query, key, window)
     _tree_of_queries[(heads * (tree.tiles.shape[0] // 2),)](
-        gradient,
-        query,
-        key,
-        value,
-        out,
-        sums,
-        means,
-        of_query,
-        *tree[:3],
-        scale,
-        window,
-        tokens,
-        heads,
-        *strides,
-        **constants,
+        *given, out, sums, means, of_query, *tree[:3], *numbers, heads, *strides, **constants
     )
     # of keys and of values, by those who look at the same ones
     parts = query.new_empty(2, tree.places, key_heads, TILE, constants["COLUMNS"], dtype=torch.float32)
+    found = (of_key, of_value, *parts)
     _tree_of_keys[(key_heads * (tree.looks.shape[0] // 5),)](
-        gradient,
-        query,
-        key,
-        value,
-        sums,
-        means,
-        of_key,
-        of_value,
-        *parts,
-        tree.looks,
-        tree.positions,
-        scale,
-        window,
-        tokens,
-        key_heads,
-        *strides,
-        **constants,
+        *given, sums, means, *found, tree.looks, tree.positions, *numbers, key_heads, *strides, **constants
     )
-    _tree_add_up[(key_heads * (tree.totals.shape[0] // 4),)](
-        of_key,
-        of_value,
-        *parts,
-        tree.totals,
-        scale,
-        key_heads,
-        WIDTH=constants["WIDTH"],
-        COLUMNS=constants["COLUMNS"],
-        TILE=TILE,
-    )
+    sizes = {name: constants[name] for name in ("WIDTH", "COLUMNS", "TILE")}
+    _tree_add_up[(key_heads * (tree.totals.shape[0] // 4),)](*found, tree.totals, scale, key_heads, **sizes)
     return of_query, of_key, of_value
 
 
@@ -167,18 +130,9 @@ def _own(sequences, tiles, tile, TILE: tl.constexpr):  # type: ignore[no-untyped
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _looked_at(  # type: ignore[no-untyped-def]
-    turn,
-    rows,
-    own,
-    end,
-    trunk,
-    trunk_end,
-    positions,
-    row_positions,
-    window,
-    STEP: tl.constexpr,
-    WINDOWED: tl.constexpr,
-):
+    turn, rows, own, end, trunk, trunk_end, positions, row_positions, window,
+    STEP: tl.constexpr, WINDOWED: tl.constexpr,
+):  # fmt: skip
     """Keys of a turn, first the trunk's and then one's own: which of them exist, and what each row sees."""
     trunk_turns = tl.cdiv(trunk_end - trunk, STEP)
     is_trunk = turn < trunk_turns
@@ -193,31 +147,11 @@ def _looked_at(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=_ANY)  # type: ignore[untyped-decorator, unused-ignore]
 def _tree_forward(  # type: ignore[no-untyped-def]
-    query,
-    key,
-    value,
-    out,
-    sums,
-    sequences,
-    tiles,
-    positions,
-    scale,
-    window,
-    tokens,
-    heads,
-    query_token,
-    query_head,
-    key_token,
-    key_head,
-    value_token,
-    value_head,
-    GROUP: tl.constexpr,
-    WIDTH: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    WINDOWED: tl.constexpr,
-    TILE: tl.constexpr,
-    STEP: tl.constexpr,
-):
+    query, key, value, out, sums, sequences, tiles, positions, scale, window, tokens, heads, query_token,
+    query_head, key_token, key_head, value_token, value_head,
+    GROUP: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, WINDOWED: tl.constexpr,
+    TILE: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
     head, tile = (tl.program_id(0) % heads).to(tl.int64), tl.program_id(0) // heads
     rows, exist, first, own, end, trunk, trunk_end = _own(sequences, tiles, tile, TILE)
     row_positions = tl.load(positions + rows, mask=exist, other=0) if WINDOWED else rows
@@ -248,36 +182,12 @@ def _tree_forward(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=_ANY)  # type: ignore[untyped-decorator, unused-ignore]
 def _tree_of_queries(  # type: ignore[no-untyped-def]
-    gradient,
-    query,
-    key,
-    value,
-    out,
-    sums,
-    means,
-    of_query,
-    sequences,
-    tiles,
-    positions,
-    scale,
-    window,
-    tokens,
-    heads,
-    query_token,
-    query_head,
-    key_token,
-    key_head,
-    value_token,
-    value_head,
-    gradient_token,
+    gradient, query, key, value, out, sums, means, of_query, sequences, tiles, positions, scale, window,
+    tokens, heads, query_token, query_head, key_token, key_head, value_token, value_head, gradient_token,
     gradient_head,
-    GROUP: tl.constexpr,
-    WIDTH: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    WINDOWED: tl.constexpr,
-    TILE: tl.constexpr,
-    STEP: tl.constexpr,
-):
+    GROUP: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, WINDOWED: tl.constexpr,
+    TILE: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
     """With weights p = 2^(s - sum): ds = p (dp - mean), where the mean is that of dp, weighted by p."""
     head, tile = (tl.program_id(0) % heads).to(tl.int64), tl.program_id(0) // heads
     rows, exist, first, own, end, trunk, trunk_end = _own(sequences, tiles, tile, TILE)
@@ -307,37 +217,12 @@ def _tree_of_queries(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=_ANY)  # type: ignore[untyped-decorator, unused-ignore]
 def _tree_of_keys(  # type: ignore[no-untyped-def]
-    gradient,
-    query,
-    key,
-    value,
-    sums,
-    means,
-    of_key,
-    of_value,
-    key_parts,
-    value_parts,
-    looks,
-    positions,
-    scale,
-    window,
-    tokens,
-    key_heads,
-    query_token,
-    query_head,
-    key_token,
-    key_head,
-    value_token,
-    value_head,
-    gradient_token,
-    gradient_head,
-    GROUP: tl.constexpr,
-    WIDTH: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    WINDOWED: tl.constexpr,
-    TILE: tl.constexpr,
-    STEP: tl.constexpr,
-):
+    gradient, query, key, value, sums, means, of_key, of_value, key_parts, value_parts, looks, positions,
+    scale, window, tokens, key_heads, query_token, query_head, key_token, key_head, value_token,
+    value_head, gradient_token, gradient_head,
+    GROUP: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, WINDOWED: tl.constexpr,
+    TILE: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
     """All that look at these keys, through every query head that shares them; transposed, keys first."""
     key_at, look = (tl.program_id(0) % key_heads).to(tl.int64), looks + 5 * (tl.program_id(0) // key_heads)
     own_places = tl.load(look) + tl.arange(0, TILE)
@@ -384,17 +269,9 @@ def _part(place, key_heads, key_at, TILE: tl.constexpr, COLUMNS: tl.constexpr): 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _tree_add_up(  # type: ignore[no-untyped-def]
-    of_key,
-    of_value,
-    key_parts,
-    value_parts,
-    totals,
-    scale,
-    key_heads,
-    WIDTH: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    TILE: tl.constexpr,
-):
+    of_key, of_value, key_parts, value_parts, totals, scale, key_heads,
+    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     """What several programs have found of the same keys."""
     key_at, total = (tl.program_id(0) % key_heads).to(tl.int64), totals + 4 * (tl.program_id(0) // key_heads)
     own_places = tl.load(total) + tl.arange(0, TILE)
