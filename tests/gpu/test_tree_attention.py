@@ -102,7 +102,7 @@ def test_compiled_it_is_the_same_for_any_number_of_tokens() -> None:
     fast = torch.compile(layer, backend=counter, dynamic=True, fullgraph=True)
     for groups in (GROUPS, [(33, [40, 40])], [(61, []), (90, []), (20, [])], [(7, [])]):
         tokens, tree = on_gpu(groups)
-        given = states(tokens, 16, 8, 128)
+        given = states(tokens, 14, 2, 128)  # no table has as many numbers as there are heads
         pairs = zip(with_gradients(fast, given, tree), with_gradients(layer, given, tree), strict=True)
         for one, other in pairs:
             assert spread(one, other) < 0.02
