@@ -183,13 +183,17 @@ def measure_updates(work: Work, folder: Path) -> Measured:
     given = given_rollouts(work)
     longest = max(len(prompt) + len(response) for prompt, response in given)
     settings = LearningSettings(micro_batch_tokens=work.hacrl_tokens or work.micro_batch * longest)
+    residency = Residency()
+    level = cast(OffloadLevel, "never" if work.hacrl_offload == "auto" else work.hacrl_offload)
     learner = Learner(
         agent,
         make_method(GspoSettings()),
         settings,
         Sampling(work.new_tokens),
         exact_sampler=agent.model.dtype == torch.float32,
+        leaves=residency.transfers(agent, level),
     )
+    residency.add(agent, learner, level)
     samples = [
         LearnerSample(
             prompt_ids=prompt,
@@ -203,9 +207,6 @@ def measure_updates(work: Work, folder: Path) -> Measured:
         )
         for number, (prompt, response) in enumerate(given)
     ]
-    residency = Residency()
-    if work.hacrl_offload != "auto":
-        residency.add(agent, learner, cast(OffloadLevel, work.hacrl_offload))
     memory = UpdateMemory(work.on_gpu)
     clock = Clock(work.on_gpu)
     for step in range(work.warmup + work.steps):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from hacrl.execution.offloading import (
     streamed_bytes,
 )
 from hacrl.execution.residents import decide_memory
+from hacrl.learning.settings import OffloadLevel
 from tests.agents.footprints import QWEN3_1_7B, footprint_of
 from tests.execution.test_dry_run import shapes
 from tests.support.sevens import SevensTask
@@ -82,40 +84,58 @@ def test_peaks_and_what_is_sent_by_hand() -> None:
     # and the larger of 5 + 2 and 9 + 24
     assert peak_with("stream", BOTH) == 6 + 6 + 41
     # Bob's weights alone, 4
-    assert peak_with("all", BOTH) == 6 + 4 + 41
-    assert peak_with("all", [ADA]) == 1 + 2 + 16
-    assert [host_bytes(level, BOTH) for level in ("never", "optimizer", "stream", "all")] == [
+    assert peak_with("weights", BOTH) == 6 + 4 + 41
+    assert peak_with("weights", [ADA]) == 1 + 2 + 16
+    assert peak_with("all", BOTH) == 6 + 4 + 41  # sums of gradients are too few to be on their way
+    assert [host_bytes(level, BOTH) for level in get_args(OffloadLevel)] == [
         *(0, 12 + 24, 12 + 24),
         12 + 24 + 6,
+        12 + 24 + 6 + 12,
     ]
 
 
 def test_weights_and_the_first_masters_meet_at_the_start() -> None:
-    """Three agents with 10 bytes of weights, 20 of masters and nothing else that is worth it."""
+    """Three agents with 10 bytes of weights, 20 of masters (less than a piece) and nothing else of note."""
     empty = dict.fromkeys(("gradients", "moments", "reference", "cache", "decoding"), 0)
     empty |= dict.fromkeys(("activations", "logits", "backward", "update"), 0)
     three = [footprint(name, weights=10, masters=20, **empty) for name in ("ada", "bob", "cyd")]
     # with masters, then: Bob's weights and Cyd's are there, but Ada's have left
-    assert peak_with("all", three) == 30 + 20
+    assert peak_with("weights", three) == 30 + 20
     assert peak_with("stream", three) == 30 + 20
     large = replace(three[2], masters=35)
-    assert peak_with("all", [*three[:2], large]) == max(30 + 20, 20 + 20, 10 + 35)
+    assert peak_with("weights", [*three[:2], large]) == max(30 + 20, 20 + 20, 10 + 35)
     assert peak_with("stream", [*three[:2], large]) == 30 + 35
 
 
 def test_two_pieces_of_a_large_agent_are_on_the_device_at_a_time() -> None:
-    """12 bytes each for 4e9 weights, the largest tensor with 4e8: it and a piece of 1 GiB."""
+    """12 bytes each for 4e9 weights, the largest tensor with 4e8: it alone, or two pieces of 1 GiB."""
     counts = ParameterCounts(base=4 * 10**9, adapters=0, trainable=4 * 10**9, largest=4 * 10**8)
     large = replace(ADA, counts=counts, masters=16 * 10**9, moments=32 * 10**9, gradients=16 * 10**9)
-    assert streamed_bytes(large) == 48 * 10**8 + GIB
-    assert peak_with("stream", [large]) == 1 + 2 + 16 * 10**9 + 48 * 10**8 + GIB
-    side_by_side = replace(large, counts=replace(counts, neighbours=7 * 10**8))
-    assert streamed_bytes(side_by_side) == 84 * 10**8  # two such pieces: a mixture's experts
-    even = replace(large, counts=replace(counts, largest=10**7, neighbours=2 * 10**7))
+    assert streamed_bytes(large) == 48 * 10**8
+    assert peak_with("stream", [large]) == 1 + 2 + 16 * 10**9 + 48 * 10**8
+    even = replace(large, counts=replace(counts, largest=10**7))
     assert streamed_bytes(even) == 2 * GIB
     passes = replace(even, activations=20 * GIB)  # then it is the passes that need most
     assert peak_with("stream", [passes]) == 1 + 2 + 16 * 10**9 + 20 * GIB + 2
     assert peak_with("optimizer", [passes]) == 1 + 2 + (16 + 48) * 10**9 + 20 * GIB + 2
+
+
+def test_sums_of_gradients_that_travel_leave_room() -> None:
+    """4e9 weights again, 16e9 bytes of gradients. What is on the way has 3/4 GiB at most."""
+    counts = ParameterCounts(base=4 * 10**9, adapters=0, trainable=4 * 10**9, largest=4 * 10**8)
+    large = replace(ADA, counts=counts, masters=16 * 10**9, moments=32 * 10**9, gradients=16 * 10**9)
+    # the update: the largest tensor's master, moments and sum
+    assert peak_with("all", [large]) == 1 + 2 + 64 * 10**8
+    even = replace(large, counts=replace(counts, largest=10**7), activations=20 * GIB)
+    assert peak_with("all", [even]) == 1 + 2 + 20 * GIB + 2 + 3 * GIB // 4
+    # the end of a pass: the sum of the largest tensor meets its gradients
+    tied = replace(large, backward=8 * 10**9)
+    assert peak_with("all", [tied]) == 1 + 2 + 8 * 10**9 + 16 * 10**8 + 3 * GIB // 4
+    assert host_bytes("all", [large]) == 64 * 10**9 + 2
+    # float32 weights have no masters: torch adds up their gradients where they are
+    own = replace(large, masters=0)
+    assert peak_with("all", [own]) == peak_with("weights", [own]) == 1 + 2 + 16 * 10**9 + 32 * 10**8
+    assert host_bytes("all", [own]) == 32 * 10**9 + 2
 
 
 @pytest.mark.parametrize(
@@ -124,8 +144,8 @@ def test_two_pieces_of_a_large_agent_are_on_the_device_at_a_time() -> None:
         (97, 1000, "never"),  # 85% are 82.45, 82 are needed
         (96, 1000, "optimizer"),
         (63, 1000, "optimizer"),  # 53.55 and 53
-        (62, 1000, "all"),
-        (10, 1000, "all"),  # never fits; least is best
+        (62, 1000, "weights"),
+        (10, 1000, "weights"),  # never fits; least is best, and of equal ones the first
         (62, 50, "optimizer"),  # four fifths of the machine's memory are 40, 42 would go there
         (10, 44, "never"),  # 35.2 and 36
         (10, -5, "never"),
@@ -154,12 +174,14 @@ def test_the_user_is_told_what_leaves_and_why() -> None:
         "optimizers leave cuda:0 while they are not needed, for 64.0 GiB of the machine's memory (all agents "
         "would need about 157.0 of its 139.0 GiB at once; now about 84.0 GiB). No number changes"
     )
-    told = offload_note("cuda:1", OffloadPlan("all", 1, 1), "all", 157 * GIB, 139 * GIB)
+    told = offload_note("cuda:1", OffloadPlan("weights", 1, 1), "weights", 157 * GIB, 139 * GIB)
     assert told.startswith(
         "optimizers pass through cuda:1 a piece at a time when they make updates, and weights of agents not "
         "at work leave it, for 0.0 GiB"
     )
-    assert "(learning.offload=all; " in told
+    assert "(learning.offload=weights; " in told
+    told = offload_note("cuda:1", OffloadPlan("all", 1, 1), "auto", 157 * GIB, 139 * GIB)
+    assert "and weights of agents not at work and sums of gradients leave it, for 0.0 GiB" in told
     assert offload_note("cuda:0", OffloadPlan("never", 1, 0), "auto", 1, 10) is None
 
 
@@ -199,7 +221,7 @@ def test_the_paper_pair_fits_one_gpu_of_139_gib(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(memory, "available_bytes", there(80, 125))
     assert on_gpu("learning.offload=optimizer").fits is False
     smaller = on_gpu()
-    assert (smaller.offload, smaller.fits) == ("all", True)
+    assert (smaller.offload, smaller.fits) == ("weights", True)
     large = known["large"]
     assert large.cache == 64 * 5120 * 144 * 1024
     assert smaller.needed == sum(f.reference for f in known.values()) + large.weights + large.rollout
@@ -241,7 +263,7 @@ def test_loaded_agents_are_counted_as_they_are(monkeypatch: pytest.MonkeyPatch) 
     roomy = decision(monkeypatch, 2**40, agents)
     assert (roomy.levels, roomy.notes) == ({"char": "never", "pair": "never"}, ())
     tight = decision(monkeypatch, 1, agents)
-    assert tight.levels == {"char": "all", "pair": "all"}
+    assert tight.levels == {"char": "weights", "pair": "weights"}
     [note] = tight.notes
     assert "and weights of agents not at work leave it" in note
     asked = decision(monkeypatch, 2**40, agents, "learning.offload=optimizer")
@@ -313,7 +335,7 @@ def test_a_dry_run_says_what_leaves(tmp_path: Path) -> None:
     plan = dry_run(config)
     assert not any("leave it" in line for line in dry_run_lines(plan))
     (cpu,) = plan.devices
-    moved = memory.DeviceMemory("cuda:0", cpu.agents, GIB, 2 * GIB, offload="all", host=3 * GIB)
+    moved = memory.DeviceMemory("cuda:0", cpu.agents, GIB, 2 * GIB, offload="weights", host=3 * GIB)
     lines = list(dry_run_lines(replace(plan, devices=(moved,))))
     place = next(i for i, line in enumerate(lines) if line.startswith("cuda:0 ("))
     assert lines[place + 1] == (

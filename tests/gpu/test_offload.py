@@ -97,33 +97,39 @@ def test_what_is_away_takes_no_memory_of_the_gpu() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_updates_are_the_same_to_the_bit(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hacrl.learning.optimizer_piece.PIECE", 2 * 512 * 1024 * 12)  # two tensors or three
+    monkeypatch.setattr("hacrl.learning.gradient_sums.COMING", 2 * 512 * 1024 * 4)
+    monkeypatch.setattr("hacrl.learning.gradient_sums.LEAVING", 3 * 512 * 1024 * 4)
     generator = torch.Generator().manual_seed(0)
     start = [torch.randn(512, 1024, generator=generator).to(dtype) for _ in range(9)]
-    gradients = [[torch.randn_like(value) for value in start] for _ in range(4)]
+    # four updates of three backward passes each, the last of which does not reach all
+    gradients = [[[torch.randn_like(one) for one in start[:n]] for n in (9, 9, 5)] for _ in range(4)]
     transfers = CudaTransfers(GPU)
 
-    def made(values: list[nn.Parameter], streams: bool) -> MasterWeightAdamW:
-        optimizer = MasterWeightAdamW(values, 1e-2, (0.9, 0.999), 0.1)
+    def made(values: list[nn.Parameter], streams: bool, sums: bool) -> MasterWeightAdamW:
+        leaves = transfers if streams else None
+        optimizer = MasterWeightAdamW(values, 1e-2, (0.9, 0.999), 0.1, leaves=leaves)
         if streams:
-            optimizer.stream_through(transfers)
+            optimizer.stream_through(transfers, with_gradients=sums)
             optimizer.offload(transfers)
         return optimizer
 
     def trained(
-        offload: bool, resumed: bool = False, streams: bool = False
+        offload: bool, resumed: bool = False, streams: bool = False, sums: bool = False
     ) -> tuple[list[Tensor], dict[str, Tensor]]:
         values = [nn.Parameter(value.to(GPU)) for value in start]
-        optimizer = made(values, streams)
+        optimizer = made(values, streams, sums)
         for number, update in enumerate(gradients):
             if offload:
                 optimizer.offload(transfers)
             if resumed and number == 2:
                 saved = {name: value.cpu().clone() for name, value in optimizer.tensors().items()}
-                optimizer = made(values, streams)
+                optimizer = made(values, streams, sums)
                 optimizer.load_tensors(saved)
             optimizer.zero_gradients()
-            for value, gradient in zip(values, update, strict=True):
-                (value * gradient.to(GPU)).sum().backward()
+            for found in update:
+                busy(0.01)
+                terms = [(value * one.to(GPU)).sum() for value, one in zip(values, found, strict=False)]
+                torch.stack(terms).sum().backward()
             optimizer.clip_gradients(1.0)
             optimizer.step()
         tensors = {name: value.cpu().clone() for name, value in optimizer.tensors().items()}
@@ -136,6 +142,8 @@ def test_updates_are_the_same_to_the_bit(dtype: torch.dtype, monkeypatch: pytest
         {"offload": True, "resumed": True},
         {"offload": False, "streams": True},
         {"offload": True, "resumed": True, "streams": True},
+        {"offload": False, "streams": True, "sums": True},
+        {"offload": True, "resumed": True, "streams": True, "sums": True},
     ):
         found, tensors = trained(**options)
         assert all(torch.equal(one, other) for one, other in zip(weights, found, strict=True))
@@ -166,6 +174,31 @@ def test_an_update_that_streams_has_two_pieces_on_the_gpu(monkeypatch: pytest.Mo
         assert 48 * MIB < peak - held <= (3 if number == 0 else 2) * 48 * MIB + MIB
         assert allocated() - held < MIB
     # a constant gradient makes Adam step by the learning rate, three times
+    assert all(value.float().sub(-0.03).abs().max() < 2e-4 for value in values)
+
+
+def test_sums_of_gradients_take_the_room_of_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen sums of 16 MiB: two come, three leave, and there is the one that a gradient is added to."""
+    monkeypatch.setattr("hacrl.learning.gradient_sums.COMING", 32 * MIB)
+    monkeypatch.setattr("hacrl.learning.gradient_sums.LEAVING", 48 * MIB)
+    transfers = CudaTransfers(GPU)
+    values = [nn.Parameter(torch.zeros(4 * MIB, dtype=torch.bfloat16, device=GPU)) for _ in range(16)]
+    optimizer = MasterWeightAdamW(values, 1e-2, (0.9, 0.999), 0.0, leaves=transfers)
+    optimizer.stream_through(transfers, with_gradients=True)
+    held = allocated()
+    for number in range(3):
+        optimizer.zero_gradients()
+        torch.cuda.reset_peak_memory_stats()
+        for _ in range(4):
+            for value in values:
+                value.backward(torch.ones_like(value))
+        torch.cuda.synchronize()
+        peak = torch.cuda.memory_stats()["requested_bytes.all.peak"]
+        assert peak - held < (2 + 3 + 1) * 16 * MIB + 24 * MIB, number  # and gradients of 8 MiB
+        assert allocated() - held < MIB
+        assert optimizer.clip_gradients(1e9) == pytest.approx(4 * (16 * 4 * MIB) ** 0.5)
+        optimizer.step()
+    optimizer.wait()
     assert all(value.float().sub(-0.03).abs().max() < 2e-4 for value in values)
 
 
@@ -246,14 +279,17 @@ def repeatable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_run_is_the_same_to_the_bit(models: dict[str, Path], tmp_path: Path, repeatable: None) -> None:
+def test_a_run_is_the_same_to_the_bit(
+    models: dict[str, Path], tmp_path: Path, repeatable: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run_whole(config(models, tmp_path / "never", "never"))
     run_whole(config(models, tmp_path / "again", "never"))
     try:
         assert_same(tmp_path / "never", tmp_path / "again")
     except AssertionError:
         pytest.skip("this GPU does not repeat itself, whatever is offloaded")
-    for level in ("optimizer", "stream", "all"):
+    monkeypatch.setattr("hacrl.learning.gradient_sums.SMALL", 2**10)  # so that all matrices travel
+    for level in ("optimizer", "stream", "weights", "all"):
         run_whole(config(models, tmp_path / level, level))
         assert_same(tmp_path / "never", tmp_path / level)
     start, end = (

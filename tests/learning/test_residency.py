@@ -79,7 +79,7 @@ def test_optimizers_are_away_unless_their_agent_learns() -> None:
 
 
 def test_weights_of_agents_not_at_work_are_away_if_asked_for() -> None:
-    shared = Shared("all", ("ada", "bob", "cyd"))
+    shared = Shared("weights", ("ada", "bob", "cyd"))
     shared.residency.to_generate("ada")
     assert shared.away_per_parameter == 3 * 12 + 2 * 2
     shared.residency.to_learn("bob")
@@ -106,10 +106,10 @@ def test_agents_that_were_not_added_and_other_devices_are_left_alone() -> None:
     residency.add(ada.agent, ada, "never")
     residency.to_generate("ada")
     assert moves == []
-    residency.add(ada.agent, ada, "all")
+    residency.add(ada.agent, ada, "weights")
     elsewhere = type("Elsewhere", (Agent,), {"device": torch.device("meta")})
     bob.agent.__class__ = elsewhere  # as on another device
-    residency.add(bob.agent, bob, "all")
+    residency.add(bob.agent, bob, "weights")
     residency.leave("bob")
     before = moves[1].away
     residency.to_learn("ada")
@@ -132,8 +132,9 @@ def test_an_optimizer_that_streams_is_away_but_for_the_update() -> None:
     assert shared.away_per_parameter == 2 * 12
 
 
-@pytest.mark.parametrize("level", ["optimizer", "stream", "all"])
-def test_agents_that_take_turns_learn_the_same(level: OffloadLevel) -> None:
+@pytest.mark.parametrize("level", ["optimizer", "stream", "weights", "all"])
+def test_agents_that_take_turns_learn_the_same(level: OffloadLevel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hacrl.learning.gradient_sums.SMALL", 100)  # bytes, so that some travel
     apart, shared = Shared("never"), Shared(level)
     for name in ("ada", "bob", "bob", "ada"):
         apart.learn(name)
@@ -147,8 +148,9 @@ def test_agents_that_take_turns_learn_the_same(level: OffloadLevel) -> None:
     assert largest_difference(weights(shared.learners["ada"].agent), weights(start)) > 1e-2
 
 
-def test_memory_that_runs_out_in_learning_costs_the_same_attempts() -> None:
+def test_memory_that_runs_out_in_learning_costs_the_same_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The samples have 16, 10, 5 and 4 tokens; only one or two of them fit at once."""
+    monkeypatch.setattr("hacrl.learning.gradient_sums.SMALL", 100)  # bytes, so that some travel
     found = []
     for shared in (Shared("never"), Shared("all")):
         shared.residency.to_generate("ada")

@@ -8,9 +8,8 @@ allocator wastes come on top.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -68,8 +67,7 @@ class ParameterCounts:
     base: int
     adapters: int
     trainable: int
-    largest: int  # of a single trained tensor ...
-    neighbours: int = 0  # ... and of two that stand side by side
+    largest: int  # of a single trained tensor
 
     @property
     def total(self) -> int:
@@ -221,13 +219,7 @@ def count_parameters(settings: AgentSettings, config: Any) -> ParameterCounts:
         adapters=sum(sizes) - base,
         trainable=sum(trained),
         largest=max(trained, default=0),
-        neighbours=largest_neighbours(trained),
     )
-
-
-def largest_neighbours(sizes: Sequence[int]) -> int:
-    """The largest sum of two that stand side by side."""
-    return max(map(sum, pairwise(sizes)), default=0)
 
 
 class _Layer:

@@ -215,8 +215,10 @@ def build_trainer(
         engine = make_engine(config, settings, agent, checked)
         exact = engine.shares_weights and agent.model.dtype == torch.float32
         learning = replace(config.learning, micro_batch_tokens=decided.micro_batch_tokens[agent.name])
-        learner = Learner(agent, method, learning, sampling, settings.lr, exact_sampler=exact)
-        residency.add(agent, learner, decided.levels[agent.name])
+        level = decided.levels[agent.name]
+        leaves = residency.transfers(agent, level)
+        learner = Learner(agent, method, learning, sampling, settings.lr, exact_sampler=exact, leaves=leaves)
+        residency.add(agent, learner, level)
         residency.leave(agent.name)  # before the next agent's masters are made
         participants.append(
             Participant(

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from hacrl.agents.footprint import Footprint, peak_together
+from hacrl.agents.footprint import FLOAT32, Footprint, peak_together
+from hacrl.learning.gradient_sums import COMING, LEAVING
 from hacrl.learning.optimizer import STREAMED_AT_ONCE
 from hacrl.learning.optimizer_piece import PIECE
 from hacrl.learning.settings import Offload, OffloadLevel
 
 GIB = 2**30
 COMFORTABLE = 0.85  # share of a device that an estimate may fill: the CUDA context and waste come on top
+WEIGHTS_LEAVE: tuple[OffloadLevel, ...] = ("weights", "all")
 HOST_SHARE = 0.8  # of the machine's memory, at most, for what was sent there
 
 
@@ -47,9 +49,10 @@ def _plan(level: OffloadLevel, footprints: Sequence[Footprint]) -> OffloadPlan:
 
 
 def host_bytes(level: OffloadLevel, footprints: Sequence[Footprint]) -> int:
-    """What is sent away of all agents together; gradients are let go instead."""
+    """What is sent away of all agents together; unless they are, gradients are let go instead."""
     sent = sum(one.masters + one.moments for one in footprints) if level != "never" else 0
-    return sent + (sum(one.weights for one in footprints) if level == "all" else 0)
+    sent += sum(one.weights for one in footprints) if level in WEIGHTS_LEAVE else 0
+    return sent + (sum(map(_sums, footprints)) if level == "all" else 0)
 
 
 def peak_with(level: OffloadLevel, footprints: Sequence[Footprint]) -> int:
@@ -57,7 +60,7 @@ def peak_with(level: OffloadLevel, footprints: Sequence[Footprint]) -> int:
     if level == "never":
         return peak_together(footprints)
     weights = sum(one.weights for one in footprints)
-    others = {one.agent: 0 if level == "all" else weights - one.weights for one in footprints}
+    others = {one.agent: 0 if level in WEIGHTS_LEAVE else weights - one.weights for one in footprints}
     turns = [one.weights + others[one.agent] + _turn(one, level) for one in footprints]
     stays = sum(one.reference + one.engine for one in footprints)
     return stays + max([_start(level, footprints), *turns], default=0)
@@ -66,8 +69,10 @@ def peak_with(level: OffloadLevel, footprints: Sequence[Footprint]) -> int:
 def _start(level: OffloadLevel, footprints: Sequence[Footprint]) -> int:
     """All weights meet when they are loaded; then masters are made, and leave, one agent after the other."""
     weights = [one.weights for one in footprints]
-    there = [sum(weights[number:]) if level == "all" else sum(weights) for number in range(len(weights))]
-    return max((held + one.masters for held, one in zip(there, footprints, strict=True)), default=0)
+    leave = level in WEIGHTS_LEAVE
+    there = [sum(weights[number:]) if leave else sum(weights) for number in range(len(weights))]
+    made = [min(one.masters, streamed_bytes(one)) for one in footprints]  # earlier ones have left
+    return max(map(sum, zip(there, made, strict=True)), default=0)
 
 
 def _turn(one: Footprint, level: OffloadLevel) -> int:
@@ -76,19 +81,24 @@ def _turn(one: Footprint, level: OffloadLevel) -> int:
         learning = one.masters + one.moments + max(one.learning, one.update)
     else:  # passes need gradients alone, and what streams comes after them
         learning = max(one.learning, one.update + streamed_bytes(one))
-    return max(one.rollout, one.gradients + learning)
+    if level != "all" or not _sums(one):
+        return max(one.rollout, one.gradients + learning)
+    # sums of a few tensors are on their way; the largest, that of embeddings, is the last of a pass
+    passes = max(one.learning, one.backward + FLOAT32 * one.counts.largest) + COMING + LEAVING
+    update = streamed_bytes(one) * (one.masters + one.moments + one.gradients) // (one.masters + one.moments)
+    return max(one.rollout, min(one.gradients + learning, max(passes, one.update + update)))
+
+
+def _sums(one: Footprint) -> int:
+    """Bytes of gradients that can leave: those of float32 weights are where torch adds them up."""
+    return one.gradients if one.masters else 0
 
 
 def streamed_bytes(one: Footprint) -> int:
     """Of masters and moments that are on a device at a time while an update streams them through it."""
     moved = one.masters + one.moments
-
-    def bytes_of(weights: int) -> int:
-        return moved * weights // max(1, one.counts.trainable)
-
-    # pieces of several tensors, one that is a single large tensor, or two of that kind
-    single, two = bytes_of(one.counts.largest), bytes_of(one.counts.neighbours)
-    return min(moved, max(STREAMED_AT_ONCE * PIECE, single + PIECE, two))
+    single = moved * one.counts.largest // max(1, one.counts.trainable)  # a tensor is never split
+    return min(moved, max(STREAMED_AT_ONCE * PIECE, single))
 
 
 def what_leaves(level: OffloadLevel, device: str) -> str:
@@ -98,7 +108,8 @@ def what_leaves(level: OffloadLevel, device: str) -> str:
         "never": "",
         "optimizer": f"optimizers leave {device} while they are not needed",
         "stream": streams,
-        "all": f"{streams}, and weights of agents not at work leave it",
+        "weights": f"{streams}, and weights of agents not at work leave it",
+        "all": f"{streams}, and weights of agents not at work and sums of gradients leave it",
     }[level]
 
 

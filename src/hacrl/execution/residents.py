@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hacrl.agents.agent import Agent
-from hacrl.agents.footprint import ParameterCounts, largest_neighbours
+from hacrl.agents.footprint import ParameterCounts
 from hacrl.agents.lora import is_adapted
 from hacrl.agents.output_layer import separate_head
 from hacrl.config.schema import RunConfig
@@ -86,5 +86,4 @@ def _counts(agent: Agent) -> ParameterCounts:
         adapters=adapters,
         trainable=sum(trained),
         largest=max(trained, default=0),
-        neighbours=largest_neighbours(trained),
     )

@@ -27,6 +27,7 @@ from hacrl.algorithms.methods import Method
 from hacrl.errors import TrainingError
 from hacrl.learning.checkpointing import checkpointed_layers
 from hacrl.learning.minibatches import minibatches, token_pairs
+from hacrl.learning.offload import Transfers
 from hacrl.learning.old_policy import OldLogprobs, first_uses, sampler_differences, spread_out
 from hacrl.learning.optimizer import MasterWeightAdamW
 from hacrl.learning.read_later import ReadLater
@@ -52,6 +53,7 @@ class Learner:
 
     Memory that runs out and numbers that are not finite cost an attempt or an update, not the run.
     ``exact_sampler``: own rollouts come with the numbers this learner would compute, to float32 rounding.
+    ``leaves``: what sends its optimizer away as it is made.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Learner:
         lr: float | None = None,
         *,
         exact_sampler: bool = True,
+        leaves: Transfers | None = None,
     ) -> None:
         check_trainable(agent.model, agent.name)
         self.agent = agent
@@ -76,6 +79,7 @@ class Learner:
             lr=lr or settings.lr,
             betas=(settings.beta1, settings.beta2),
             weight_decay=settings.weight_decay,
+            leaves=leaves,
         )
         self._budget = TokenBudget(settings.micro_batch_tokens or FEW_TOKENS, agent)
         self._compiles: bool | None = None  # not tried yet

@@ -146,24 +146,29 @@ class Luggage:
         self._make_places(tensors)
         copies = [Copy(tensor.data, host) for tensor, host in zip(self._tensors, self._hosts, strict=True)]
         self._copying = self._transfers.leave(copies, self._copying)
-        for tensor, host in zip(self._tensors, self._hosts, strict=True):
-            tensor.data = host
-        self.is_away = True
+        self._put(self._hosts, away=True)
 
     @torch.no_grad()
     def come_back(self) -> None:
         """Begin to copy the tensors back. If there is no memory for them, all stay where they are."""
         if not self.is_away:
             return
-        device = self._transfers.device
-        copies = [
-            Copy(host, torch.empty_strided(host.size(), host.stride(), dtype=host.dtype, device=device))
-            for host in self._hosts
-        ]
+        copies = [Copy(host, memory) for host, memory in zip(self._hosts, self._device_memory(), strict=True)]
         self._copying = self._transfers.come_back(copies, self._copying)
-        for tensor, copy in zip(self._tensors, copies, strict=True):
-            tensor.data = copy.target
-        self.is_away = False
+        self._put([copy.target for copy in copies], away=False)
+
+    @torch.no_grad()
+    def drop(self, tensors: Sequence[Tensor]) -> None:
+        """As if they left, but nothing is copied: what they held is lost."""
+        if not self.is_away:
+            self._make_places(tensors)
+            self._put(self._hosts, away=True)
+
+    @torch.no_grad()
+    def renew(self) -> None:
+        """As if they came back, but nothing is copied: what they hold is undefined."""
+        if self.is_away:
+            self._put(self._device_memory(), away=False)
 
     def ready(self) -> None:
         """What the device computes from now on finds the tensors whole."""
@@ -174,6 +179,18 @@ class Luggage:
         """Until the tensors are whole, wherever they are."""
         if self._copying is not None:
             self._copying.wait()
+
+    def _put(self, memories: Sequence[Tensor], away: bool) -> None:
+        for tensor, memory in zip(self._tensors, memories, strict=True):
+            tensor.data = memory
+        self.is_away = away
+
+    def _device_memory(self) -> list[Tensor]:
+        device = self._transfers.device
+        return [
+            torch.empty_strided(host.size(), host.stride(), dtype=host.dtype, device=device)
+            for host in self._hosts
+        ]
 
     def _make_places(self, tensors: Sequence[Tensor]) -> None:
         """For those not seen before: moments exist from the first update on only."""

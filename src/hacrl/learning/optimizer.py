@@ -8,11 +8,12 @@ is its own master.
 Masters and moments, 12 bytes per 16-bit weight, are needed for the update alone, not by the passes before it.
 They may be in the machine's memory while the agent is not learning (:meth:`MasterWeightAdamW.offload`), or
 always (:meth:`MasterWeightAdamW.stream_through`): then an update takes them through the device, a piece after
-the other. The numbers are the same.
+the other. Sums of gradients, 4 bytes more, may be there as well. The numbers are the same.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -21,8 +22,10 @@ from torch.utils.hooks import RemovableHandle
 
 from hacrl.agents.out_of_memory import is_out_of_memory, let_go
 from hacrl.errors import TrainingError
+from hacrl.learning import optimizer_piece
+from hacrl.learning.gradient_sums import AwaySums, Sums
 from hacrl.learning.offload import HostPlaces, Transfers
-from hacrl.learning.optimizer_piece import Piece, Weight, in_pieces
+from hacrl.learning.optimizer_piece import Piece, in_pieces, moved_bytes
 
 STREAMED_AT_ONCE = 2  # pieces on the device while updates stream: one leaves while the next one comes
 
@@ -31,12 +34,27 @@ class MasterWeightAdamW:
     """AdamW over float32 masters; 12 bytes per parameter for 16-bit weights besides their gradient."""
 
     def __init__(
-        self, parameters: Sequence[Tensor], lr: float, betas: tuple[float, float], weight_decay: float
+        self,
+        parameters: Sequence[Tensor],
+        lr: float,
+        betas: tuple[float, float],
+        weight_decay: float,
+        *,
+        leaves: Transfers | None = None,
     ) -> None:
-        self._weights = [Weight.of(number, parameter) for number, parameter in enumerate(parameters)]
-        self.pieces = [Piece(weights, lr, betas, weight_decay) for weights in in_pieces(self._weights)]
-        self._hooks: list[RemovableHandle] = []
+        """``leaves``: masters are sent away as they are made, so that never all of them are there."""
         self._places: HostPlaces | None = None
+        self._expected = sum(map(moved_bytes, parameters))
+        self.pieces: list[Piece] = []
+        for weights in in_pieces(parameters):
+            self.pieces.append(Piece(weights, lr, betas, weight_decay))
+            if leaves is not None:
+                self.pieces[-1].leave(leaves, self._host_places(leaves))
+                if len(self.pieces) >= STREAMED_AT_ONCE:
+                    self.pieces[-STREAMED_AT_ONCE].wait()
+        self._weights = [weight for piece in self.pieces for weight in piece.weights]
+        self._sums = Sums(self._weights)
+        self._hooks: list[RemovableHandle] = []
         self._streams_through: Transfers | None = None
         self._updated = 0  # pieces of a streamed update under way
 
@@ -61,18 +79,19 @@ class MasterWeightAdamW:
         self._check_whole()
         self.bring_back()
         self._updated = 0
+        self._sums.begin()
         for weight in self._weights:
-            weight.zero_gradient()
             if not weight.is_own_master:
-                hook = weight.parameter.register_post_accumulate_grad_hook(weight.take_gradient)  # type: ignore[no-untyped-call]
+                hook = weight.parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    lambda _, weight=weight: self._sums.add(weight)
+                )
                 self._hooks.append(hook)
 
     @torch.no_grad()
     def clip_gradients(self, max_norm: float) -> float:
         """Scale the gradients down to ``max_norm``; returns their norm before."""
-        gradients = self.gradients
-        norm = torch.nn.utils.get_total_norm(gradients)
-        torch._foreach_mul_(gradients, torch.clamp(max_norm / (norm + 1e-6), max=1.0))
+        norm = self._sums.norm()
+        self._sums.scale(torch.clamp(max_norm / (norm + 1e-6), max=1.0))
         return float(norm)
 
     def step(self) -> None:
@@ -89,32 +108,44 @@ class MasterWeightAdamW:
         """Every piece comes, while the one before leaves, is updated, and leaves.
 
         Python runs ahead of the device and would ask for the memory of all pieces at once, so it waits until
-        that of an earlier one is free. An update that was broken off goes on where it was.
+        that of earlier ones is free. An update that was broken off goes on where it was.
         """
+        there: deque[Piece] = deque()  # or leaving
         while self._updated < len(self.pieces):
-            number = self._updated
-            piece = self.pieces[number]
-            if number >= STREAMED_AT_ONCE:
-                self.pieces[number - STREAMED_AT_ONCE].wait()
+            piece = self.pieces[self._updated]
+            while there and not _fit_together([*there, piece]):
+                there.popleft().wait()
             self._bring_one(piece)
+            self._sums.ready(piece.weights)
             piece.step()
             self._updated += 1
             piece.leave(transfers, self._host_places(transfers))
+            self._sums.drop(piece.weights)
+            there.append(piece)
 
     def _bring_one(self, piece: Piece) -> None:
         """If need be when everything else has left: an update must not end in the middle."""
         try:
-            piece.come_back()
+            self._bring(piece)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
             self.wait()
             let_go(error, piece.weights[0].parameter.device)
-            piece.come_back()
+            self._bring(piece)
 
-    def stream_through(self, transfers: Transfers) -> None:
-        """From now on masters and moments are in the machine's memory, and on the device for updates only."""
+    def _bring(self, piece: Piece) -> None:
+        piece.come_back()
+        self._sums.bring(piece.weights)
+
+    def stream_through(self, transfers: Transfers, with_gradients: bool = False) -> None:
+        """From now on masters and moments are in the machine's memory, and on the device for updates only.
+
+        Sums of gradients as well, if asked for: but for updates and their turn in backward passes.
+        """
         self._streams_through = transfers
+        if with_gradients and not isinstance(self._sums, AwaySums):
+            self._sums = AwaySums(self._weights, transfers)
 
     def offload(self, transfers: Transfers) -> None:
         """Begin to send masters and moments away, and let go of gradients; between updates only.
@@ -122,8 +153,7 @@ class MasterWeightAdamW:
         A parameter that is its own master stays: it is a weight.
         """
         self.end_update()
-        for weight in self._weights:
-            weight.drop_gradient()
+        self._sums.let_go()
         for piece in self.pieces:
             piece.leave(transfers, self._host_places(transfers))
 
@@ -134,9 +164,10 @@ class MasterWeightAdamW:
                 piece.come_back()
 
     def wait(self) -> None:
-        """Until masters and moments are whole, wherever they are."""
+        """Until masters and moments are whole, wherever they are, and nothing else is on its way."""
         for piece in self.pieces:
             piece.wait()
+        self._sums.wait()
 
     def tensors(self) -> dict[str, Tensor]:
         """Masters and moments, numbered in the order of the parameters: all that a resumed run needs.
@@ -173,6 +204,11 @@ class MasterWeightAdamW:
 
     def _host_places(self, transfers: Transfers) -> HostPlaces:
         """One for all pieces, which share what they are given of the machine's memory."""
-        expected = sum(weight.moved_bytes for weight in self._weights)
-        self._places = self._places or HostPlaces(transfers.host_memory, expected)
+        self._places = self._places or HostPlaces(transfers.host_memory, self._expected)
         return self._places
+
+
+def _fit_together(pieces: Sequence[Piece]) -> bool:
+    """Whether they may be on the device at a time."""
+    most = STREAMED_AT_ONCE * optimizer_piece.PIECE
+    return len(pieces) <= STREAMED_AT_ONCE and sum(piece.moved_bytes for piece in pieces) <= most

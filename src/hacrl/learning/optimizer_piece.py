@@ -44,18 +44,17 @@ class Weight:
         assert gradient is not None, "an update begins with zeros"
         return gradient
 
-    @property
-    def moved_bytes(self) -> int:
-        """Of two moments, and the master if that is no weight itself."""
-        return self.master.nbytes * (2 if self.is_own_master else 3)
-
     def zero_gradient(self) -> None:
         """Zeros, not None: an update without any signal must move the weights as if all were computed."""
         if self.is_own_master:
             self.parameter.grad = _zeros(self.parameter.grad, self.parameter)
         else:
             self.parameter.grad = None
-            self.summed = _zeros(self.summed, self.parameter)
+            self.zero_sum()
+
+    def zero_sum(self) -> None:
+        """Of gradients that torch does not add up itself."""
+        self.summed = _zeros(self.summed, self.parameter)
 
     def take_gradient(self, parameter: Tensor) -> None:
         """Add that of one backward pass, in float32, and free it at once."""
@@ -74,18 +73,26 @@ def _zeros(before: Tensor | None, like: Tensor) -> Tensor:
     return torch.zeros_like(like, dtype=torch.float32) if before is None else before.zero_()
 
 
-def in_pieces(weights: Sequence[Weight]) -> Iterator[list[Weight]]:
-    """Neighbours together, as many as fit into a piece; one that is larger by itself."""
-    piece: list[Weight] = []
+def moved_bytes(parameter: Tensor) -> int:
+    """Of two moments, and the master if that is no weight itself; all in float32."""
+    return 4 * parameter.numel() * (2 if parameter.dtype == torch.float32 else 3)
+
+
+def in_pieces(parameters: Sequence[Tensor]) -> Iterator[list[Weight]]:
+    """Neighbours together, as many as fit into a piece; one that is larger by itself.
+
+    Masters of a piece are made when it is asked for: those before may have left the device.
+    """
+    piece: list[tuple[int, Tensor]] = []
     total = 0
-    for weight in weights:
-        if piece and total + weight.moved_bytes > PIECE:
-            yield piece
+    for number, parameter in enumerate(parameters):
+        if piece and total + moved_bytes(parameter) > PIECE:
+            yield [Weight.of(*one) for one in piece]
             piece, total = [], 0
-        piece.append(weight)
-        total += weight.moved_bytes
+        piece.append((number, parameter))
+        total += moved_bytes(parameter)
     if piece:
-        yield piece
+        yield [Weight.of(*one) for one in piece]
 
 
 class Piece:
@@ -102,6 +109,11 @@ class Piece:
         self.adamw = torch.optim.AdamW(
             masters, lr=lr, betas=betas, weight_decay=weight_decay, fused=self._fused or None
         )
+
+    @property
+    def moved_bytes(self) -> int:
+        """Of masters and moments."""
+        return sum(moved_bytes(weight.parameter) for weight in self.weights)
 
     @property
     def is_away(self) -> bool:

@@ -67,17 +67,23 @@ class Residency:
 
     def add(self, agent: Agent, learner: Learner, level: OffloadLevel) -> None:
         """Let an agent take turns from now on. Its weights must be on its device."""
-        if level == "never":
+        transfers = self.transfers(agent, level)
+        if transfers is None:
             return
-        if agent.device not in self._transfers:
-            self._transfers[agent.device] = self._make_transfers(agent.device)
-        transfers = self._transfers[agent.device]
-        weights = Luggage(transfers) if level == "all" else None
-        if level in ("stream", "all"):
-            learner.optimizer.stream_through(transfers)
+        weights = Luggage(transfers) if level in ("weights", "all") else None
+        if level in ("stream", "weights", "all"):
+            learner.optimizer.stream_through(transfers, with_gradients=level == "all")
         self._residents[agent.name] = _Resident(
             agent.name, agent.model, learner.optimizer, transfers, weights
         )
+
+    def transfers(self, agent: Agent, level: OffloadLevel) -> Transfers | None:
+        """What will move its tensors; None: nothing will."""
+        if level == "never":
+            return None
+        if agent.device not in self._transfers:
+            self._transfers[agent.device] = self._make_transfers(agent.device)
+        return self._transfers[agent.device]
 
     def keeps_weights(self, name: str) -> bool:
         """Whether the agent's weights are always on its device."""
@@ -149,7 +155,7 @@ class Residency:
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            level = "stream" if what == "optimizer" else "all"
+            level = "stream" if what == "optimizer" else "weights"
             raise TrainingError(
                 f"agent {resident.name!r}: its {what} did not fit into the memory of {device} beside what "
                 f"else is there. Set learning.offload={level}, give the agent a device of its own "

@@ -7,7 +7,7 @@ from typing import Literal
 
 MinibatchOrder = Literal["mixed", "self_first"]
 OldPolicy = Literal["auto", "sampler", "learner"]
-OffloadLevel = Literal["never", "optimizer", "stream", "all"]  # each sends more away than the one before
+OffloadLevel = Literal["never", "optimizer", "stream", "weights", "all"]  # each sends more away
 Offload = Literal["auto", OffloadLevel]
 FEW_TOKENS, MANY_TOKENS = 4096, 32768  # of a micro-batch, if nobody has said how many
 
@@ -39,8 +39,8 @@ class LearningSettings:
     old_policy: OldPolicy = "auto"
     mismatch_cap: float = 2.0  # C: the learner's pi_old over the sampler's weighs own rollouts, up to this
     # What agents on a GPU send to the machine's memory while they do not need it: nothing; masters and
-    # moments of those that do not learn; these always, but for the update itself; or also the weights of
-    # those not at work. "auto": as little as fits. No number changes.
+    # moments of those that do not learn; these always, but for the update itself; also the weights of those
+    # not at work; or also sums of gradients. "auto": as little as fits. No number changes.
     offload: Offload = "auto"
     max_bad_updates: int = 5  # updates in a row with a loss or gradient that is not finite; then the run ends
 
