@@ -125,21 +125,37 @@ def test_a_few_are_on_the_device_at_a_time(monkeypatch: pytest.MonkeyPatch) -> N
     assert most == [2 * ONE] * 5  # a piece at a time
 
 
-def test_python_does_not_run_ahead_by_more_than_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_is_leaving_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that a sum has left is kept until the copy is done, and of three sums at most."""
     monkeypatch.setattr(gradient_sums, "LEAVING", 3 * ONE)
     given = parameters((HALF,) * 8)
     optimizer, _ = away(given)
-    under_way: list[int] = []
+    under_way: list[tuple[int, int]] = []
     real = gradient_sums.AwaySums.add
 
     def add(self, weight) -> None:
         real(self, weight)
-        copyings = [luggage._copying for luggage in self._luggage.values()]
-        under_way.append(sum(bool(copying.copies) for copying in copyings if copying is not None))
+        luggage = list(self._luggage.values())
+        copyings = [one._copying for one in luggage if one._copying is not None]
+        under_way.append((sum(bool(one.copies) for one in copyings), sum(len(one._left) for one in luggage)))
 
     monkeypatch.setattr(gradient_sums.AwaySums, "add", add)
     passes(optimizer, given, [range(8)], seed=0)
-    assert under_way == [1, 2, 3, 3, 3, 3, 3, 3]
+    assert under_way == [(1, 1), (2, 2)] + [(3, 3)] * 6
+    optimizer.clip_gradients(1.0)
+    assert [one for luggage in optimizer._sums._luggage.values() for one in luggage._left] == []
+
+
+def test_an_attempt_that_is_given_up_leaves_no_memory_behind() -> None:
+    given = parameters((HALF,) * 4)
+    optimizer, move = away(given)
+    passes(optimizer, given, [range(4), [0, 1]], seed=0)
+    assert move.here(sums(optimizer)) > 0
+    left = [luggage._left for luggage in optimizer._sums._luggage.values()]
+    assert sum(map(len, left)) > 0
+    optimizer.offload(move)
+    assert move.here(sums(optimizer)) == 0
+    assert [one for luggage in optimizer._sums._luggage.values() for one in luggage._left] == []
 
 
 def test_small_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,11 +174,11 @@ def test_small_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 def without_room(move: LateTransfers, monkeypatch: pytest.MonkeyPatch, *attempts: int) -> None:
     real, asked = move.come_back, []
 
-    def come_back(copies, after):
+    def come_back(*given, **named):
         asked.append(1)
         if len(asked) in attempts:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return real(copies, after)
+        return real(*given, **named)
 
     monkeypatch.setattr(move, "come_back", come_back)
 
@@ -210,7 +226,7 @@ def test_masters_leave_as_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None
 
     copyings = []
     leave = move.leave
-    monkeypatch.setattr(move, "leave", lambda *given: copyings.append(leave(*given)) or copyings[-1])
+    monkeypatch.setattr(move, "leave", lambda *given, **_: copyings.append(leave(*given)) or copyings[-1])
     monkeypatch.setattr(torch.optim.AdamW, "__init__", made)
     MasterWeightAdamW(parameters((HALF,) * 14), 1e-2, (0.9, 0.999), 0.1, leaves=move)
     assert most == [2] + [4] * 6

@@ -43,13 +43,13 @@ class Counting(LateTransfers):
         self.most_here = 0
         self._all = 0
 
-    def leave(self, copies, after):
-        copying = super().leave(copies, after)
+    def leave(self, copies, after, **named):
+        copying = super().leave(copies, after, **named)
         self._all = max(self._all, self.away)
         return copying
 
-    def come_back(self, copies, after):
-        copying = super().come_back(copies, after)
+    def come_back(self, copies, after, **named):
+        copying = super().come_back(copies, after, **named)
         self.most_here = max(self.most_here, self._all - self.away)
         return copying
 
@@ -84,9 +84,9 @@ def test_memory_is_asked_for_when_that_of_an_earlier_piece_is_free() -> None:
     done: list[list[bool]] = []  # whether a copy of each piece is under way
     real = move.come_back
 
-    def asked(copies, after):
+    def asked(copies, after, **named):
         done.append([bool(piece.luggage._copying.copies) for piece in optimizer.pieces])
-        return real(copies, after)
+        return real(copies, after, **named)
 
     move.come_back = asked
     optimizer.wait()
@@ -116,9 +116,9 @@ def test_a_state_is_loaded_into_an_optimizer_that_streams(
     optimizer.wait()
     real = move.come_back
 
-    def come_back(copies, after):
+    def come_back(copies, after, **named):
         assert not any(piece.luggage._copying.copies for piece in optimizer.pieces)  # the last one has left
-        return real(copies, after)
+        return real(copies, after, **named)
 
     with monkeypatch.context() as patch:
         patch.setattr(move, "come_back", come_back)
@@ -148,11 +148,11 @@ def full_at(move: LateTransfers, *attempts: int):
     """A device without room for some of what is to come back, counted from one."""
     real, asked = move.come_back, []
 
-    def come_back(copies, after):
+    def come_back(copies, after, **named):
         asked.append(1)
         if len(asked) in attempts:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return real(copies, after)
+        return real(copies, after, **named)
 
     return come_back
 

@@ -53,12 +53,12 @@ class LateTransfers:
         self.pieces.append(size)
         return torch.full((size,), 255, dtype=torch.uint8)  # NaN in every kind of float
 
-    def leave(self, copies: Sequence[Copy], after: Copying | None) -> Copying:
+    def leave(self, copies: Sequence[Copy], after: Copying | None, *, kept: bool = False) -> Copying:
         self.away += sum(copy.source.nbytes for copy in copies)
         self.moves.append("leave")
         return LateCopying(copies, after)
 
-    def come_back(self, copies: Sequence[Copy], after: Copying | None) -> Copying:
+    def come_back(self, copies: Sequence[Copy], after: Copying | None, *, kept: bool = False) -> Copying:
         self.away -= sum(copy.source.nbytes for copy in copies)
         self.moves.append("come_back")
         return LateCopying(copies, after)

@@ -16,8 +16,8 @@ from torch import Tensor
 from hacrl.learning.offload import HostPlaces, Luggage, Transfers
 from hacrl.learning.optimizer_piece import Weight
 
-COMING = 2**28  # bytes that come ahead of their turn
-LEAVING = 2**29  # bytes on their way out: Python runs ahead of the device, and waits if there are more
+COMING = 2**28  # bytes that are enough to come ahead of their turn
+LEAVING = 2**29  # bytes on their way out: if there are more, the device waits for them
 SMALL = 2**20  # bytes that are not worth a journey
 
 
@@ -71,7 +71,7 @@ class AwaySums(Sums):
         super().__init__(weights)
         away = [weight for weight in weights if _is_worth_it(weight)]
         places = HostPlaces(transfers.host_memory, sum(weight.master.nbytes for weight in away))
-        self._luggage = {weight.number: Luggage(transfers, places) for weight in away}
+        self._luggage = {weight.number: Luggage(transfers, places, lingers=True) for weight in away}
         self._here = Sums([weight for weight in weights if weight.number not in self._luggage])
         self._norms: dict[int, Tensor] = {}  # of those that hold something
         self._turns: dict[int, int] = {}  # in which gradients came
@@ -104,11 +104,12 @@ class AwaySums(Sums):
         self._norms[number] = _norm(weight.gradient)
         luggage.leave([weight.gradient])
         self._leaving.append(weight)
-        self._wait_for_room()
+        self._make_room(LEAVING)
         self._look_ahead(self._turns[number])
 
     def norm(self) -> Tensor:
-        """To the bit as if all were here."""
+        """To the bit as if all were here. The passes are over."""
+        self._make_room(0)
         found: Tensor = torch.linalg.vector_norm(torch.stack([*map(self._norm_of, self._weights)]))
         return found
 
@@ -158,13 +159,13 @@ class AwaySums(Sums):
         ]
 
     def _forget(self) -> None:
+        self._make_room(0)
         self.drop(self._weights)
         for weight, _ in self._travelling(self._weights):
             weight.parameter.grad = None
         self._turns.clear()
         self._in_turn.clear()
         self._ahead.clear()
-        self._leaving.clear()
         self._scaled.clear()
         self._factor = None
 
@@ -179,11 +180,12 @@ class AwaySums(Sums):
         found = self._norms.get(weight.number)
         return torch.zeros((), device=weight.parameter.device) if found is None else found
 
-    def _wait_for_room(self) -> None:
+    def _make_room(self, most: int) -> None:
+        """Until no more is leaving."""
         size = sum(weight.gradient.nbytes for weight in self._leaving)
-        while size > LEAVING and len(self._leaving) > 1:
+        while size > most:
             gone = self._leaving.popleft()
-            self._luggage[gone.number].wait()
+            self._luggage[gone.number].release()
             size -= gone.gradient.nbytes
 
     def _look_ahead(self, turn: int) -> None:
@@ -191,13 +193,14 @@ class AwaySums(Sums):
         for weight in self._ahead:
             if self._turns[weight.number] < turn:
                 self._luggage[weight.number].leave([weight.gradient])
+                self._leaving.append(weight)
         self._ahead, size = [], 0
         for weight in self._in_turn[turn + 1 :]:
-            size += weight.gradient.nbytes
-            if self._ahead and size > COMING:
+            if self._ahead and size >= COMING:
                 break
             self._luggage[weight.number].come_back()
             self._ahead.append(weight)
+            size += weight.gradient.nbytes
 
 
 def _is_worth_it(weight: Weight) -> bool:

@@ -41,7 +41,10 @@ class Copying(Protocol):
 
 
 class Transfers(Protocol):
-    """Moves tensors between a device and the machine's memory; ``after`` are copies of the same tensors."""
+    """Moves tensors between a device and the machine's memory; ``after`` are copies of the same tensors.
+
+    ``kept``: whoever asks keeps the device's side of the copies until it has asked them to be ready.
+    """
 
     device: torch.device
 
@@ -49,11 +52,11 @@ class Transfers(Protocol):
         """So many bytes of the machine's memory."""
         ...
 
-    def leave(self, copies: Sequence[Copy], after: Copying | None) -> Copying:
-        """Copy from the device; the sources may be dropped at once."""
+    def leave(self, copies: Sequence[Copy], after: Copying | None, *, kept: bool = False) -> Copying:
+        """Copy from the device; unless they are kept, the sources may be dropped at once."""
         ...
 
-    def come_back(self, copies: Sequence[Copy], after: Copying | None) -> Copying:
+    def come_back(self, copies: Sequence[Copy], after: Copying | None, *, kept: bool = False) -> Copying:
         """Copy to the device, into memory that was just allocated."""
         ...
 
@@ -74,7 +77,8 @@ class CudaTransfers:
     """Between a GPU and pinned memory, both directions at once, on streams of their own.
 
     Device memory belongs to the stream of those who compute, so that they can use it for anything else once
-    it is free; ``record_stream`` keeps the allocator from handing it out while a copy still needs it.
+    it is free; ``record_stream`` keeps the allocator from handing it out while a copy still needs it. What is
+    kept needs no such thing: it is free for whatever is computed after the copy.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -93,20 +97,20 @@ class CudaTransfers:
                 "with more memory"
             ) from error
 
-    def leave(self, copies: Sequence[Copy], after: Copying | None) -> Copying:
+    def leave(self, copies: Sequence[Copy], after: Copying | None, *, kept: bool = False) -> Copying:
         """See :class:`Transfers`."""
-        return self._copy(copies, after, self._leaving, on_device=lambda copy: copy.source)
+        return self._copy(copies, after, self._leaving, [] if kept else [copy.source for copy in copies])
 
-    def come_back(self, copies: Sequence[Copy], after: Copying | None) -> Copying:
+    def come_back(self, copies: Sequence[Copy], after: Copying | None, *, kept: bool = False) -> Copying:
         """See :class:`Transfers`."""
-        return self._copy(copies, after, self._coming, on_device=lambda copy: copy.target)
+        return self._copy(copies, after, self._coming, [] if kept else [copy.target for copy in copies])
 
     def _copy(
         self,
         copies: Sequence[Copy],
         after: Copying | None,
         stream: torch.cuda.Stream,
-        on_device: Callable[[Copy], Tensor],
+        lent: Sequence[Tensor],
     ) -> Copying:
         # What was asked for before comes first: the last update of what leaves, and the last use of memory
         # that the allocator has just handed out for what comes back.
@@ -116,17 +120,26 @@ class CudaTransfers:
         with torch.cuda.stream(stream):
             for copy in copies:
                 copy.target.copy_(copy.source, non_blocking=True)
-                on_device(copy).record_stream(stream)
+            for tensor in lent:
+                tensor.record_stream(stream)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(stream)
         return _CudaCopying(self.device, event)
 
 
 class Luggage:
-    """Tensors of one owner that leave and come back together. Their place in the machine's memory is kept."""
+    """Tensors of one owner that leave and come back together. Their place in the machine's memory is kept.
 
-    def __init__(self, transfers: Transfers, places: HostPlaces | None = None) -> None:
+    ``lingers``: memory that they leave is free for others when the owner says so (:meth:`release`), not when
+    the copy is done. Then Python, which runs ahead of the device, need not wait for copies to have room.
+    """
+
+    def __init__(
+        self, transfers: Transfers, places: HostPlaces | None = None, *, lingers: bool = False
+    ) -> None:
         self.is_away = False
+        self._lingers = lingers
+        self._left: list[Tensor] = []  # memory that is not free yet
         self._transfers = transfers
         self._places = places or HostPlaces(transfers.host_memory)
         self._tensors: list[Tensor] = []  # all that were ever taken along
@@ -145,7 +158,8 @@ class Luggage:
             return
         self._make_places(tensors)
         copies = [Copy(tensor.data, host) for tensor, host in zip(self._tensors, self._hosts, strict=True)]
-        self._copying = self._transfers.leave(copies, self._copying)
+        self._copying = self._transfers.leave(copies, self._copying, kept=self._lingers)
+        self._left = [copy.source for copy in copies] if self._lingers else []
         self._put(self._hosts, away=True)
 
     @torch.no_grad()
@@ -154,13 +168,15 @@ class Luggage:
         if not self.is_away:
             return
         copies = [Copy(host, memory) for host, memory in zip(self._hosts, self._device_memory(), strict=True)]
-        self._copying = self._transfers.come_back(copies, self._copying)
+        self.release()
+        self._copying = self._transfers.come_back(copies, self._copying, kept=self._lingers)
         self._put([copy.target for copy in copies], away=False)
 
     @torch.no_grad()
     def drop(self, tensors: Sequence[Tensor]) -> None:
         """As if they left, but nothing is copied: what they held is lost."""
         if not self.is_away:
+            self.ready()  # a copy may still be on its way into that memory
             self._make_places(tensors)
             self._put(self._hosts, away=True)
 
@@ -168,7 +184,15 @@ class Luggage:
     def renew(self) -> None:
         """As if they came back, but nothing is copied: what they hold is undefined."""
         if self.is_away:
-            self._put(self._device_memory(), away=False)
+            memory = self._device_memory()
+            self.release()
+            self._put(memory, away=False)
+
+    def release(self) -> None:
+        """Whatever the device computes from now on may use the memory that lingering tensors have left."""
+        if self._left:
+            self.ready()
+            self._left = []
 
     def ready(self) -> None:
         """What the device computes from now on finds the tensors whole."""
