@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from hacrl.agents.agent import Agent
+from hacrl.config.schema import RunConfig
 from hacrl.execution import local
 from hacrl.execution.local import LocalRun, run_locally
 from hacrl.execution.residents import MemoryDecision
@@ -47,10 +48,9 @@ class Watch(Observer):
 def force(monkeypatch: pytest.MonkeyPatch, level: OffloadLevel, watch: Watch) -> None:
     """What would be decided on a GPU, with transfers that need none."""
 
-    def decide(_config: object, _checked: object, agents: Sequence[Agent]) -> MemoryDecision:
-        return MemoryDecision(
-            {agent.name: level for agent in agents}, dict.fromkeys((agent.name for agent in agents), 4096)
-        )
+    def decide(config: RunConfig, _checked: object, agents: Sequence[Agent]) -> MemoryDecision:
+        names = [agent.name for agent in agents]
+        return MemoryDecision(dict.fromkeys(names, level), dict.fromkeys(names, 4096), config)
 
     monkeypatch.setattr(local, "decide_memory", decide)
     monkeypatch.setattr(local, "Residency", partial(Residency, make_transfers=watch.make_transfers))

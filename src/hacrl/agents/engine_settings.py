@@ -9,6 +9,7 @@ from typing import Any, Literal
 EngineName = Literal["transformers", "vllm"]
 VllmMode = Literal["auto", "child", "server"]
 WeightSync = Literal["auto", "ipc", "nccl", "gloo", "files"]
+MOST_MEMORY = 0.3  # share of a GPU that an engine takes unless it is told to take more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,11 +26,11 @@ class VllmSettings:
     api_key_variable: str = "HACRL_VLLM_API_KEY"  # environment variable with the key of the server at `url`
     port: int | None = None  # of a server that hacrl starts, on 127.0.0.1; None: a free one
     devices: tuple[int, ...] | None = None  # the engine's CUDA devices; None: the agent's own
-    memory: float = 0.3  # share of the GPU's memory, weights included
+    memory: float | None = None  # share of the GPU, weights included; None: what it needs, up to 0.3
     kv_cache_gib: float | None = None  # fixed size of the key-value cache instead of a share; on a CPU 1
     max_sequences: int = 256  # most responses decoded side by side
     max_length: int | None = None  # prompt and response in tokens; None: what the task's prompts need
-    sleep: bool | None = None  # give memory back between rollouts; None: if the learner is on the same GPU
+    sleep: bool | None = None  # give memory back between rollouts; None: if the learner needs it
     weight_sync: WeightSync = "auto"  # how weights travel; "auto": the best way the two ends have
     max_logprob_gap: float | None = None  # most nats per token between engine and learner after an update
     seeded: bool = False  # a seed for every response: repeatable, but slower sampling on a GPU
@@ -46,7 +47,7 @@ class VllmSettings:
             value = getattr(self, key)
             if value is not None and not value > 0:
                 raise ValueError(f"{key} must be positive, not {value}")
-        if self.memory > 1:
+        if self.memory is not None and self.memory > 1:
             raise ValueError(f"memory is a share of the GPU's memory, so at most 1, not {self.memory}")
         for key, least in (("max_sequences", 1), ("max_length", 2), ("restarts", 0)):
             value = getattr(self, key)

@@ -95,7 +95,8 @@ class Footprint:
         int  # ... and after it: gradients of the largest tensor, and a checkpointed layer computed again
     )
     update: int  # temporary tensors of the optimizer
-    engine: int = 0  # of an engine beside the learner that never gives its memory back
+    engine: int = 0  # of an engine beside the learner that never gives its memory back ...
+    taken_by_engine: int = 0  # ... or of any; one that does has it in place of the cache
 
     @property
     def persistent(self) -> int:

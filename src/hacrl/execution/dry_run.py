@@ -19,6 +19,7 @@ from hacrl.agents.settings import AgentSettings
 from hacrl.config.checks import updates_per_step
 from hacrl.config.schema import RunConfig
 from hacrl.errors import ModelError, TaskError
+from hacrl.execution.awake import settle_engines
 from hacrl.execution.engines import check_engines
 from hacrl.execution.hub import hub_if_needed, is_unreachable
 from hacrl.execution.memory import DeviceMemory, Sized, device_memory, footprints
@@ -78,6 +79,7 @@ def dry_run(config: RunConfig, overwrite: bool = False) -> DryRun:
                 task.close()
     prompts = {name: _longest_prompt(codec, checked) for name, codec in codecs.items() if checked is not None}
     sized = Sized(devices, configs, prompts)
+    config, notes = settle_engines(config, sized)
     known = footprints(config, sized)
     for agent in config.agents:
         if agent.name in configs and agent.name not in known:
@@ -98,7 +100,8 @@ def dry_run(config: RunConfig, overwrite: bool = False) -> DryRun:
         train_problems=None if task is None else len(checked.train if checked else task.train),
         test_problems=None if task is None else len(checked.test if checked else task.test),
         updates_per_step=updates_per_step(config),
-        notes=() if task is None else checked.notes if checked else tuple(getattr(task, "notes", ())),
+        notes=notes
+        + (() if task is None else checked.notes if checked else tuple(getattr(task, "notes", ()))),
         not_checked=tuple(look.not_checked),
     )
 

@@ -209,6 +209,7 @@ def build_trainer(
     sampling = config.rollout.sampling
     retokeniser = Retokeniser()
     decided = decide_memory(config, checked, agents)
+    config = decided.config
     residency = Residency(decided.notes)
     participants = []
     for agent, settings in zip(agents, config.agents, strict=True):

@@ -84,12 +84,13 @@ def workload(
 ) -> Workload:
     """What one agent does in a run."""
     rollout, evaluation = config.rollout, config.evaluation
+    most = agent.vllm.max_sequences if config.engine(agent) == "vllm" else rollout.max_batch
 
     def decoding(prompts: int, samples: int, new_tokens: int) -> Decoding:
-        at_once = min(prompts, max(1, rollout.max_batch // samples))
+        at_once = min(prompts, max(1, most // samples))
         return Decoding(
             prompts=at_once,
-            responses=min(at_once * samples, rollout.max_batch),
+            responses=min(at_once * samples, most),
             prompt_tokens=prompt_tokens,
             new_tokens=new_tokens,
         )
@@ -167,19 +168,14 @@ def _tokens_that_keep_busy(parameters: int) -> int:
 
 def _with_vllm(footprint: Footprint, agent: AgentSettings, device: torch.device) -> Footprint:
     """Responses come from an engine: its share of the device, held always or while it is awake."""
-    from hacrl.rollout.vllm.launch import CPU_CACHE_GIB, GIB, runs_on_cpu, sleeps
+    from hacrl.rollout.vllm.launch import sleeps
+    from hacrl.rollout.vllm.room import engine_bytes
 
-    settings = agent.vllm
-    beside = settings.url is None and (settings.devices is None or (device.index or 0) in settings.devices)
-    if not beside:
-        taken = 0
-    elif runs_on_cpu(device, settings):
-        taken = int((settings.kv_cache_gib or CPU_CACHE_GIB) * GIB) + footprint.weights
-    else:
-        taken = int(settings.memory * available_bytes(str(device)))
-    if sleeps(device, settings):
-        return replace(footprint, cache=taken, decoding=0)
-    return replace(footprint, cache=0, decoding=0, engine=taken)
+    taken = engine_bytes(footprint, device, agent.vllm, available_bytes(str(device)))
+    footprint = replace(footprint, decoding=0, taken_by_engine=taken)
+    if sleeps(device, agent.vllm):
+        return replace(footprint, cache=taken)
+    return replace(footprint, cache=0, engine=taken)
 
 
 def device_memory(config: RunConfig, sized: Sized, known: Mapping[str, Footprint]) -> list[DeviceMemory]:

@@ -10,6 +10,7 @@ from hacrl.agents.footprint import ParameterCounts
 from hacrl.agents.lora import is_adapted
 from hacrl.agents.output_layer import separate_head
 from hacrl.config.schema import RunConfig
+from hacrl.execution.awake import settle_engines
 from hacrl.execution.memory import (
     Sized,
     agents_by_device,
@@ -29,6 +30,7 @@ class MemoryDecision:
 
     levels: dict[str, OffloadLevel]  # what leaves its device while it is not needed
     micro_batch_tokens: dict[str, int]  # that it learns from at a time
+    config: RunConfig  # the run, with its engines' memory decided
     notes: tuple[str, ...] = ()
 
 
@@ -36,15 +38,16 @@ def decide_memory(config: RunConfig, checked: Checked, agents: Sequence[Agent]) 
     """By what the agents' memory is estimated to be, on the GPUs they are on."""
     levels: dict[str, OffloadLevel] = {agent.name: "never" for agent in agents}
     asked, tokens = config.learning.offload, config.learning.micro_batch_tokens
-    if (asked == "never" and tokens) or all(agent.device.type == "cpu" for agent in agents):
-        return MemoryDecision(levels, {agent.name: tokens or FEW_TOKENS for agent in agents})
+    if all(agent.device.type == "cpu" for agent in agents):
+        return MemoryDecision(levels, {agent.name: tokens or FEW_TOKENS for agent in agents}, config)
     sized = _sized(config, checked, agents)
+    config, settled = settle_engines(config, sized)
     sizes = choose_micro_batch_tokens(config, sized)
     if asked == "never":
-        return MemoryDecision(levels, sizes)
+        return MemoryDecision(levels, sizes, config, settled)
     known = footprints(config, sized, sizes)
     plans = offload_plans(config, sized, known)
-    notes = []
+    notes = list(settled)
     for device, names in agents_by_device(sized).items():
         if device == "cpu":
             continue
@@ -60,7 +63,7 @@ def decide_memory(config: RunConfig, checked: Checked, agents: Sequence[Agent]) 
             note = offload_note(device, plans[device], asked, before, available_bytes(device))
         levels |= dict.fromkeys(names, level)
         notes += [note] if note else []
-    return MemoryDecision(levels, sizes, tuple(notes))
+    return MemoryDecision(levels, sizes, config, tuple(notes))
 
 
 def _sized(config: RunConfig, checked: Checked, agents: Sequence[Agent]) -> Sized:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from hacrl.agents.agent import Agent
-from hacrl.agents.engine_settings import VllmSettings
+from hacrl.agents.engine_settings import MOST_MEMORY, VllmSettings
 from hacrl.rollout.vllm.agreement import PROBED_PROMPTS
 from hacrl.rollout.vllm.backend import Backend
 from hacrl.rollout.vllm.checks import api_key_of
@@ -128,7 +128,7 @@ def engine_arguments(
     if on_cpu:
         arguments["enforce_eager"] = True
     else:
-        arguments["gpu_memory_utilization"] = settings.memory
+        arguments["gpu_memory_utilization"] = settings.memory or MOST_MEMORY
         if settings.devices and len(settings.devices) > 1:
             arguments["tensor_parallel_size"] = len(settings.devices)
     return {**arguments, **settings.engine_args}
@@ -165,7 +165,7 @@ def runs_on_cpu(device: torch.device, settings: VllmSettings) -> bool:
 
 
 def sleeps(device: torch.device, settings: VllmSettings) -> bool:
-    """Engines give memory back where a learner needs it: on the GPU they share."""
+    """Engines give memory back where a learner may need it: on the GPU they share."""
     on_gpu = device.type == "cuda" or bool(settings.devices)
     if settings.sleep is not None:
         return settings.sleep and on_gpu
