@@ -44,7 +44,7 @@ def draw_rollouts(axes: Any, files: list[Path]) -> None:
 
 
 def draw_steps(axes: Any, trl: list[Path], hacrl: list[Path]) -> None:
-    """Seconds of a whole step by phase: those of the step that is the median."""
+    """Seconds of a whole step by phase, each the median of the steps."""
     agents = len(_read(hacrl[0])["work"]["shapes"])
     bars = [(file, f"TRL, GSPO, {agents} in turn", agents) for file in trl]
     bars += [(file, f"hacrl, HACPO, {agents} together", 1) for file in hacrl]
@@ -52,10 +52,9 @@ def draw_steps(axes: Any, trl: list[Path], hacrl: list[Path]) -> None:
     for place, (file, name, times) in enumerate(bars):
         record = _read(file)
         names.append(f"{name},\n{record['work']['engine']}")
-        steps = sorted(record["found"]["run 1"][0]["seconds"], key=lambda step: step["step"])
-        middle, left = steps[(len(steps) - 1) // 2], 0.0
+        steps, left = record["found"]["run 1"][0]["seconds"], 0.0
         for phase, colour in (("rollout", BLUE), ("learn", ORANGE), ("rest", GREY)):
-            seconds = times * middle[phase]
+            seconds = times * statistics.median(step[phase] for step in steps)
             axes.barh(place, seconds, left=left, color=colour, label=phase if place == 0 else None)
             left += seconds
         axes.text(left + 0.5, place, f"{left:.1f} s", va="center", fontsize=9)
@@ -65,6 +64,37 @@ def draw_steps(axes: Any, trl: list[Path], hacrl: list[Path]) -> None:
     axes.set_xlabel("seconds a step")
     axes.legend(frameon=False, fontsize=8, loc="lower right")
     axes.set_title(f"A step of {agents} agents of 0.6B", fontsize=10)
+
+
+def draw_memory(axes: Any, files: list[Path]) -> None:
+    """Tokens per second of learning against the GPU's memory; filled: with gradient checkpointing."""
+    for file in files:
+        record = _read(file)
+        for mode, (side, *_) in record["found"].items():
+            is_hacrl = side["side"].startswith("hacrl")
+            work = record["work"]
+            name = f"hacrl, {work['hacrl_offload']}" if is_hacrl else f"TRL, {work['trl_dtype']}"
+            colour = BLUE if is_hacrl else GREY
+            speed = side["learnt_tokens"] / statistics.median(step["step"] for step in side["seconds"])
+            memory = side["memory"]["allocated"]
+            filled = colour if mode == "gradient checkpointing" else "white"
+            axes.plot(memory, speed / 1000, "o", color=colour, markerfacecolor=filled, markersize=8)
+            axes.annotate(
+                f"{name}: {memory:.1f}",
+                (memory, speed / 1000),
+                (0, 7 if is_hacrl else -14),
+                textcoords="offset points",
+                ha="center",
+                fontsize=8,
+            )
+    axes.set_xscale("log")
+    axes.set_xlim(5, 160)
+    axes.set_ylim(18, 48)
+    axes.set_xticks([8, 16, 32, 64, 128], ["8", "16", "32", "64", "128"])
+    axes.minorticks_off()
+    axes.set_xlabel("GiB of the GPU (filled: gradient checkpointing)")
+    axes.set_ylabel("thousand tokens a second")
+    axes.set_title("Learning: 1.7B, 256 × 1,152 tokens an update", fontsize=10)
 
 
 def draw_agents(axes: Any, file: Path) -> None:
@@ -93,6 +123,10 @@ def main() -> None:
         ("--engines", ("engines_vllm", "engines")),
         ("--trl", ("step_trl", "step_trl_vllm")),
         ("--hacrl", ("step_hacrl_vllm", "step_hacrl")),
+        (
+            "--learners",
+            ("learn_hacrl_all", "learn_hacrl_stream", "learn_trl_float32", "learn_trl_bfloat16"),
+        ),
     ):
         parser.add_argument(name, type=Path, nargs="+", default=[MEASURED / f"{file}.json" for file in files])
     parser.add_argument("--agents", type=Path, default=MEASURED / "many_agents.json")
@@ -103,13 +137,14 @@ def main() -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, (rollouts, steps, agents) = plt.subplots(
-        1, 3, figsize=(15, 3.4), layout="constrained", width_ratios=[1.1, 1, 0.9]
+    figure, ((rollouts, steps), (memory, agents)) = plt.subplots(
+        2, 2, figsize=(12, 7), layout="constrained", width_ratios=[1.1, 1]
     )
     draw_rollouts(rollouts, options.engines)
     draw_steps(steps, options.trl, options.hacrl)
+    draw_memory(memory, options.learners)
     draw_agents(agents, options.agents)
-    for axes in (rollouts, steps, agents):
+    for axes in (rollouts, steps, memory, agents):
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(options.out, dpi=110)
 
