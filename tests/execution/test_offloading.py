@@ -131,6 +131,9 @@ def test_sums_of_gradients_that_travel_leave_room() -> None:
     # the end of a pass: the sum of the largest tensor meets its gradients
     tied = replace(large, backward=8 * 10**9)
     assert peak_with("all", [tied]) == 1 + 2 + 8 * 10**9 + 16 * 10**8 + 3 * GIB // 4
+    # an output layer of its own: its sum comes first, with all activations there; and a layer's largest
+    apart = replace(even, head_sum=16 * 10**8, layer_sum=3 * 10**8)
+    assert peak_with("all", [apart]) == peak_with("all", [even]) + 19 * 10**8
     assert host_bytes("all", [large]) == 64 * 10**9 + 2
     # float32 weights have no masters: torch adds up their gradients where they are
     own = replace(large, masters=0)

@@ -155,7 +155,55 @@ def test_an_attempt_that_is_given_up_leaves_no_memory_behind() -> None:
     assert sum(map(len, left)) > 0
     optimizer.offload(move)
     assert move.here(sums(optimizer)) == 0
-    assert [one for luggage in optimizer._sums._luggage.values() for one in luggage._left] == []
+    luggage = list(optimizer._sums._luggage.values())
+    assert [left for one in luggage for left in one._left] == []
+    # nothing is still being copied into memory that was let go
+    assert not any(one._copying.copies for one in luggage)
+    assert optimizer._sums._in_turn == []
+
+
+def test_no_gradient_of_a_given_up_attempt_is_kept() -> None:
+    given = parameters((HALF,) * 2)
+    optimizer, _ = away(given)
+    optimizer.zero_gradients()
+    given[0].grad = torch.ones(5, 3, dtype=HALF)  # as of a pass that broke off before it was taken
+    optimizer.zero_gradients()
+    assert given[0].grad is None
+
+
+@pytest.mark.parametrize("last", [[0], [0, 7], [0, 3]])
+def test_sums_that_a_pass_does_not_use_leave_again(last, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five come ahead; of those that leave, memory of one lingers at most, and of none in the end."""
+    monkeypatch.setattr(gradient_sums, "COMING", 5 * ONE)
+    monkeypatch.setattr(gradient_sums, "LEAVING", ONE)
+    given = parameters((HALF,) * 8)
+    optimizer, move = away(given)
+    passes(optimizer, given, [range(8), last], seed=0)
+    luggage = list(optimizer._sums._luggage.values())
+    assert sum(len(one._left) for one in luggage) <= 1
+    optimizer.clip_gradients(1.0)
+    assert move.here(sums(optimizer)) == 0
+    assert [left for one in luggage for left in one._left] == []
+    optimizer.wait()
+    assert not any(one._copying.copies for one in luggage)
+
+
+def test_a_sum_has_one_place_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has left is let go before it gets another."""
+    given = parameters((HALF,) * 2)
+    optimizer, _ = away(given)
+    luggage = optimizer._sums._luggage.values()
+    real, lingering = torch.empty_strided, []
+
+    def asked(*shape, **named) -> Tensor:
+        lingering.append([len(one._left) for one in luggage])
+        return real(*shape, **named)
+
+    passes(optimizer, given, [[0, 1]], seed=0)
+    assert [len(one._left) for one in luggage] == [1, 1]
+    monkeypatch.setattr(torch, "empty_strided", asked)
+    (given[0] * 2).sum().backward()
+    assert lingering == [[0, 1], [1, 0]]  # its own, then the next one's, which comes ahead
 
 
 def test_small_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,11 +235,22 @@ def test_memory_that_runs_out_in_a_pass_costs_the_attempt_alone(monkeypatch: pyt
     plain, moved = parameters((HALF,) * 6), parameters((HALF,) * 6)
     expected, (optimizer, move) = adamw(plain), away(moved)
     with monkeypatch.context() as patch:
-        without_room(move, patch, 4)
+        without_room(move, patch, 1)
         with pytest.raises(torch.OutOfMemoryError):
             passes(optimizer, moved, [range(6), range(6)], seed=0)
     for one, given in ((expected, plain), (optimizer, moved)):
         passes(one, given, [range(6), range(6)], seed=0)
+    assert finish(optimizer, 0.5) == finish(expected, 0.5)
+    assert_equal(optimizer.tensors(), expected.tensors())
+
+
+def test_no_room_ahead_of_its_turn_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, moved = parameters((HALF,) * 6), parameters((HALF,) * 6)
+    expected, (optimizer, move) = adamw(plain), away(moved)
+    with monkeypatch.context() as patch:
+        without_room(move, patch, 2, 5)
+        passes(optimizer, moved, [range(6), range(6)], seed=0)
+    passes(expected, plain, [range(6), range(6)], seed=0)
     assert finish(optimizer, 0.5) == finish(expected, 0.5)
     assert_equal(optimizer.tensors(), expected.tensors())
 
@@ -211,6 +270,26 @@ def test_memory_that_runs_out_in_an_update_changes_nothing(
     with pytest.raises(torch.OutOfMemoryError):
         optimizer.step()
     optimizer.step()  # there is room again: it goes on where it was
+    assert_equal(optimizer.tensors(), expected.tensors())
+
+
+def test_what_was_scaled_is_not_scaled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Moments are made in the first update, and there is no room for the second piece's."""
+    plain, moved = parameters((HALF,) * 6), parameters((HALF,) * 6)
+    expected, (optimizer, _) = adamw(plain), away(moved)
+    for one, given in ((expected, plain), (optimizer, moved)):
+        passes(one, given, [range(6)], seed=0)
+        assert one.clip_gradients(0.5) > 0.5
+
+    def full(*_) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(optimizer.pieces[1].adamw, "step", full)
+        with pytest.raises(torch.OutOfMemoryError):
+            optimizer.step()
+    optimizer.step()
+    expected.step()
     assert_equal(optimizer.tensors(), expected.tensors())
 
 

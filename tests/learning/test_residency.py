@@ -14,6 +14,7 @@ from hacrl.agents.agent import Agent
 from hacrl.algorithms.methods import make_method
 from hacrl.algorithms.settings import GspoSettings
 from hacrl.errors import TrainingError
+from hacrl.learning.gradient_sums import AwaySums
 from hacrl.learning.learner import Learner
 from hacrl.learning.residency import Residency
 from hacrl.learning.settings import LearningSettings, OffloadLevel
@@ -136,6 +137,8 @@ def test_an_optimizer_that_streams_is_away_but_for_the_update() -> None:
 def test_agents_that_take_turns_learn_the_same(level: OffloadLevel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hacrl.learning.gradient_sums.SMALL", 100)  # bytes, so that some travel
     apart, shared = Shared("never"), Shared(level)
+    for one in shared.learners.values():
+        assert isinstance(one.optimizer._sums, AwaySums) == (level == "all")
     for name in ("ada", "bob", "bob", "ada"):
         apart.learn(name)
         shared.learn(name)

@@ -100,6 +100,34 @@ def test_memory_is_asked_for_when_that_of_an_earlier_piece_is_free() -> None:
 
 
 @pytest.mark.usefixtures("small_pieces")
+def test_a_large_tensor_passes_through_alone() -> None:
+    """Pieces of 360 and 360, 6000, and 360 bytes; 800 may be there at a time."""
+    given = [*parameters((HALF,) * 4), nn.Parameter(torch.zeros(500, dtype=HALF)), *parameters((HALF,) * 2)]
+    optimizer, move = adamw(given), transfers()
+    optimizer.offload(move)
+    optimizer.stream_through(move)
+    optimizer.zero_gradients()
+    optimizer.step()
+    optimizer.wait()
+    leaving: list[list[bool]] = []
+    real = move.come_back
+
+    def asked(copies, after, **named):
+        leaving.append([bool(piece.luggage._copying.copies) for piece in optimizer.pieces])
+        return real(copies, after, **named)
+
+    move.come_back = asked
+    optimizer.zero_gradients()
+    optimizer.step()
+    assert leaving == [
+        [False, False, False, False],
+        [True, False, False, False],
+        [False, False, False, False],
+        [False, False, False, False],
+    ]
+
+
+@pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("trained_before", [False, True])
 def test_a_state_is_loaded_into_an_optimizer_that_streams(
     trained_before: bool, monkeypatch: pytest.MonkeyPatch

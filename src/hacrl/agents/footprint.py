@@ -97,6 +97,8 @@ class Footprint:
     update: int  # temporary tensors of the optimizer
     engine: int = 0  # of an engine beside the learner that never gives its memory back ...
     taken_by_engine: int = 0  # ... or of any; one that does has it in place of the cache
+    layer_sum: int = 0  # float32 gradients of a layer's largest matrix
+    head_sum: int = 0  # of an output layer by itself: they come first, when all activations are there
 
     @property
     def persistent(self) -> int:
@@ -163,6 +165,8 @@ def agent_footprint(
         activations=workload.learnt_tokens * layer.layers * (layer.hidden * width if spared else saved),
         logits=_logit_bytes(logits, copies, workload, width if compiles else None, tied_gradients, device),
         backward=tied_gradients + workload.learnt_tokens * saved * spared,
+        layer_sum=layer.hidden * layer.inner * FLOAT32,
+        head_sum=0 if _is_tied(config) else counts.largest * FLOAT32,
         # on a CPU the optimizer makes one temporary tensor after the other, on a GPU the fused one makes none
         update=FLOAT32 * counts.largest if device == "cpu" else 0,
     )
@@ -188,6 +192,11 @@ def _logit_bytes(
         return (2 if device == "cpu" else 1) * compiled * min(logits, MOST_COMPILED_LOGITS) + gradients
     in_pieces = logits > MOST_LOGITS  # then those of a piece once more in the weights' precision, both ways
     return min(logits, MOST_LOGITS) * FLOAT32 * (copies + in_pieces)
+
+
+def _is_tied(config: Any) -> bool:
+    """Whether embeddings are the output layer: then its gradient comes with theirs, at the end of a pass."""
+    return bool(getattr(config.get_text_config(), "tie_word_embeddings", False))
 
 
 def changes_logits(config: Any) -> bool:

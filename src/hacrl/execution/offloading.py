@@ -83,8 +83,9 @@ def _turn(one: Footprint, level: OffloadLevel) -> int:
         learning = max(one.learning, one.update + streamed_bytes(one))
     if level != "all" or not _sums(one):
         return max(one.rollout, one.gradients + learning)
-    # sums of a few tensors are on their way; the largest, that of embeddings, is the last of a pass
-    passes = max(one.learning, one.backward + FLOAT32 * one.counts.largest) + COMING + LEAVING
+    # sums of a few tensors are on their way; the largest, that of embeddings, comes at the end of a pass
+    under_way = COMING + LEAVING + one.layer_sum
+    passes = max(one.learning + one.head_sum, one.backward + FLOAT32 * one.counts.largest) + under_way
     update = streamed_bytes(one) * (one.masters + one.moments + one.gradients) // (one.masters + one.moments)
     return max(one.rollout, min(one.gradients + learning, max(passes, one.update + update)))
 

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from hacrl.learning.offload import HostPlaces, Luggage, Transfers
+from hacrl.agents.out_of_memory import is_out_of_memory
+from hacrl.learning.offload import GivenPlaces, Luggage, Transfers, places_like
 from hacrl.learning.optimizer_piece import Weight
 
 COMING = 2**28  # bytes that are enough to come ahead of their turn
@@ -70,8 +71,11 @@ class AwaySums(Sums):
     def __init__(self, weights: Sequence[Weight], transfers: Transfers) -> None:
         super().__init__(weights)
         away = [weight for weight in weights if _is_worth_it(weight)]
-        places = HostPlaces(transfers.host_memory, sum(weight.master.nbytes for weight in away))
-        self._luggage = {weight.number: Luggage(transfers, places, lingers=True) for weight in away}
+        places = places_like([weight.master for weight in away], transfers.host_memory)  # now or never
+        self._luggage = {
+            weight.number: Luggage(transfers, GivenPlaces([place]), lingers=True)
+            for weight, place in zip(away, places, strict=True)
+        }
         self._here = Sums([weight for weight in weights if weight.number not in self._luggage])
         self._norms: dict[int, Tensor] = {}  # of those that hold something
         self._turns: dict[int, int] = {}  # in which gradients came
@@ -104,11 +108,11 @@ class AwaySums(Sums):
         self._norms[number] = _norm(weight.gradient)
         luggage.leave([weight.gradient])
         self._leaving.append(weight)
-        self._make_room(LEAVING)
         self._look_ahead(self._turns[number])
 
     def norm(self) -> Tensor:
         """To the bit as if all were here. The passes are over."""
+        self._look_ahead(len(self._in_turn))
         self._make_room(0)
         found: Tensor = torch.linalg.vector_norm(torch.stack([*map(self._norm_of, self._weights)]))
         return found
@@ -191,14 +195,21 @@ class AwaySums(Sums):
     def _look_ahead(self, turn: int) -> None:
         """Bring the next sum, and more if they are small; those whose turn has passed unused leave."""
         for weight in self._ahead:
-            if self._turns[weight.number] < turn:
-                self._luggage[weight.number].leave([weight.gradient])
+            luggage = self._luggage[weight.number]
+            if self._turns[weight.number] < turn and not luggage.is_away:
+                luggage.leave([weight.gradient])
                 self._leaving.append(weight)
+        self._make_room(LEAVING)
         self._ahead, size = [], 0
         for weight in self._in_turn[turn + 1 :]:
             if self._ahead and size >= COMING:
                 break
-            self._luggage[weight.number].come_back()
+            try:
+                self._luggage[weight.number].come_back()
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                break  # it will come when it has to
             self._ahead.append(weight)
             size += weight.gradient.nbytes
 

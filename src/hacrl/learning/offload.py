@@ -93,8 +93,8 @@ class CudaTransfers:
         except RuntimeError as error:
             raise TrainingError(
                 f"the machine has no {size / 2**30:.2f} GiB left to pin for what leaves {self.device}: "
-                "set learning.offload=never (or stream instead of all) or agents.NAME.lora, or use a machine "
-                "with more memory"
+                "set learning.offload=never (or weights instead of all, stream instead of weights) or "
+                "agents.NAME.lora, or use a machine with more memory"
             ) from error
 
     def leave(self, copies: Sequence[Copy], after: Copying | None, *, kept: bool = False) -> Copying:
@@ -167,8 +167,8 @@ class Luggage:
         """Begin to copy the tensors back. If there is no memory for them, all stay where they are."""
         if not self.is_away:
             return
-        copies = [Copy(host, memory) for host, memory in zip(self._hosts, self._device_memory(), strict=True)]
         self.release()
+        copies = [Copy(host, memory) for host, memory in zip(self._hosts, self._device_memory(), strict=True)]
         self._copying = self._transfers.come_back(copies, self._copying, kept=self._lingers)
         self._put([copy.target for copy in copies], away=False)
 
@@ -184,9 +184,8 @@ class Luggage:
     def renew(self) -> None:
         """As if they came back, but nothing is copied: what they hold is undefined."""
         if self.is_away:
-            memory = self._device_memory()
             self.release()
-            self._put(memory, away=False)
+            self._put(self._device_memory(), away=False)
 
     def release(self) -> None:
         """Whatever the device computes from now on may use the memory that lingering tensors have left."""
@@ -250,6 +249,17 @@ class HostPlaces:
             left -= size
         self._expected = max(0, self._expected - sum(sizes))
         return [places[index] for index in range(len(tensors))]
+
+
+class GivenPlaces(HostPlaces):
+    """Those that were made before, in the order of asking."""
+
+    def __init__(self, places: Sequence[Tensor]) -> None:
+        self._given = list(places)
+
+    def like(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """See :class:`HostPlaces`."""
+        return [self._given.pop(0) for _ in tensors]
 
 
 def places_like(tensors: Sequence[Tensor], allocate: Callable[[int], Tensor]) -> list[Tensor]:

@@ -113,7 +113,10 @@ class MasterWeightAdamW:
         there: deque[Piece] = deque()  # or leaving
         while self._updated < len(self.pieces):
             piece = self.pieces[self._updated]
-            while there and not _fit_together([*there, piece]):
+            while (
+                there
+                and sum(one.moved_bytes for one in (*there, piece)) > STREAMED_AT_ONCE * optimizer_piece.PIECE
+            ):
                 there.popleft().wait()
             self._bring_one(piece)
             self._sums.ready(piece.weights)
@@ -206,9 +209,3 @@ class MasterWeightAdamW:
         """One for all pieces, which share what they are given of the machine's memory."""
         self._places = self._places or HostPlaces(transfers.host_memory, self._expected)
         return self._places
-
-
-def _fit_together(pieces: Sequence[Piece]) -> bool:
-    """Whether they may be on the device at a time."""
-    most = STREAMED_AT_ONCE * optimizer_piece.PIECE
-    return len(pieces) <= STREAMED_AT_ONCE and sum(piece.moved_bytes for piece in pieces) <= most

@@ -155,9 +155,10 @@ class Residency:
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            level = "stream" if what == "optimizer" else "weights"
+            name = resident.name
+            stream = "Set learning.offload=stream, give" if what == "optimizer" else "Give"
             raise TrainingError(
-                f"agent {resident.name!r}: its {what} did not fit into the memory of {device} beside what "
-                f"else is there. Set learning.offload={level}, give the agent a device of its own "
-                f"(agents.{resident.name}.device), or set agents.{resident.name}.lora"
+                f"agent {name!r}: its {what} did not fit into the memory of {device} beside what else is "
+                f"there. {stream} the agent a device of its own (agents.{name}.device), or set "
+                f"agents.{name}.lora"
             ) from error
