@@ -111,12 +111,10 @@ class MasterWeightAdamW:
         that of earlier ones is free. An update that was broken off goes on where it was.
         """
         there: deque[Piece] = deque()  # or leaving
+        room = STREAMED_AT_ONCE * optimizer_piece.PIECE
         while self._updated < len(self.pieces):
             piece = self.pieces[self._updated]
-            while (
-                there
-                and sum(one.moved_bytes for one in (*there, piece)) > STREAMED_AT_ONCE * optimizer_piece.PIECE
-            ):
+            while there and sum(one.moved_bytes for one in (*there, piece)) > room:
                 there.popleft().wait()
             self._bring_one(piece)
             self._sums.ready(piece.weights)
