@@ -240,6 +240,24 @@ def test_the_paper_pair_fits_one_gpu_of_139_gib(monkeypatch: pytest.MonkeyPatch)
     assert smaller.needed == sum(f.reference for f in known.values()) + large.weights + large.rollout
 
 
+def test_the_paper_pair_on_24_gib(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No reference, shorter responses and fewer at a time: 4 bytes a weight make the difference."""
+    monkeypatch.setattr(memory, "available_bytes", there(24, 125))
+    sized = Sized({"small": "cuda", "large": "cuda:0"}, shapes(), {})
+    overrides = ["method.kl_coefficient=0", "rollout.max_batch=16", "rollout.max_new_tokens=1024"]
+
+    def on_gpu(*more: str) -> memory.DeviceMemory:
+        run = load_config(Path("paper_size"), [*overrides, *more])
+        (found,) = device_memory(run, sized, footprints(run, sized))
+        return found
+
+    auto, before = on_gpu(), on_gpu("learning.offload=weights")
+    assert (auto.offload, auto.fits, before.fits) == ("all", True, False)
+    assert auto.needed < 0.85 * 24 * GIB
+    assert auto.host == (12 + 4 + 2) * (1_720_574_976 + 4_022_468_096)
+    assert before.needed - auto.needed > 2.5 * 4_022_468_096
+
+
 def test_two_gpus_share_the_machines_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small on one takes 19.2 of its 60 GiB. Of the 40.8 left 32.6 may be used; large wants 45."""
     monkeypatch.setattr(memory, "available_bytes", there(45, 60))
