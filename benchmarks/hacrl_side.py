@@ -135,7 +135,7 @@ def run_config(work: Work, folders: list[Path], method: str, output: Path) -> Ru
                 "engine": work.engine,
                 "vllm": {
                     "memory": work.vllm_memory,
-                    **({} if work.vllm_sleep else {"sleep": False}),
+                    "sleep": work.vllm_sleep,
                     "max_sequences": work.responses,
                     "engine_args": work.engine_args,
                 },

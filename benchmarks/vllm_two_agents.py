@@ -107,6 +107,7 @@ def main() -> None:
         ]
         vllm = {
             "memory": options.memory,
+            "sleep": on_gpu,
             "max_sequences": options.prompts * options.samples,
             "engine_args": options.engine_args,
             **({} if options.python is None else {"python": options.python}),

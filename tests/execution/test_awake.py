@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from hacrl.agents.engine_settings import VllmSettings
 from hacrl.config.loading import load_config
 from hacrl.config.schema import RunConfig
-from hacrl.execution import awake, memory
+from hacrl.execution import awake, local, memory
+from hacrl.execution import dry_run as planning
 from hacrl.execution.awake import settle_engines
 from hacrl.execution.memory import Sized, choose_micro_batch_tokens, footprints, offload_plans
 from tests.execution.test_dry_run import shapes
+from tests.execution.test_offloading import OnGpu
+from tests.support.sevens import SevensTask
+from tests.support.tiny import char_agent, pair_agent, save_agents
 
 GIB = 2**30
 ON_ONE = {"small": "cuda", "large": "cuda:0"}
@@ -35,14 +40,15 @@ def run(*overrides: str, **vllm) -> RunConfig:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch):
-    """A GPU of so many GiB, in a machine with plenty of memory."""
+    """GPUs of so many GiB, of which others hold some, in a machine with plenty of memory."""
 
-    def of(gib: float) -> None:
+    def of(gib: float, others: float = 0.0) -> None:
         def available(device: str) -> int:
             return 2**43 if device == "cpu" else int(gib * GIB)
 
         for module in (memory, awake):
             monkeypatch.setattr(module, "available_bytes", available)
+        monkeypatch.setattr(awake, "others_bytes", lambda _: int(others * GIB))
 
     return of
 
@@ -94,8 +100,8 @@ def test_engines_stay_awake_if_learning_loses_nothing(gpu) -> None:
     vllm, notes = settled(run())
     assert {one.sleep for one in vllm.values()} == {False}
     assert notes == (
-        "there is room for the vLLM engines of small, large beside learning: they stay awake and answer side "
-        "by side. With vllm.sleep=true they would give their memory back",
+        "there is room for the vLLM engines of small, large beside learning: they stay awake. With "
+        "vllm.sleep=true they would give their memory back in between",
     )
     gpu(139)
     vllm, notes = settled(run())
@@ -120,6 +126,36 @@ def test_the_least_gpu_on_which_they_stay_awake(gpu) -> None:
     assert {one.sleep for one in settled(run(*overrides, memory=0.1))[0].values()} == {False}
     gpu(least - 0.1)
     assert {one.sleep for one in settled(run(*overrides, memory=0.1))[0].values()} == {None}
+    gpu(least + 10, others=0.85 * 10 - 2 - 0.1)  # of 10 more, engines take 2
+    assert {one.sleep for one in settled(run(*overrides, memory=0.1))[0].values()} == {False}
+    gpu(least + 10, others=0.85 * 10 - 2 + 0.1)
+    assert {one.sleep for one in settled(run(*overrides, memory=0.1))[0].values()} == {None}
+
+
+def test_a_neighbours_engine_is_counted(gpu) -> None:
+    """Large lives on one GPU and answers on the other, where small learns and might stay awake."""
+    apart = {"small": "cuda:1", "large": "cuda:0"}
+    config = run("agent_defaults.gradient_checkpointing=false", "learning.micro_batch_tokens=8192")
+    small, large = config.agents
+    visiting = replace(config, agents=(small, replace(large, vllm=VllmSettings(devices=(1,)))))
+    gpu(1000)
+    assert settled(visiting, apart)[0]["small"].sleep is False
+    sized = Sized(apart, shapes(), {})
+    # needed / size = 0.85, and 0.55 with the visitor's 0.3
+    found, _ = settle_engines(config, sized)
+    alone = offload_plans(found, sized, footprints(found, sized))["cuda:1"].needed / GIB
+    gpu(1.3 * alone / 0.85)
+    assert settled(config, apart)[0]["small"].sleep is False
+    assert settled(visiting, apart)[0]["small"].sleep is None
+
+
+def test_as_many_tokens_are_learnt_from_at_a_time(gpu) -> None:
+    """There is room for engines that are awake, if micro-batches are small."""
+    gpu(200)
+    large_ones = "agent_defaults.gradient_checkpointing=false", "learning.offload=never"
+    fixed = settled(run(*large_ones, "learning.micro_batch_tokens=4096", memory=0.1))[0]
+    assert {one.sleep for one in fixed.values()} == {False}
+    assert {one.sleep for one in settled(run(*large_ones, memory=0.1))[0].values()} == {None}
 
 
 def test_neither_fewer_tokens_nor_more_offloading_is_paid_for_it(gpu) -> None:
@@ -166,6 +202,8 @@ def test_of_a_model_that_is_not_known_nothing_is_assumed(gpu) -> None:
 
 
 def test_a_cache_of_a_fixed_size_is_counted_as_that(gpu) -> None:
+    gpu(79)
+    assert {one.memory for one in settled(run(kv_cache_gib=70.0))[0].values()} == {0.3}  # no share above 1
     gpu(400)
     config = run(kv_cache_gib=10.0, sleep=False)
     sized = Sized(ON_ONE, shapes(), {})
@@ -174,3 +212,74 @@ def test_a_cache_of_a_fixed_size_is_counted_as_that(gpu) -> None:
     assert small.engine == 10 * GIB + weights + 3 * GIB + weights // 8
     told = run(engine_args={"gpu_memory_utilization": 0.2}, sleep=False)
     assert footprints(told, sized)["small"].engine == int(0.2 * 400 * GIB)
+    told = run(engine_args={"kv_cache_memory_bytes": 7 * GIB}, sleep=False)
+    assert footprints(told, sized)["small"].engine == 7 * GIB + weights + 3 * GIB + weights // 8
+    on_cpu = Sized({"small": "cpu", "large": "cpu"}, shapes(), {})
+    small = footprints(run(), on_cpu)["small"]
+    assert small.engine == GIB + small.weights
+
+
+@pytest.mark.parametrize("said", [{"max_length": 32768}, {"engine_args": {"max_model_len": 32768}}])
+def test_a_request_of_the_greatest_length_fits(gpu, said) -> None:
+    """One response needs more than 32 of usual length."""
+    gpu(139)
+    few = settled(run("rollout.prompts_per_step=4"))[0]["small"]
+    long = settled(run("rollout.prompts_per_step=4", **said))[0]["small"]
+    token = 28 * 2 * 8 * 128 * 2
+    assert long.memory - few.memory == pytest.approx((32768 - 32 * 384) * token / (139 * GIB), abs=0.002)
+
+
+def test_responses_need_not_be_of_whole_prompts(gpu) -> None:
+    """Two prompts with 129 responses each: 256 are decoded at a time."""
+    gpu(139)
+    many = settled(run("rollout.prompts_per_step=2", "rollout.rollouts_per_prompt=129"))[0]["small"]
+    assert many.memory > 256 * 384 * 28 * 2 * 8 * 128 * 2 / (139 * GIB)
+
+
+# --- who asks ---
+
+
+def test_a_run_is_made_with_what_was_decided(gpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("hacrl.execution.residents.available_bytes", lambda _: 400 * GIB)
+    gpu(400)
+    agents = [char_agent(), pair_agent()]
+    for agent in agents:
+        agent.__class__ = OnGpu
+    names = "[" + ", ".join(f"{{name: {agent.name}, model: x}}" for agent in agents) + "]"
+    config = load_config(
+        Path("demo"),
+        [f"agents={names}", "rollout.engine=vllm", "rollout.max_new_tokens=4", f"output={tmp_path}"],
+    )
+    made = []
+
+    def make_engine(_config, settings, agent, _checked):
+        made.append((agent.name, settings.vllm.memory, settings.vllm.sleep))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(local, "make_engine", make_engine)
+    monkeypatch.setattr(local, "_load_agents", lambda *_: agents)
+    task = SevensTask()
+    checked = SimpleNamespace(task=task, train=task.train, test=task.test)
+    with pytest.raises(KeyboardInterrupt):
+        local.build_trainer(config, checked)
+    (name, share, sleep) = made[0]
+    assert (name, sleep) == ("char", False)
+    assert 0 < share < 0.3
+
+
+def test_a_dry_run_says_what_would_be_decided_and_prints_what_was_asked(
+    gpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    models = save_agents(tmp_path / "models")
+    names = "[" + ", ".join(f"{{name: {name}, model: {path}}}" for name, path in models.items()) + "]"
+    config = load_config(
+        Path("demo"), [f"agents={names}", "rollout.engine=vllm", f"output={tmp_path}/run", "device=cpu"]
+    )
+    monkeypatch.setattr(planning, "check_engines", lambda _: None)
+    monkeypatch.setattr(planning, "check_agents", lambda *_: dict.fromkeys(models, "cuda:0"))
+    gpu(400)
+    plan = planning.dry_run(config)
+    assert any("they stay awake" in note for note in plan.notes)
+    assert {agent.vllm.memory for agent in plan.config.agents} == {None}
+    (device,) = plan.devices
+    assert device.needed > 2 * 3 * GIB  # two engines that are awake

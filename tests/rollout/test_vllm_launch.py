@@ -83,6 +83,8 @@ def test_arguments_on_a_cpu_and_on_a_gpu() -> None:
     settings = VllmSettings(devices=(2, 3), memory=0.4, max_length=50, kv_cache_gib=0.5)
     gpu = engine_arguments("/m", "bfloat16", settings, 99, on_cpu=False, can_sleep=True)
     assert gpu["gpu_memory_utilization"] == 0.4
+    plain = engine_arguments("/m", "bfloat16", VllmSettings(), 99, on_cpu=False, can_sleep=True)
+    assert plain["gpu_memory_utilization"] == 0.3  # as long as nobody has decided, e.g. in hacrl serve
     assert gpu["tensor_parallel_size"] == 2
     assert gpu["max_model_len"] == 50
     assert gpu["kv_cache_memory_bytes"] == 2**29

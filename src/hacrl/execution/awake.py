@@ -23,6 +23,7 @@ from hacrl.execution.memory import (
     choose_micro_batch_tokens,
     footprints,
     offload_plans,
+    same_name,
 )
 from hacrl.execution.offloading import COMFORTABLE
 
@@ -46,8 +47,8 @@ def settle_engines(config: RunConfig, sized: Sized) -> tuple[RunConfig, tuple[st
     if not undecided or not _learns_as_well(awake, config, sized, undecided):
         return config, ()
     note = (
-        f"there is room for the vLLM engines of {', '.join(undecided)} beside learning: they stay awake and "
-        "answer side by side. With vllm.sleep=true they would give their memory back"
+        f"there is room for the vLLM engines of {', '.join(undecided)} beside learning: they stay awake. "
+        "With vllm.sleep=true they would give their memory back in between"
     )
     return awake, (note,)
 
@@ -62,7 +63,8 @@ def _shares(config: RunConfig, sized: Sized, asked: Iterable[AgentSettings]) -> 
         found, device = known.get(agent.name), sized.devices[agent.name]
         taken = found.taken_by_engine if found is not None and device != "cpu" else 0
         share = math.ceil(1000 * taken / available_bytes(device)) / 1000
-        shares[agent.name] = share or MOST_MEMORY  # on a device of its own, or of a model that is not known
+        # none is known on a device of its own; a cache of a fixed size may be larger, but needs no share
+        shares[agent.name] = min(share or MOST_MEMORY, MOST_MEMORY)
     return shares
 
 
@@ -72,13 +74,34 @@ def _learns_as_well(awake: RunConfig, asleep: RunConfig, sized: Sized, names: It
     if tokens != choose_micro_batch_tokens(asleep, sized):
         return False
     plans, before = (offload_plans(run, sized, footprints(run, sized, tokens)) for run in (awake, asleep))
-    devices = [device for device, agents in agents_by_device(sized).items() if set(names) & set(agents)]
+    guests = _guests(awake, sized)
+    homes = agents_by_device(sized).items()
+    devices = [device for device, agents in homes if device in guests or set(names) & set(agents)]
     return all(
         device in plans
         and plans[device].level == before[device].level
-        and plans[device].needed <= COMFORTABLE * available_bytes(device)
+        and plans[device].needed + guests.get(device, 0) + others_bytes(device)
+        <= COMFORTABLE * available_bytes(device)
         for device in devices
     )
+
+
+def _guests(config: RunConfig, sized: Sized) -> dict[str, int]:
+    """Device with learners -> bytes of engines there whose agents live elsewhere."""
+    found: dict[str, int] = {}
+    for agent in config.agents:
+        home = same_name(sized.devices[agent.name])
+        for place in {f"cuda:{number}" for number in agent.vllm.devices or ()} - {home}:
+            if config.engine(agent) == "vllm" and place in agents_by_device(sized):
+                taken = int((agent.vllm.memory or MOST_MEMORY) * available_bytes(place))
+                found[place] = found.get(place, 0) + taken
+    return found
+
+
+def others_bytes(device: str) -> int:
+    """Of a GPU that other processes hold now."""
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free - torch.cuda.memory_reserved(device)
 
 
 def _with_vllm(config: RunConfig, changes: Mapping[str, dict[str, Any]]) -> RunConfig:

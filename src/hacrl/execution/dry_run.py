@@ -79,8 +79,8 @@ def dry_run(config: RunConfig, overwrite: bool = False) -> DryRun:
                 task.close()
     prompts = {name: _longest_prompt(codec, checked) for name, codec in codecs.items() if checked is not None}
     sized = Sized(devices, configs, prompts)
-    config, notes = settle_engines(config, sized)
-    known = footprints(config, sized)
+    settled, notes = settle_engines(config, sized)
+    known = footprints(settled, sized)
     for agent in config.agents:
         if agent.name in configs and agent.name not in known:
             look.not_checked.append(f"memory of agent {agent.name!r} ({agent.model}): its layers are unusual")

@@ -84,13 +84,14 @@ def workload(
 ) -> Workload:
     """What one agent does in a run."""
     rollout, evaluation = config.rollout, config.evaluation
-    most = agent.vllm.max_sequences if config.engine(agent) == "vllm" else rollout.max_batch
+    by_vllm = config.engine(agent) == "vllm"
+    most = agent.vllm.max_sequences if by_vllm else rollout.max_batch
 
     def decoding(prompts: int, samples: int, new_tokens: int) -> Decoding:
         at_once = min(prompts, max(1, most // samples))
         return Decoding(
             prompts=at_once,
-            responses=min(at_once * samples, most),
+            responses=min((prompts if by_vllm else at_once) * samples, most),
             prompt_tokens=prompt_tokens,
             new_tokens=new_tokens,
         )
@@ -102,6 +103,9 @@ def workload(
         new_tokens = evaluation.sampling(rollout.max_new_tokens).max_new_tokens
         decodings.append(decoding(evaluation.most_problems, evaluation.samples_per_problem, new_tokens))
     longest = decodings[0].longest
+    if by_vllm:  # which has room for one request of the greatest length, whoever asks for that
+        greatest = agent.vllm.engine_args.get("max_model_len", agent.vllm.max_length) or 0
+        decodings.append(decoding(1, 1, max(0, int(greatest) - prompt_tokens)))
     return Workload(
         decodings=tuple(decodings),
         learnt_tokens=max(micro_batch_tokens, longest),

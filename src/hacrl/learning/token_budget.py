@@ -69,8 +69,8 @@ class TokenBudget:
         return TrainingError(
             f"agent {name!r}: {what} did not fit into the memory of {self._agent.device} beside what else is "
             f"there. Set learning.offload=all, agents.{name}.gradient_checkpointing=true or "
-            f"agents.{name}.lora, give the agent a device of its own (agents.{name}.device), or lower "
-            "rollout.max_new_tokens"
+            f"agents.{name}.lora, give the agent a device of its own (agents.{name}.device), lower "
+            "rollout.max_new_tokens, or, if vLLM engines stay awake there, set vllm.sleep=true"
         )
 
     def _shrink(self, error: _TooLargeError) -> str:

@@ -29,8 +29,10 @@ def engine_bytes(footprint: Footprint, device: torch.device, settings: VllmSetti
     if runs_on_cpu(device, settings):
         return int((settings.kv_cache_gib or CPU_CACHE_GIB) * GIB) + footprint.weights
     held = footprint.weights + OVERHEAD + int(OVERHEAD_PER_BYTE * footprint.weights)
-    if settings.kv_cache_gib is not None:  # then vLLM takes no share
-        return int(settings.kv_cache_gib * GIB) + held
+    given = settings.kv_cache_gib * GIB if settings.kv_cache_gib is not None else None
+    cache = settings.engine_args.get("kv_cache_memory_bytes", given)
+    if cache is not None:  # then vLLM takes no share
+        return int(cache) + held
     share = settings.engine_args.get("gpu_memory_utilization", settings.memory)
     if share is not None:
         return int(share * total)
