@@ -149,6 +149,26 @@ def test_a_neighbours_engine_is_counted(gpu) -> None:
     assert settled(visiting, apart)[0]["small"].sleep is None
 
 
+def test_an_engine_over_two_gpus_is_counted_on_both(gpu) -> None:
+    """Large learns on the second one, which it nearly fills, and has no vLLM engine."""
+    apart = {"small": "cuda:0", "large": "cuda:1"}
+    config = run("learning.micro_batch_tokens=8192", "learning.offload=never")
+    small, large = config.agents
+    config = replace(config, agents=(small, replace(large, engine="transformers")))
+
+    def with_share(share: float) -> bool | None:
+        spread = replace(small, vllm=VllmSettings(devices=(0, 1), memory=share))
+        return settled(replace(config, agents=(spread, config.agents[1])), apart)[0]["small"].sleep
+
+    sized = Sized(apart, shapes(), {})
+    gpu(1000)
+    needed = offload_plans(config, sized, footprints(config, sized))
+    assert needed["cuda:0"].needed < 0.6 * needed["cuda:1"].needed
+    gpu(needed["cuda:1"].needed / GIB / 0.8)
+    assert with_share(0.04) is False
+    assert with_share(0.06) is None
+
+
 def test_as_many_tokens_are_learnt_from_at_a_time(gpu) -> None:
     """There is room for engines that are awake, if micro-batches are small."""
     gpu(200)
