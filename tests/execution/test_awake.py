@@ -163,7 +163,7 @@ def test_an_engine_over_two_gpus_is_counted_on_both(gpu) -> None:
     sized = Sized(apart, shapes(), {})
     gpu(1000)
     needed = offload_plans(config, sized, footprints(config, sized))
-    assert needed["cuda:0"].needed < 0.6 * needed["cuda:1"].needed
+    assert needed["cuda:0"].needed < 0.7 * needed["cuda:1"].needed
     gpu(needed["cuda:1"].needed / GIB / 0.8)
     assert with_share(0.04) is False
     assert with_share(0.06) is None
