@@ -211,7 +211,7 @@ def test_a_sample_that_does_not_fit_alone_ends_the_run(where: Where) -> None:
     message = (
         r"agent 'ada': learning from a single sample of 16 tokens did not fit into the memory of cpu .*"
         r"learning.offload=all, agents.ada.gradient_checkpointing=true or agents.ada.lora.*"
-        r"\(agents.ada.device\), or lower rollout.max_new_tokens"
+        r"\(agents.ada.device\), lower rollout.max_new_tokens, or, .* set vllm.sleep=true"
     )
     with (
         out_of_memory(agent.model, more_than(15), where) as failed,
