@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from hacrl.errors import TrainingError
+from hacrl.learning.optimizer import MasterWeightAdamW
 from tests.learning.small_optimizers import (
     CPU,
     FULL,
@@ -73,6 +74,22 @@ def test_updates_that_stream_are_the_same(dtypes) -> None:
     assert 0 < move.most_here <= 400  # a piece; the one before may still be leaving
 
 
+def under_way(optimizer: MasterWeightAdamW, move: LateTransfers) -> list[list[bool]]:
+    """Of an update: whether a copy of each piece is under way whenever one is asked for."""
+    found: list[list[bool]] = []
+    real = move.come_back
+
+    def asked(copies, after, **named):
+        found.append([bool(piece.luggage._copying.copies) for piece in optimizer.pieces])
+        return real(copies, after, **named)
+
+    move.come_back = asked
+    optimizer.wait()
+    optimizer.zero_gradients()
+    optimizer.step()
+    return found
+
+
 @pytest.mark.usefixtures("small_pieces")
 def test_memory_is_asked_for_when_that_of_an_earlier_piece_is_free() -> None:
     """Nobody waits for copies on a device, so that all pieces would be there at once."""
@@ -81,17 +98,7 @@ def test_memory_is_asked_for_when_that_of_an_earlier_piece_is_free() -> None:
     optimizer.offload(move)
     optimizer.stream_through(move)
     update(optimizer, given, 0)
-    done: list[list[bool]] = []  # whether a copy of each piece is under way
-    real = move.come_back
-
-    def asked(copies, after, **named):
-        done.append([bool(piece.luggage._copying.copies) for piece in optimizer.pieces])
-        return real(copies, after, **named)
-
-    move.come_back = asked
-    optimizer.wait()
-    optimizer.zero_gradients()
-    optimizer.step()
+    done = under_way(optimizer, move)
     # the third is asked for when the first has left and the second is leaving, and so on
     assert len(done) == 5
     assert done[2] == [False, True, False, False, False]
@@ -108,18 +115,7 @@ def test_a_large_tensor_passes_through_alone() -> None:
     optimizer.stream_through(move)
     optimizer.zero_gradients()
     optimizer.step()
-    optimizer.wait()
-    leaving: list[list[bool]] = []
-    real = move.come_back
-
-    def asked(copies, after, **named):
-        leaving.append([bool(piece.luggage._copying.copies) for piece in optimizer.pieces])
-        return real(copies, after, **named)
-
-    move.come_back = asked
-    optimizer.zero_gradients()
-    optimizer.step()
-    assert leaving == [
+    assert under_way(optimizer, move) == [
         [False, False, False, False],
         [True, False, False, False],
         [False, False, False, False],

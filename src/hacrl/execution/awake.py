@@ -36,14 +36,14 @@ def settle_engines(config: RunConfig, sized: Sized) -> tuple[RunConfig, tuple[st
     from hacrl.rollout.vllm.launch import sleeps
 
     shares = _shares(config, sized, asked)
-    config = _with_vllm(config, {name: {"memory": share} for name, share in shares.items()})
+    config = _told(config, {name: {"memory": share} for name, share in shares.items()})
     undecided = [
         agent.name
         for agent in asked
         if agent.vllm.url is None and agent.vllm.sleep is None
         if sleeps(torch.device(sized.devices[agent.name]), agent.vllm)
     ]
-    awake = _with_vllm(config, {name: {"sleep": False} for name in undecided})
+    awake = _told(config, {name: {"sleep": False} for name in undecided})
     if not undecided or not _learns_as_well(awake, config, sized, undecided):
         return config, ()
     note = (
@@ -104,8 +104,8 @@ def others_bytes(device: str) -> int:
     return total - free - torch.cuda.memory_reserved(device)
 
 
-def _with_vllm(config: RunConfig, changes: Mapping[str, dict[str, Any]]) -> RunConfig:
-    """Other ``vllm`` settings of some agents."""
+def _told(config: RunConfig, changes: Mapping[str, dict[str, Any]]) -> RunConfig:
+    """The run with other ``vllm`` settings of some agents."""
     return replace(
         config,
         agents=tuple(

@@ -10,11 +10,10 @@ from hacrl.agents.footprint import FLOAT32, Footprint, peak_together
 from hacrl.learning.gradient_sums import COMING, LEAVING
 from hacrl.learning.optimizer import STREAMED_AT_ONCE
 from hacrl.learning.optimizer_piece import PIECE
-from hacrl.learning.settings import Offload, OffloadLevel
+from hacrl.learning.settings import WEIGHTS_LEAVE, Offload, OffloadLevel
 
 GIB = 2**30
 COMFORTABLE = 0.85  # share of a device that an estimate may fill: the CUDA context and waste come on top
-WEIGHTS_LEAVE: tuple[OffloadLevel, ...] = ("weights", "all")
 HOST_SHARE = 0.8  # of the machine's memory, at most, for what was sent there
 
 

@@ -134,14 +134,12 @@ class Luggage:
     the copy is done. Then Python, which runs ahead of the device, need not wait for copies to have room.
     """
 
-    def __init__(
-        self, transfers: Transfers, places: HostPlaces | None = None, *, lingers: bool = False
-    ) -> None:
+    def __init__(self, transfers: Transfers, places: Places | None = None, *, lingers: bool = False) -> None:
         self.is_away = False
         self._lingers = lingers
         self._left: list[Tensor] = []  # memory that is not free yet
         self._transfers = transfers
-        self._places = places or HostPlaces(transfers.host_memory)
+        self._places: Places = places or HostPlaces(transfers.host_memory)
         self._tensors: list[Tensor] = []  # all that were ever taken along
         self._hosts: list[Tensor] = []  # where each of them goes
         self._copying: Copying | None = None  # the last one of all; each comes after the one before
@@ -224,6 +222,14 @@ class Luggage:
         self._tensors += new
 
 
+class Places(Protocol):
+    """Places in the machine's memory."""
+
+    def like(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """A tensor of the same shape, strides and type for each."""
+        ...
+
+
 class HostPlaces:
     """Places for tensors side by side in a few pieces of memory; what is left of one is used later."""
 
@@ -233,7 +239,7 @@ class HostPlaces:
         self._pieces: list[Tensor] = []  # what is left of each
 
     def like(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """A tensor of the same shape, strides and type for each."""
+        """See :class:`Places`."""
         sizes = [_aligned(_extent(tensor) * tensor.element_size()) for tensor in tensors]
         left = max(sum(sizes), self._expected)
         places: dict[int, Tensor] = {}
@@ -251,14 +257,14 @@ class HostPlaces:
         return [places[index] for index in range(len(tensors))]
 
 
-class GivenPlaces(HostPlaces):
+class GivenPlaces:
     """Those that were made before, in the order of asking."""
 
     def __init__(self, places: Sequence[Tensor]) -> None:
         self._given = list(places)
 
     def like(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """See :class:`HostPlaces`."""
+        """See :class:`Places`."""
         return [self._given.pop(0) for _ in tensors]
 
 

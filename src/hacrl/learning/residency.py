@@ -14,7 +14,7 @@ from hacrl.errors import TrainingError
 from hacrl.learning.learner import Learner
 from hacrl.learning.offload import CudaTransfers, Luggage, Transfers
 from hacrl.learning.optimizer import MasterWeightAdamW
-from hacrl.learning.settings import OffloadLevel
+from hacrl.learning.settings import STREAMING, WEIGHTS_LEAVE, OffloadLevel
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class Residency:
         transfers = self.transfers(agent, level)
         if transfers is None:
             return
-        weights = Luggage(transfers) if level in ("weights", "all") else None
-        if level in ("stream", "weights", "all"):
+        weights = Luggage(transfers) if level in WEIGHTS_LEAVE else None
+        if level in STREAMING:
             learner.optimizer.stream_through(transfers, with_gradients=level == "all")
         self._residents[agent.name] = _Resident(
             agent.name, agent.model, learner.optimizer, transfers, weights

@@ -9,6 +9,8 @@ MinibatchOrder = Literal["mixed", "self_first"]
 OldPolicy = Literal["auto", "sampler", "learner"]
 OffloadLevel = Literal["never", "optimizer", "stream", "weights", "all"]  # each sends more away
 Offload = Literal["auto", OffloadLevel]
+WEIGHTS_LEAVE: tuple[OffloadLevel, ...] = ("weights", "all")  # those of agents not at work
+STREAMING: tuple[OffloadLevel, ...] = ("stream", *WEIGHTS_LEAVE)  # optimizers are there for updates only
 FEW_TOKENS, MANY_TOKENS = 4096, 32768  # of a micro-batch, if nobody has said how many
 
 
