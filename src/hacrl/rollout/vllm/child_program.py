@@ -15,7 +15,9 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from hacrl.rollout.vllm.child_responses import Response, Responses
 from hacrl.rollout.vllm.numbers_as_text import floats_to_text, integers_to_text
+from hacrl.rollout.vllm.shortcuts import take_shortcuts
 
 Told = dict[str, Any]
 
@@ -62,16 +64,17 @@ class Engine:
     """One ``vllm.LLM``."""
 
     def __init__(self, engine_args: Mapping[str, Any], worker: str) -> None:
-        from vllm import LLM
+        import vllm
 
-        self._llm = LLM(
+        self._llm = vllm.LLM(
             **engine_args,
             worker_extension_cls=worker,
             skip_tokenizer_init=True,  # token ids in, token ids out
             disable_log_stats=True,
         )
-        self._asked = 0
+        self._responses = Responses(self._llm)
         self._has_failed = False  # in the middle of a step: vLLM cannot go on after that
+        take_shortcuts(self._core().scheduler, vllm.__version__)
 
     def do(self, told: Told, line: _Line) -> Any:
         """What was asked for; the result fits into JSON."""
@@ -89,8 +92,8 @@ class Engine:
 
     def is_broken(self) -> bool:
         """Whether it has to be started again; a process that it computes with may be gone."""
-        core: Any = getattr(self._llm.llm_engine.engine_core, "engine_core", None)
-        return self._has_failed or bool(getattr(getattr(core, "model_executor", None), "is_failed", False))
+        executor = getattr(self._core(), "model_executor", None)
+        return self._has_failed or bool(getattr(executor, "is_failed", False))
 
     def end(self) -> None:
         """And all that it started."""
@@ -98,32 +101,32 @@ class Engine:
 
     def _generate(self, asks: list[Any], number: int, line: _Line) -> None:
         """Say what has ended in each step, until all have or something else is asked for."""
-        engine = self._llm.llm_engine
-        positions: dict[str, int] = {}
+        responses = self._responses
+        places: dict[str, int] = {}
         try:
             for prompt_ids, fields, seeds in asks:
                 for seed in seeds:
-                    self._asked += 1
-                    positions[str(self._asked)] = len(positions)
-                    engine.add_request(str(self._asked), *_request(prompt_ids, seed, fields))
-            while engine.has_unfinished_requests() and line.told.empty():
-                ended = [
-                    (positions.pop(output.request_id), *_said(output.outputs[0]))
-                    for output in self._step()
-                    if output.finished and output.request_id in positions
-                ]
+                    places[responses.ask(*_request(prompt_ids, seed, fields))] = len(places)
+            while responses.are_under_way() and line.told.empty():
+                ended = [(places[name], *_said(response)) for name, response in self._step().items()]
                 if ended:
                     line.say({"number": number, "ended": ended})
         finally:
-            if positions and not self._has_failed:  # whoever asked has left, or one of them was refused
-                engine.abort_request(list(positions))
+            if (
+                responses.are_under_way() and not self._has_failed
+            ):  # whoever asked has left, or one was refused
+                responses.leave()
 
-    def _step(self) -> Any:
+    def _step(self) -> dict[str, Response]:
         try:
-            return self._llm.llm_engine.step()
+            return self._responses.step()
         except Exception:
             self._has_failed = True
             raise
+
+    def _core(self) -> Any:
+        """What schedules and computes, in this process."""
+        return getattr(self._llm.llm_engine.engine_core, "engine_core", None)
 
     def _forget_prefixes(self) -> None:
         if self._llm.reset_prefix_cache() is False:
@@ -142,18 +145,14 @@ def _request(prompt_ids: list[int], seed: int | None, fields: Mapping[str, Any])
         seed=seed,
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
-        flat_logprobs=True,  # plain lists; else an object and a dict for every token
         skip_clone=True,  # nobody else has these parameters
     )
     return tokens_input(prompt_ids), params
 
 
-def _said(completion: Any) -> tuple[str, str]:
+def _said(response: Response) -> tuple[str, str]:
     """Token ids and their log-probabilities."""
-    flat = completion.logprobs
-    # the sampled token stands first at its position
-    logprobs = [flat.logprobs[first] for first in flat.start_indices]
-    return integers_to_text(completion.token_ids), floats_to_text(logprobs)
+    return integers_to_text(response.token_ids), floats_to_text(response.logprobs)
 
 
 def main() -> None:
