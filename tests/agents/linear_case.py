@@ -1,9 +1,13 @@
-"""Hidden states and a small output layer, computed by hand, by autograd and exactly."""
+"""Hidden states and a small output layer, computed by hand, by autograd and exactly; eyes on what is made."""
 
 from __future__ import annotations
 
+import weakref
+
+import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hacrl.agents.linear_logprobs import linear_logprobs
 from hacrl.agents.output_layer import logprobs_in_pieces
@@ -11,6 +15,18 @@ from hacrl.types import Sampling
 
 TOKENS, WIDTH, VOCABULARY = 13, 24, 40
 ALL, SOME, ONE = 10**6, 5 * VOCABULARY, 1  # logits at a time: 13, 5 + 4 + 4, or 13 times one token's
+
+
+def with_room(monkeypatch: pytest.MonkeyPatch, room: int) -> list[torch.device]:
+    """As if devices had so many bytes for logits that are kept; those that are asked about."""
+    asked: list[torch.device] = []
+
+    def found(device: torch.device) -> int:
+        asked.append(device)
+        return room
+
+    monkeypatch.setattr("hacrl.agents.linear_logprobs.room", found)
+    return asked
 
 
 class Case:
@@ -45,3 +61,49 @@ class Case:
         above = self.above.double().unsqueeze(1) / (temperature or 1.0)
         gradient = above * (chosen - logprobs.exp())
         return (logprobs * chosen).sum(-1), gradient @ weight, gradient.T @ hidden, gradient
+
+
+class Products(TorchDispatchMode):
+    """Shapes of what matrix products give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[tuple[int, ...]] = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        found = function(*arguments, **(keywords or {}))
+        if function.overloadpacket.__name__ in ("mm", "addmm", "addmm_"):
+            self.shapes.append(tuple(found.shape))
+        return found
+
+
+class Alive(TorchDispatchMode):
+    """Tensors as large as a piece's logits: what makes them, and how many there are after each operation."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype, self.made, self.largest = dtype, [], 0
+        self.counts: list[int] = []
+        self._alive: list[weakref.ref[Tensor]] = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        found = function(*arguments, **(keywords or {}))
+        alive = [one() for one in self._alive]
+        known = {one.untyped_storage().data_ptr() for one in alive if one is not None}
+        for one in found if isinstance(found, tuple | list) else [found]:
+            if one.dim() == 2 and VOCABULARY in one.shape and WIDTH not in one.shape:
+                self.largest = max(self.largest, one.numel())
+                if one.dtype == self.dtype and one.untyped_storage().data_ptr() not in known:
+                    self.made.append(function.overloadpacket.__name__)
+                    self._alive.append(weakref.ref(one))
+        self.counts.append(self.now)
+        return found
+
+    @property
+    def now(self) -> int:
+        self._alive = [one for one in self._alive if one() is not None]
+        return len(self._alive)
+
+    @property
+    def most(self) -> int:
+        return max(self.counts)

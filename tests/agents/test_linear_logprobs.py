@@ -14,16 +14,27 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hacrl.agents import output_layer
 from hacrl.agents.compiled import MOST_VARIANTS, compiled
 from hacrl.agents.linear_logprobs import linear_logprobs
 from hacrl.types import Sampling
-from tests.agents.linear_case import ALL, ONE, SOME, TOKENS, VOCABULARY, WIDTH, Case
+from tests.agents.linear_case import (
+    ALL,
+    ONE,
+    SOME,
+    TOKENS,
+    VOCABULARY,
+    WIDTH,
+    Alive,
+    Case,
+    Products,
+    with_room,
+)
 from tests.support.compiler import use_compiler
 
 HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+KEEPING = pytest.mark.parametrize("room", [0, 10**9], ids=["made again", "kept"])  # bytes for logits
 compiler_looks = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 traced = partial(torch.compile, backend="aot_eager")
 
@@ -108,20 +119,6 @@ def test_gradients_are_made_for_what_is_trained(monkeypatch, compiling) -> None:
         assert torch.equal(case.weight.grad, weight)
 
 
-class Products(TorchDispatchMode):
-    """Shapes of what matrix products give."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shapes: list[tuple[int, ...]] = []
-
-    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-        found = function(*arguments, **(keywords or {}))
-        if function.overloadpacket.__name__ in ("mm", "addmm", "addmm_"):
-            self.shapes.append(tuple(found.shape))
-        return found
-
-
 def test_nothing_is_multiplied_for_what_is_frozen() -> None:
     logits, states, layer = (TOKENS, VOCABULARY), (TOKENS, WIDTH), (VOCABULARY, WIDTH)
     for wanted in ((True, True), (True, False), (False, True)):
@@ -201,29 +198,6 @@ def test_no_tokens_at_all() -> None:
     assert torch.equal(weight, torch.zeros(VOCABULARY, WIDTH).bfloat16())
 
 
-class Alive(TorchDispatchMode):
-    """Tensors as large as a piece's logits: what makes them, and how many there are at a time."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.dtype, self.made, self.most, self.largest = dtype, [], 0, 0
-        self._alive: list[weakref.ref[Tensor]] = []
-
-    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-        found = function(*arguments, **(keywords or {}))
-        alive = [one() for one in self._alive]
-        known = {one.untyped_storage().data_ptr() for one in alive if one is not None}
-        for one in found if isinstance(found, tuple | list) else [found]:
-            if one.dim() == 2 and VOCABULARY in one.shape and WIDTH not in one.shape:
-                self.largest = max(self.largest, one.numel())
-                if one.dtype == self.dtype and one.untyped_storage().data_ptr() not in known:
-                    self.made.append(function.overloadpacket.__name__)
-                    self._alive.append(weakref.ref(one))
-        self._alive = [one for one in self._alive if one() is not None]
-        self.most = max(self.most, len(self._alive))
-        return found
-
-
 def test_one_piece_of_logits_at_a_time_and_its_gradient_in_its_place() -> None:
     case = Case()
     with Alive(torch.bfloat16) as halves, Alive(torch.float32) as floats:
@@ -236,9 +210,11 @@ def test_one_piece_of_logits_at_a_time_and_its_gradient_in_its_place() -> None:
 
 
 @compiler_looks
-def test_compiled_once_for_all_sizes_and_temperatures_in_whatever_thread(monkeypatch) -> None:
+@KEEPING
+def test_compiled_once_for_all_sizes_and_temperatures_in_whatever_thread(monkeypatch, room) -> None:
     from torch._dynamo.utils import counters
 
+    with_room(monkeypatch, room)
     use_compiler(monkeypatch, traced)
     torch._dynamo.reset()
     counters.clear()
@@ -258,10 +234,12 @@ def test_compiled_once_for_all_sizes_and_temperatures_in_whatever_thread(monkeyp
     assert counters["graph_break"] == {}
 
 
-def test_compiled_for_any_tokens_but_for_one_vocabulary_with_our_limits(monkeypatch) -> None:
+@KEEPING
+def test_compiled_for_any_tokens_but_for_one_vocabulary_with_our_limits(monkeypatch, room) -> None:
     """What the compiler knows of logits, and how often it may compile, also in the backward pass's thread."""
     from torch._dynamo import config
 
+    with_room(monkeypatch, room)
     seen: list[tuple[bool, bool]] = []
     limits: list[int] = []
 

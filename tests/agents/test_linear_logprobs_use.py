@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from hacrl.algorithms.settings import GspoSettings
 from hacrl.learning.learner import Learner
 from hacrl.learning.settings import LearningSettings
 from hacrl.types import Sampling
-from tests.agents.linear_case import VOCABULARY, Case
+from tests.agents.linear_case import VOCABULARY, Case, Products, with_room
 from tests.learning.handmade import sample
 from tests.support.compiler import use_compiler
 from tests.support.tiny import char_agent, sharpened
@@ -94,7 +95,9 @@ def add_to(total: Tensor, gradient: Tensor) -> None:
     total.add_(gradient)
 
 
-def learnt(on: tuple[str, ...], compiling: bool, monkeypatch: pytest.MonkeyPatch):
+def learnt(
+    on: tuple[str, ...], compiling: bool, monkeypatch: pytest.MonkeyPatch, checkpointing: bool = False
+):
     """Gradients by parameter, summed in float32, statistics, and how often the output layer was by hand."""
     calls: list[int] = []
 
@@ -106,6 +109,8 @@ def learnt(on: tuple[str, ...], compiling: bool, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(output_layer, "linear_logprobs", counted)
     agent = sharpened(char_agent(), 10.0)
     agent.model.to(torch.bfloat16)
+    if checkpointing:
+        agent.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     sums = {name: torch.zeros(p.shape) for name, p in agent.model.named_parameters()}
     for name, parameter in agent.model.named_parameters():
         parameter.register_hook(partial(add_to, sums[name]))
@@ -132,6 +137,27 @@ def test_a_learner_gets_the_same_gradients(monkeypatch, compiling) -> None:
     assert stats_again.grad_norms == pytest.approx(stats.grad_norms, rel=0.01)
     for name, gradient in expected.items():
         assert (found[name] - gradient).norm() < 0.02 * gradient.norm(), name
+
+
+def test_a_learner_that_keeps_logits_learns_the_same_to_the_bit(monkeypatch) -> None:
+    """Also with checkpointed layers: the output layer is outside of them, and passed once a micro-batch."""
+    monkeypatch.setattr(output_layer, "MOST_LOGITS", 60)  # two tokens' of 22 each
+    expected, stats, _ = learnt(("cpu",), False, monkeypatch)
+    made: dict[tuple[bool, int], tuple[int, int, int]] = {}
+    for checkpointing, room in product((False, True), (0, 10**9)):
+        asked = with_room(monkeypatch, room)
+        with Products() as products:
+            sums, again, calls = learnt(("cpu",), False, monkeypatch, checkpointing)
+        assert all(torch.equal(sums[name], expected[name]) for name in expected)
+        assert (again.losses, again.grad_norms) == (stats.losses, stats.grad_norms)
+        assert len(asked) == calls
+        logits = sum(shape in ((1, 22), (2, 22)) for shape in products.shapes)
+        made[checkpointing, room] = calls, logits, len(products.shapes) - logits
+    calls, logits, others = made[False, 10**9]
+    assert logits > 2 * calls > 2
+    assert made[False, 0] == (calls, 2 * logits, others)
+    assert [made[True, room][:2] for room in (0, 10**9)] == [(calls, 2 * logits), (calls, logits)]
+    assert made[True, 10**9][2] > others  # layers are computed again
 
 
 def test_responses_of_a_real_model(monkeypatch) -> None:

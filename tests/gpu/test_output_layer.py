@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hacrl.agents import output_layer
 from hacrl.agents.compiled import compiled
+from hacrl.agents.kept_logits import room
 from hacrl.agents.linear_logprobs import is_plain_linear
 from hacrl.agents.output_layer import logprobs_in_pieces
 from hacrl.types import Sampling
@@ -67,13 +68,20 @@ class Case:
 
 @contextmanager
 def in_pieces(
-    monkeypatch: pytest.MonkeyPatch, compiling: bool, by_hand: bool = True, piece: int = PIECE
+    monkeypatch: pytest.MonkeyPatch,
+    compiling: bool,
+    by_hand: bool = True,
+    piece: int = PIECE,
+    kept: float | None = None,
 ) -> Iterator[None]:
+    """``kept``: there is room for the logits of so many pieces; None: as there is."""
     with monkeypatch.context() as patch, compiled(nn.Module(), compiling):
         for name in ("MOST_LOGITS", "MOST_COMPILED_LOGITS"):
             patch.setattr(output_layer, name, piece * VOCABULARY)
         if not by_hand:
             patch.setattr(output_layer, "BY_HAND_ON", ())
+        if kept is not None:
+            patch.setattr("hacrl.agents.linear_logprobs.room", lambda _: int(kept * 2 * piece * VOCABULARY))
         yield
 
 
@@ -111,26 +119,65 @@ def test_pieces_and_passes_without_gradients_give_the_same(monkeypatch, compilin
 
 
 @COMPILING
-def test_memory_is_that_of_few_pieces(monkeypatch, compiling) -> None:
+def test_kept_logits_change_no_number(monkeypatch, compiling) -> None:
+    case, sampling = Case(tied=False), Sampling(8, 0.7)
+    found = []
+    for kept in (0, 1, 2.5, 3):
+        hidden = case.hidden()
+        with in_pieces(monkeypatch, compiling, kept=kept):
+            logprobs = logprobs_in_pieces(case.head, hidden, case.targets, sampling, VOCABULARY)
+            gradients = torch.autograd.grad(logprobs, [hidden, case.head.weight], case.above)
+        found.append((logprobs, *gradients))
+    for some in found[1:]:
+        assert all(map(torch.equal, some, found[0]))
+
+
+@COMPILING
+@pytest.mark.parametrize("kept", [0, 2, 3])
+def test_memory_is_that_of_few_pieces_and_of_those_kept(monkeypatch, kept, compiling) -> None:
     case, sampling = Case(tied=False), Sampling(8)
     piece = 2 * PIECE * VOCABULARY  # bytes of logits in 16 bits: 81 MiB; the weight has 16 MiB
 
-    def beyond_held() -> int:
+    def beyond_held() -> tuple[int, int, int]:
+        """At most, after the forward pass, and at the end."""
         hidden = case.hidden()
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()
         found = logprobs_in_pieces(case.head, hidden, case.targets, sampling, VOCABULARY)
+        between = torch.cuda.memory_allocated()
         torch.autograd.grad(found, [hidden, case.head.weight], case.above)
-        return torch.cuda.max_memory_allocated() - held
+        most, after = torch.cuda.max_memory_allocated(), torch.cuda.memory_allocated()
+        return most - held, between - held, after - held
 
-    with in_pieces(monkeypatch, compiling):
+    with in_pieces(monkeypatch, compiling, kept=kept):
         beyond_held()  # whatever is made once
-        found = beyond_held()
+        most, between, after = beyond_held()
     made = case.head.weight.nbytes + 2**22  # gradients of the weight and of hidden states, and lists
     copies = 1 if compiling else 3  # not compiled, also one in float32
-    assert found < made + (copies + 0.5) * piece  # room for what matrix products need
-    assert found > piece
+    others = copies - (kept == 3)  # the last is one of those that are made anyway
+    assert most < made + (kept + others + 0.5) * piece  # room for what matrix products need
+    assert most > max(kept, 1) * piece * 0.99
+    assert between == pytest.approx(kept * piece, abs=2**22)
+    assert after < 2**22
+
+
+def test_room_is_what_others_leave() -> None:
+    gpu, size = torch.device("cuda", 0), 2**30
+    torch.cuda.empty_cache()
+    before = room(gpu)
+    if before < 4 * size:
+        pytest.skip("somebody else uses the GPU")
+    taken = torch.empty(size, dtype=torch.uint8, device=gpu)
+    assert before - room(gpu) == pytest.approx(size, abs=2**28)
+    del taken
+    assert room(gpu) == pytest.approx(before, abs=2**28)  # torch has it still, but nobody needs it
+    total = torch.cuda.get_device_properties(gpu).total_memory
+    try:
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_allocated() + 2**25) / total)
+        assert room(gpu) == 0
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 def test_nothing_waits_for_the_gpu_and_nothing_is_compiled_twice(monkeypatch) -> None:

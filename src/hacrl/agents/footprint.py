@@ -185,7 +185,10 @@ def _compiles(
 def _logit_bytes(
     logits: int, copies: int, work: Workload, compiled: int | None, gradients: int, device: str
 ) -> int:
-    """In pieces, if they are many and can be; ``compiled``: bytes of a number, if the pieces are."""
+    """In pieces, if they are many and can be; ``compiled``: bytes of a number, if the pieces are.
+
+    Pieces that a GPU keeps where it has room are not counted: they take only what is left over.
+    """
     if work.whole_logits:
         return logits * FLOAT32 * copies
     if compiled and not work.filtered:  # a piece, which on a GPU becomes its gradient where it is

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from hacrl.agents.compiled import compiled_if_wanted
+from hacrl.agents.kept_logits import KeptLogits, room
 from hacrl.types import Sampling
 
 
@@ -44,15 +45,18 @@ def linear_logprobs(
     """log-probability of each target, (N, hidden), (V, hidden), (N,) -> (N,) in float32.
 
     In the backward pass a piece's logits become their gradient where they are, so that no more than
-    ``most_logits`` exist at a time. A temperature of 0 is 1, as where tokens are drawn.
+    ``most_logits`` exist at a time, but for those that are kept because there is room. No number depends on
+    how many are. A temperature of 0 is 1, as where tokens are drawn.
     """
     size = max(1, most_logits // len(weight))
+    differentiated = torch.is_grad_enabled() and (hidden_N.requires_grad or weight.requires_grad)
     plan = _Plan(
         pieces=max(1, -(-len(hidden_N) // size)),
         sharpness=1 / temperature if temperature else 1.0,
         logprobs=compiled_if_wanted(_logprobs),
         gradient=compiled_if_wanted(_gradient),
         context=copy_context(),
+        kept=KeptLogits(room(hidden_N.device) if differentiated else 0),
     )
     logprobs: Tensor = _LinearLogprobs.apply(hidden_N, weight, targets_N, plan)  # type: ignore[no-untyped-call]
     return logprobs
@@ -60,13 +64,14 @@ def linear_logprobs(
 
 @dataclass(frozen=True, kw_only=True)
 class _Plan:
-    """What both passes have to agree on."""
+    """What both passes have to agree on, and what the one leaves to the other."""
 
     pieces: int  # of nearly the same size: a last one of one token would be compiled apart
     sharpness: float  # 1 / temperature
     logprobs: Callable[..., Any]
     gradient: Callable[..., Any]
     context: Context  # with the compiler's settings; on a GPU, the backward pass is another thread
+    kept: KeptLogits  # for the first backward pass
 
     def of(self, tensor_N: Tensor) -> tuple[Tensor, ...]:
         return torch.tensor_split(tensor_N, self.pieces)
@@ -90,10 +95,14 @@ class _LinearLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden_N: Tensor, weight: Tensor, targets_N: Tensor, plan: _Plan) -> Tensor:
         sharpness = _scalar(plan.sharpness, hidden_N)
-        found = [
-            plan.logprobs(plan.logits(hidden, weight), targets, sharpness)  # gone before the next are made
-            for hidden, targets in zip(plan.of(hidden_N), plan.copies_of(targets_N), strict=True)
-        ]
+        found = []
+        pieces = zip(plan.of(hidden_N), plan.copies_of(targets_N), strict=True)
+        logits: Tensor | None
+        for number, (hidden, targets) in enumerate(pieces):
+            logits = plan.logits(hidden, weight)
+            found.append(plan.logprobs(logits, targets, sharpness))
+            plan.kept.offer(number, logits)
+            logits = None  # unless they are kept, gone before the next are made
         logprobs_N, normalisers_N = (torch.cat(parts) for parts in zip(*found, strict=True))
         ctx.save_for_backward(hidden_N, weight, targets_N, logprobs_N, normalisers_N)
         ctx.plan = plan
@@ -127,8 +136,10 @@ def _backward(
         strict=True,
     )
     logits: Tensor | None
-    for hidden, targets, normalisers, scale, of_target, hidden_gradient in pieces:
-        logits = plan.logits(hidden, weight)
+    for number, (hidden, targets, normalisers, scale, of_target, hidden_gradient) in enumerate(pieces):
+        logits = plan.kept.take(number)  # from here on, those before are gone
+        if logits is None:
+            logits = plan.logits(hidden, weight)
         plan.gradient(logits, normalisers, scale, sharpness)
         logits.scatter_(1, targets.unsqueeze(1), of_target.unsqueeze(1))
         if hidden_gradient is not None:
@@ -137,7 +148,6 @@ def _backward(
             weight_gradient = logits.T @ hidden
         elif weight_gradient is not None:
             weight_gradient.addmm_(logits.T, hidden)
-        logits = None  # before the next are made
     return hidden_gradient_N, weight_gradient
 
 

@@ -1,7 +1,7 @@
 """From hidden states to log-probabilities, a piece at a time.
 
 Logits over a large vocabulary would take most of a learner's memory. They are made for a piece of the tokens
-at a time, and again in the backward pass.
+at a time, and again in the backward pass; where a GPU has room for more, they may wait for it instead.
 """
 
 from __future__ import annotations

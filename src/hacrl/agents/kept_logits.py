@@ -1,0 +1,47 @@
+"""Logits that wait for the backward pass, as many as a GPU has room for; the others are made again in it.
+
+Nothing counts on them: estimates and plans are made without, and what is kept takes only what is left over.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# Left free, of what this process may have of a device. Kept logits are gone before the backward pass comes to
+# the layers; until then there are a reference's forward pass, a piece's logits in float32, and gradients of
+# hidden states and of the output layer: a few GiB, whatever the size of the device. Nor can all be had that
+# looks free: some lies in blocks too small or belongs to recorded graphs, and other processes grow. Memory
+# that runs out would cost more than is won: micro-batches are smaller for the rest of the run.
+LEFT_FREE = 0.25
+LEAST_LEFT_FREE = 6 * 2**30  # bytes
+
+
+def room(device: torch.device) -> int:
+    """Bytes of a device that will not be missed; none but on a GPU. Asks the driver, waits for nothing."""
+    if device.type != "cuda":
+        return 0
+    free, total = torch.cuda.mem_get_info(device)
+    allocated = torch.cuda.memory_allocated(device)
+    allowed = int(torch.cuda.get_per_process_memory_fraction(device) * total)  # all, unless somebody says so
+    # what torch has reserved for later is nobody's at the moment
+    available = min(free + torch.cuda.memory_reserved(device) - allocated, allowed - allocated)
+    return max(0, available - max(int(LEFT_FREE * allowed), LEAST_LEFT_FREE))
+
+
+class KeptLogits:
+    """Of some pieces, by their number. The first are kept: the backward pass lets go of them first."""
+
+    def __init__(self, room: int) -> None:
+        self._room = room  # bytes
+        self._logits: dict[int, Tensor] = {}
+
+    def offer(self, piece: int, logits: Tensor) -> None:
+        """Keep them if there is room."""
+        if logits.nbytes <= self._room:
+            self._room -= logits.nbytes
+            self._logits[piece] = logits
+
+    def take(self, piece: int) -> Tensor | None:
+        """Only once, since whoever takes them overwrites them: another backward pass makes its own."""
+        return self._logits.pop(piece, None)
