@@ -16,11 +16,13 @@ from hacrl.agents.logprobs import response_logprobs
 from hacrl.algorithms.methods import make_method
 from hacrl.algorithms.settings import GspoSettings
 from hacrl.learning.learner import Learner
+from hacrl.learning.offload import Transfers
 from hacrl.learning.settings import LearningSettings
 from hacrl.types import Sampling
 from tests.agents.linear_case import VOCABULARY, Case, Products, with_room
 from tests.learning.handmade import sample
 from tests.support.compiler import use_compiler
+from tests.support.late_transfers import LateTransfers
 from tests.support.tiny import char_agent, sharpened
 
 compiler_looks = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
@@ -96,7 +98,11 @@ def add_to(total: Tensor, gradient: Tensor) -> None:
 
 
 def learnt(
-    on: tuple[str, ...], compiling: bool, monkeypatch: pytest.MonkeyPatch, checkpointing: bool = False
+    on: tuple[str, ...],
+    compiling: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    checkpointing: bool = False,
+    leaves: Transfers | None = None,
 ):
     """Gradients by parameter, summed in float32, statistics, and how often the output layer was by hand."""
     calls: list[int] = []
@@ -117,7 +123,7 @@ def learnt(
     settings = LearningSettings(micro_batch_tokens=40, compile=compiling, max_grad_norm=1e9)
     method = make_method(GspoSettings(clip_low=0.99, clip_high=9))
     given = [sample(agent, which % 5, ratio=1.0, advantage=1.0 - which % 3) for which in range(12)]
-    stats = Learner(agent, method, settings, Sampling(8)).learn(given, 1, 0)
+    stats = Learner(agent, method, settings, Sampling(8), leaves=leaves).learn(given, 1, 0)
     assert stats.notes == []
     return sums, stats, len(calls)
 
@@ -140,24 +146,25 @@ def test_a_learner_gets_the_same_gradients(monkeypatch, compiling) -> None:
 
 
 def test_a_learner_that_keeps_logits_learns_the_same_to_the_bit(monkeypatch) -> None:
-    """Also with checkpointed layers: the output layer is outside of them, and passed once a micro-batch."""
+    """None are kept by one that spares memory: layers are computed again, or an optimizer leaves."""
     monkeypatch.setattr(output_layer, "MOST_LOGITS", 60)  # two tokens' of 22 each
-    expected, stats, _ = learnt(("cpu",), False, monkeypatch)
-    made: dict[tuple[bool, int], tuple[int, int, int]] = {}
-    for checkpointing, room in product((False, True), (0, 10**9)):
+    expected, stats, calls = learnt(("cpu",), False, monkeypatch)
+    made = {}
+    spared = {
+        "nothing": {},
+        "layers": {"checkpointing": True},
+        "optimizer": {"leaves": LateTransfers(torch.device("cpu"))},
+    }
+    for (what, how), room in product(spared.items(), (0, 10**9)):
         asked = with_room(monkeypatch, room)
         with Products() as products:
-            sums, again, calls = learnt(("cpu",), False, monkeypatch, checkpointing)
+            sums, again, _ = learnt(("cpu",), False, monkeypatch, **how)
         assert all(torch.equal(sums[name], expected[name]) for name in expected)
         assert (again.losses, again.grad_norms) == (stats.losses, stats.grad_norms)
-        assert len(asked) == calls
-        logits = sum(shape in ((1, 22), (2, 22)) for shape in products.shapes)
-        made[checkpointing, room] = calls, logits, len(products.shapes) - logits
-    calls, logits, others = made[False, 10**9]
-    assert logits > 2 * calls > 2
-    assert made[False, 0] == (calls, 2 * logits, others)
-    assert [made[True, room][:2] for room in (0, 10**9)] == [(calls, 2 * logits), (calls, logits)]
-    assert made[True, 10**9][2] > others  # layers are computed again
+        assert len(asked) == (calls if what == "nothing" else 0)  # once a micro-batch
+        made[what, room] = sum(shape in ((1, 22), (2, 22)) for shape in products.shapes)
+    assert made["nothing", 10**9] > 2 * calls > 2
+    assert [made[what, room] // made["nothing", 10**9] for what, room in made] == [2, 1, 2, 2, 2, 2]
 
 
 def test_responses_of_a_real_model(monkeypatch) -> None:

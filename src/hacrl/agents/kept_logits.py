@@ -5,6 +5,10 @@ Nothing counts on them: estimates and plans are made without, and what is kept t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 import torch
 from torch import Tensor
 
@@ -15,6 +19,22 @@ from torch import Tensor
 # that runs out would cost more than is won: micro-batches are smaller for the rest of the run.
 LEFT_FREE = 0.25
 LEAST_LEFT_FREE = 6 * 2**30  # bytes
+_MAY_WAIT: ContextVar[bool] = ContextVar("logits_may_wait", default=True)
+
+
+@contextmanager
+def logits_may_wait(allowed: bool) -> Iterator[None]:
+    """Within the block, logits are kept if there is room, or none are: memory is to be spared."""
+    token = _MAY_WAIT.set(allowed)
+    try:
+        yield
+    finally:
+        _MAY_WAIT.reset(token)
+
+
+def may_wait() -> bool:
+    """See :func:`logits_may_wait`."""
+    return _MAY_WAIT.get()
 
 
 def room(device: torch.device) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from hacrl.agents.compiled import compiled_if_wanted
-from hacrl.agents.kept_logits import KeptLogits, room
+from hacrl.agents.kept_logits import KeptLogits, may_wait, room
 from hacrl.types import Sampling
 
 
@@ -56,7 +56,7 @@ def linear_logprobs(
         logprobs=compiled_if_wanted(_logprobs),
         gradient=compiled_if_wanted(_gradient),
         context=copy_context(),
-        kept=KeptLogits(room(hidden_N.device) if differentiated else 0),
+        kept=KeptLogits(room(hidden_N.device) if differentiated and may_wait() else 0),
     )
     logprobs: Tensor = _LinearLogprobs.apply(hidden_N, weight, targets_N, plan)  # type: ignore[no-untyped-call]
     return logprobs
