@@ -5,21 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 
 @dataclass(slots=True)
 class Response:
     """As far as it was said."""
 
     token_ids: list[int] = field(default_factory=list)
-    rows: list[Any] = field(default_factory=list)  # (tokens, 1 + ...) each: the sampled token's comes first
-
-    @property
-    def logprobs(self) -> list[float]:
-        """Of the sampled tokens."""
-        found: list[float] = np.concatenate(self.rows)[:, 0].tolist()
-        return found
+    logprobs: list[float] = field(default_factory=list)
 
 
 class Responses:
@@ -49,8 +41,8 @@ class Responses:
             if response is None:  # it was left
                 continue
             response.token_ids += output.new_token_ids
-            if output.new_logprobs is not None:
-                response.rows.append(output.new_logprobs.logprobs)
+            if output.new_logprobs is not None:  # (tokens, 1 + ...): the sampled token's stands first
+                response.logprobs += output.new_logprobs.logprobs[:, 0].tolist()
             if output.finish_reason is not None:
                 ended[output.request_id] = self._under_way.pop(output.request_id)
                 last.append(output)
