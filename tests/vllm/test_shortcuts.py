@@ -197,6 +197,33 @@ def test_every_decision_is_the_same(model: str, blocks: int, runs_ahead: bool, s
     assert put_off == (blocks < 30)
 
 
+def test_whatever_else_is_asked_for_is_left_to_vllm(model: str) -> None:
+    """Several tokens at a time, or room for tokens that are only guessed."""
+    import vllm
+
+    made = scheduler(model, False, 200)
+    assert take_shortcuts(made, vllm.__version__)
+    one = request("one", random.Random(0))
+    made.add_request(one)
+    made.schedule()
+    manager, place = made.kv_cache_manager, one.num_computed_tokens
+    while place % BLOCK != 2:  # two slots of its last block are free
+        assert manager.allocate_slots(one, 1) is not None
+        one.num_computed_tokens = place = place + 1
+        one.append_output_token_ids(9)
+    manager.cache_blocks(one, place)
+    asked = questions(made)
+    assert blocks_of(manager.allocate_slots(one, 1)) == 0
+    assert blocks_of(manager.allocate_slots(one, 3)) == 1
+    assert blocks_of(manager.allocate_slots(one, 1, num_lookahead_tokens=10)) == 2
+    assert asked == ["one"] * 3
+
+
+def blocks_of(found: Any) -> int:
+    (blocks,) = found.blocks
+    return len(blocks)
+
+
 def test_blocks_that_leave_a_window_are_left_to_vllm(model: str) -> None:
     import vllm
 

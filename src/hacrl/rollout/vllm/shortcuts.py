@@ -33,21 +33,22 @@ def is_known(version: str) -> bool:
 
 def _ask_for_slots_by_block(manager: Any, blocks: Any) -> None:
     size, cached = blocks.block_size, blocks.num_cached_block  # by request: how many blocks others may share
-    longest, nothing = manager.max_model_len, manager.empty_kv_cache_blocks
-    allocate, cache = manager.allocate_slots, manager.cache_blocks
+    nothing, allocate, cache = manager.empty_kv_cache_blocks, manager.allocate_slots, manager.cache_blocks
+
+    def is_shareable(request: Any, tokens: int) -> bool:
+        """Whether so many tokens fill a block that nobody knows of yet."""
+        return bool(tokens // size > cached.get(request.request_id, 0))
 
     def allocate_slots(request: Any, num_new_tokens: int, *others: Any, **named: Any) -> Any:
-        """A slot for a response's next token; those in a block that it has already are its own."""
-        place = request.num_computed_tokens
-        if num_new_tokens == 1 and place % size and place < longest and not (others or any(named.values())):
-            known = min(place + 1, request.num_tokens)
-            if known // size <= cached.get(request.request_id, 0):  # no block was filled that could be shared
-                return nothing
+        """Blocks for the next tokens of a request; one more token may go where the last one has."""
+        is_plain = num_new_tokens == 1 and not others and not any(named.values())
+        if is_plain and request.num_computed_tokens % size and not is_shareable(request, request.num_tokens):
+            return nothing
         return allocate(request, num_new_tokens, *others, **named)
 
     def cache_blocks(request: Any, num_computed_tokens: int) -> None:
         """Let others share what is full."""
-        if num_computed_tokens // size > cached.get(request.request_id, 0):
+        if is_shareable(request, num_computed_tokens):
             cache(request, num_computed_tokens)
 
     manager.allocate_slots, manager.cache_blocks = allocate_slots, cache_blocks
