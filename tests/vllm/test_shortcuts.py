@@ -224,13 +224,16 @@ def blocks_of(found: Any) -> int:
     return len(blocks)
 
 
-def test_blocks_that_leave_a_window_are_left_to_vllm(model: str) -> None:
+def test_other_ways_with_blocks_are_left_to_vllm(model: str) -> None:
     import vllm
 
     made = scheduler(model, False, 50, sliding=8)
     own = made.kv_cache_manager.allocate_slots
     assert not take_shortcuts(made, vllm.__version__)
     assert made.kv_cache_manager.allocate_slots == own
+    connected = scheduler(model, False, 50)
+    connected.connector = object()  # keys and values come from elsewhere
+    assert not take_shortcuts(connected, vllm.__version__)
 
 
 @pytest.mark.parametrize(
