@@ -21,6 +21,7 @@ from hacrl.rollout.vllm.child import ChildBackend
 SECONDS = 60.0  # a hang guard
 STAND_IN = """
 import os, pathlib, time
+__version__ = "0.0"
 here = pathlib.Path(__file__).parent.parent
 if (here / "broken").exists():
     raise ImportError("no such library")
@@ -36,6 +37,11 @@ class LLM:
         with (here / "told").open("a") as told:
             told.write(f"built {model}\\n")
         self.llm_engine = self.engine_core = self
+
+    @property
+    def scheduler(self):
+        with (here / "told").open("a") as told:
+            told.write("looked at for shortcuts\\n")
 
     def collective_rpc(self, method, args):
         return [method]
@@ -57,8 +63,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def backend(folder: Path) -> Iterator[Callable[..., ChildBackend]]:
     made: list[ChildBackend] = []
 
-    def make(model: str = "small", start_timeout: float = SECONDS) -> ChildBackend:
-        made.append(ChildBackend("ada", {"model": model}, {}, False, folder / "log", start_timeout))
+    def make(model: str = "small", start_timeout: float = SECONDS, shortcuts: bool = False) -> ChildBackend:
+        log = folder / "log"
+        made.append(ChildBackend("ada", {"model": model}, {}, False, log, start_timeout, shortcuts))
         return made[-1]
 
     yield make
@@ -152,3 +159,9 @@ def test_one_that_is_never_ready_is_ended(folder: Path, backend) -> None:
     with pytest.raises(EngineLostError, match=r"was not ready after 1 s \(start_timeout\)"):
         child.start()
     assert processes() == []
+
+
+@pytest.mark.parametrize("shortcuts", [True, False])
+def test_shortcuts_are_taken_if_they_are_wanted(folder: Path, backend, shortcuts: bool) -> None:
+    backend(shortcuts=shortcuts).start()
+    assert told(folder) == ["imported", "built small", *["looked at for shortcuts"] * shortcuts]

@@ -19,15 +19,17 @@ from hacrl.execution.engines import make_engine
 from hacrl.execution.preflight import preflight
 from hacrl.execution.serve import plan_server
 from hacrl.rollout.settings import RolloutSettings
+from hacrl.rollout.vllm.child import ChildBackend
 from hacrl.rollout.vllm.launch import (
     WORKER_FOLDER,
     engine_arguments,
     engine_environment,
+    make_vllm_engine,
     server_command,
     sleeps,
     write_model,
 )
-from tests.support.engines import engine_agent
+from tests.support.engines import PROBLEMS, engine_agent
 from tests.support.sevens import SevensTask
 from tests.support.tiny import char_agent
 
@@ -90,6 +92,13 @@ def test_arguments_on_a_cpu_and_on_a_gpu() -> None:
     assert gpu["kv_cache_memory_bytes"] == 2**29
     assert gpu["enable_sleep_mode"] is True
     assert "enforce_eager" not in gpu
+
+
+@pytest.mark.parametrize("shortcuts", [True, False])
+def test_a_child_is_told_whether_to_take_shortcuts(tmp_path: Path, shortcuts: bool) -> None:
+    engine = make_vllm_engine(engine_agent(), VllmSettings(shortcuts=shortcuts), PROBLEMS, 99, tmp_path)
+    assert isinstance(engine.backend, ChildBackend)
+    assert engine.backend._engine["shortcuts"] is shortcuts
 
 
 def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:

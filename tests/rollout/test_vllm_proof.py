@@ -115,9 +115,48 @@ def test_wrong_weights_are_noticed_whatever_was_said_meanwhile(made) -> None:
     with pytest.raises(EngineError, match=r"engine of char is not at the agent's policy .* differ by"):
         engine.generate(PROBLEMS, 2, SAMPLING, 0, heard.__setitem__)
     assert heard == {}  # they were shorter, and are nobody's
+    assert backend.sent == 2  # weights were brought once more
     with pytest.raises(EngineError, match="not at the agent's policy"):
         engine.prepare()
-    assert backend.sent == 2  # another try, with weights
+    assert backend.sent == 4
+
+
+def test_weights_that_arrive_the_second_time(made, monkeypatch) -> None:
+    agent, _, engine = made
+    wrong = char_agent(seed=1)
+
+    def send(self: Sent, weights: object, there: Sayer) -> None:
+        there.sent += 1
+        there.agent = agent if there.sent == 2 else wrong
+
+    monkeypatch.setattr(Sent, "send", send)
+    heard: dict[int, Rollout] = {}
+    rollouts = engine.generate(PROBLEMS, 2, SAMPLING, 0, heard.__setitem__)
+    assert heard == dict(enumerate(rollouts))
+    assert logprob_gap(agent, rollouts, SAMPLING) < 1e-6
+    (note,) = engine.take_notes()
+    assert "is not at the agent's policy after a weight update (policy version 0)" in note
+    assert note.endswith("The weights were brought once more; nothing it said was used")
+    assert engine.restarts == 0
+
+
+def test_how_far_first_tokens_differ_is_said(made) -> None:
+    """By itself: they come from the prompt, all others from what was computed for the tokens before them."""
+    _, backend, engine = made
+    own = backend.said
+
+    def later_ones_differ(ask: Ask) -> Said:
+        said = own(ask)
+        return Said(said.token_ids, (said.logprobs[0] - 0.25, *(one - 2.0 for one in said.logprobs[1:])))
+
+    backend.said = later_ones_differ
+    with pytest.raises(EngineError) as caught:
+        engine.prepare()
+    mean = (4 * 0.25 + 60 * 2.0) / 64
+    expected = (
+        f"{mean:.3g} nats per token on average (at most 2, over 64 tokens; first tokens of responses by 0.25)"
+    )
+    assert expected in str(caught.value)
 
 
 def test_asked_for_by_itself(made) -> None:

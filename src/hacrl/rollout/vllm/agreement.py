@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 
 from hacrl.agents.agent import Agent
 from hacrl.agents.logprobs import response_logprobs
-from hacrl.rollout.vllm.backend import Ask, EngineError, Said
+from hacrl.rollout.vllm.backend import Ask, OtherPolicyError, Said
 from hacrl.types import Problem, Sampling
 
 PROBED_PROMPTS = 4
@@ -44,7 +45,7 @@ class Proof:
         return len(self._said) == len(self.asks)
 
     def gap(self, engine: str, limit: float | None) -> float:
-        """Mean |difference| per token. Raises if the engine cannot be at the agent's policy."""
+        """Mean |difference| per token; :class:`OtherPolicyError` if it cannot be the agent's policy."""
         agent, said = self._agent, sorted(self._said.items())
         pairs = [(self._prompts[position], response.token_ids) for position, response in said]
         with _FORWARD_PASS, torch.inference_mode():
@@ -56,10 +57,12 @@ class Proof:
         allowed = LIMITS.get(agent.model.dtype, LOW_PRECISION_LIMIT) if limit is None else limit
         if math.isfinite(mean) and mean <= allowed:
             return mean
-        raise EngineError(
+        begins = list(accumulate((len(response.token_ids) for _, response in said[:-1]), initial=0))
+        raise OtherPolicyError(
             f"{engine} is not at the agent's policy after a weight update (policy version "
             f"{agent.policy_version}): its log-probabilities differ by {mean:.3g} nats per token on "
-            f"average (at most {largest:.3g}, over {gaps.numel()} tokens), allowed are {allowed:g}. "
-            "Weights did not arrive, or the engine computes something else; if it is only a matter of "
-            f"precision, raise agents.{agent.name}.vllm.max_logprob_gap"
+            f"average (at most {largest:.3g}, over {gaps.numel()} tokens; first tokens of responses by "
+            f"{float(gaps[begins].mean()):.3g}), allowed are {allowed:g}. Weights did not arrive, or the "
+            "engine computes something else; if it is only a matter of precision, raise "
+            f"agents.{agent.name}.vllm.max_logprob_gap"
         )

@@ -18,6 +18,10 @@ class EngineLostError(EngineError):
     """An engine died or no longer answers; starting it again may help."""
 
 
+class OtherPolicyError(EngineError):
+    """An engine computes something else than the agent; bringing the weights again may help."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ask:
     """One response that is asked for, in token ids."""

@@ -43,10 +43,11 @@ class ChildBackend:
         can_sleep: bool,
         log: Path,
         start_timeout: float,
+        shortcuts: bool = True,
     ) -> None:
         self.name = f"vLLM engine of agent {name!r}"
         self.can_sleep = can_sleep
-        self._engine_args = dict(engine_args)
+        self._engine = {"engine_args": dict(engine_args), "worker": WORKER, "shortcuts": shortcuts}
         self._asked = 0
         here = {**environment, "PYTHONPATH": os.pathsep.join(_import_path())}
         command = [sys.executable, "-P", "-m", child_program.__name__]
@@ -75,7 +76,7 @@ class ChildBackend:
         if line is None:
             raise EngineLostError(f"{self.name} was ended before it was ready.")
         try:
-            line.send_beside({"engine_args": self._engine_args, "worker": WORKER})
+            line.send_beside(self._engine)
             self._process.wait_until(line.has_answer)
             answer = line.receive()
         except BaseException:

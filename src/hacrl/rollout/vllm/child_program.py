@@ -63,7 +63,7 @@ class _Line:
 class Engine:
     """One ``vllm.LLM``."""
 
-    def __init__(self, engine_args: Mapping[str, Any], worker: str) -> None:
+    def __init__(self, engine_args: Mapping[str, Any], worker: str, shortcuts: bool) -> None:
         import vllm
 
         self._llm = vllm.LLM(
@@ -74,7 +74,8 @@ class Engine:
         )
         self._responses = Responses(self._llm)
         self._has_failed = False  # in the middle of a step: vLLM cannot go on after that
-        take_shortcuts(self._core().scheduler, vllm.__version__)
+        if shortcuts:
+            take_shortcuts(getattr(self._core(), "scheduler", None), vllm.__version__)
 
     def do(self, told: Told, line: _Line) -> Any:
         """What was asked for; the result fits into JSON."""
@@ -167,7 +168,7 @@ def main() -> None:
         first = line.told.get()
         if first is None:
             return
-        engine = Engine(first["engine_args"], first["worker"])
+        engine = Engine(**first)
     except Exception as error:
         line.say({"error": _text(error)})
         line.finish()

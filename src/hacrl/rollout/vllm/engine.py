@@ -16,7 +16,15 @@ from hacrl.agents.lora import is_adapted
 from hacrl.errors import TrainingError
 from hacrl.rollout.engine import EngineReport, Finished
 from hacrl.rollout.vllm.agreement import Proof
-from hacrl.rollout.vllm.backend import Ask, Backend, Ended, EngineError, EngineLostError, Said
+from hacrl.rollout.vllm.backend import (
+    Ask,
+    Backend,
+    Ended,
+    EngineError,
+    EngineLostError,
+    OtherPolicyError,
+    Said,
+)
 from hacrl.rollout.vllm.starts import Starts
 from hacrl.rollout.vllm.transports import Transport, make_transport
 from hacrl.rollout.vllm.weights import exported_weights
@@ -117,32 +125,46 @@ class VllmEngine:
         return [rollouts[place] for place in range(len(asks))]
 
     def _hear(self, asks: Sequence[Ask], take: Callable[[Ended], None]) -> None:
-        """Whatever is asked for, and a proof if one is due; an engine that dies is brought back.
+        """Whatever is asked for, and a proof if one is due.
+
+        An engine that dies is brought back; one that fails its proof gets the weights once more.
+        """
+        left = dict(enumerate(asks))
+        lost, has_failed = 0, False
+        while True:
+            try:
+                self._bring_up()
+                self._hear_once(left, take)
+                return
+            except EngineLostError as error:
+                self._lost(error, last=lost == self._settings.restarts)
+                lost += 1
+            except OtherPolicyError as error:
+                if has_failed:
+                    raise
+                has_failed = True
+                self._notes.append(f"{error}. The weights were brought once more; nothing it said was used")
+
+    def _hear_once(self, left: dict[int, Ask], take: Callable[[Ended], None]) -> None:
+        """What was asked for and is left; what is taken is no longer.
 
         Nothing is taken of an engine that has not proven that it is at the agent's policy.
         """
-        left = dict(enumerate(asks))
-        for attempt in range(self._settings.restarts + 1):
-            try:
-                self._bring_up()
-                proof = None if self._report is not None else Proof(self.agent, self._probes)
-                first = [] if proof is None else proof.asks
-                places = list(left)
-                unproven: Ended = []
-                for ended in self.backend.generate([*first, *left.values()]) if first or left else ():
-                    for position, said in ended:
-                        if position >= len(first):
-                            unproven.append((places[position - len(first)], said))
-                        elif proof is not None and proof.take(position, said):
-                            self._report = self._proven(proof)
-                    if self._report is not None:
-                        proven, unproven = unproven, []
-                        take(proven)
-                        for place, _ in proven:
-                            del left[place]
-                return
-            except EngineLostError as error:
-                self._lost(error, last=attempt == self._settings.restarts)
+        proof = None if self._report is not None else Proof(self.agent, self._probes)
+        first = [] if proof is None else proof.asks
+        places = list(left)
+        unproven: Ended = []
+        for ended in self.backend.generate([*first, *left.values()]) if first or left else ():
+            for position, said in ended:
+                if position >= len(first):
+                    unproven.append((places[position - len(first)], said))
+                elif proof is not None and proof.take(position, said):
+                    self._report = self._proven(proof)
+            if self._report is not None:
+                proven, unproven = unproven, []
+                take(proven)
+                for place, _ in proven:
+                    del left[place]
 
     def _proven(self, proof: Proof) -> EngineReport:
         assert self._version is not None

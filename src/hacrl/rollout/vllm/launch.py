@@ -60,7 +60,9 @@ def make_vllm_engine(
         backend = _own_server(agent.name, settings, arguments, environment, folder, can_sleep)
         return VllmEngine(agent, backend, settings, probes, before_start=lambda: write_model(agent, model))
     log = folder / "engine.log"
-    child = ChildBackend(agent.name, arguments, environment, can_sleep, log, settings.start_timeout)
+    child = ChildBackend(
+        agent.name, arguments, environment, can_sleep, log, settings.start_timeout, settings.shortcuts
+    )
 
     def before_start() -> None:
         child.launch()
