@@ -1,0 +1,138 @@
+"""vLLM engines of one size that answer at the same time: what shares of the processors and shortcuts change.
+
+    python benchmarks/vllm_side_by_side.py --shape qwen3-0.6b --engines 2 --compute 1 0.6
+    python benchmarks/vllm_side_by_side.py --shape qwen3-tiny --device cpu --engines 1 --work 16x8x32x64
+
+Every way has engines of its own, started once; ways take turns, round by round, the first of which does not
+count. Weights are vLLM's random ones and prompts are random tokens: what is measured is the machinery.
+Shares of processors mean something on a GPU where NVIDIA's MPS daemon runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import torch
+from rollout_work import Work
+from shapes import SHAPES, make_agent
+
+from hacrl.agents.engine_settings import VllmSettings
+from hacrl.rollout.vllm.backend import Ask
+from hacrl.rollout.vllm.child import ChildBackend
+from hacrl.rollout.vllm.launch import engine_arguments, engine_environment
+from hacrl.types import Sampling
+
+
+def make_engines(
+    options: argparse.Namespace, model: str, folder: Path, way: tuple[float, bool]
+) -> list[ChildBackend]:
+    """Those of one way, ready to answer."""
+    compute, shortcuts = way
+    work, device = options.work, torch.device(options.device)
+    settings = VllmSettings(
+        mode="child",
+        compute=compute,
+        max_sequences=work.responses,
+        kv_cache_gib=options.kv_cache_gib,
+        shortcuts=shortcuts,
+        engine_args=options.engine_args,
+    )
+    on_cpu = device.type == "cpu"
+    longest = work.prompt_tokens + work.new_tokens
+    dtype = "float32" if on_cpu else "bfloat16"
+    arguments = engine_arguments(model, dtype, settings, longest, on_cpu, can_sleep=False)
+    arguments["load_format"] = "dummy"
+    engines = []
+    for number in range(options.engines):
+        name = f"{compute:g}-{shortcuts}-{number}"
+        log = folder / f"{name}.log"
+        environment = engine_environment(device, settings)
+        engines.append(ChildBackend(name, arguments, environment, False, log, 900.0, shortcuts))
+        engines[-1].launch()
+    for engine in engines:
+        engine.start()
+    return engines
+
+
+def round_of(engines: list[ChildBackend], work: Work, draw: random.Random, vocabulary: int) -> float:
+    """Seconds until all engines have answered, each its own new prompts."""
+    asks = []
+    for _ in engines:
+        prompts = [
+            tuple(draw.randrange(5, vocabulary) for _ in range(work.prompt_tokens))
+            for _ in range(work.prompts)
+        ]
+        asks.append(
+            [Ask(one, Sampling(work.new_tokens), (), None) for one in prompts for _ in range(work.samples)]
+        )
+    answered: list[int] = []
+
+    def answer(engine: ChildBackend, asked: list[Ask]) -> None:
+        answered.extend(len(said.token_ids) for ended in engine.generate(asked) for _, said in ended)
+
+    threads = [
+        threading.Thread(target=answer, args=pair, daemon=True) for pair in zip(engines, asks, strict=True)
+    ]
+    start = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seconds = time.perf_counter() - start
+    assert answered == [work.new_tokens] * (len(engines) * work.responses), "not all have answered"
+    for engine in engines:
+        engine.forget_prefixes()  # as after an update
+    return seconds
+
+
+def main() -> None:
+    """Measure, print medians and ratios to the first way, and write JSON if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--engines", type=int, default=2)
+    parser.add_argument("--work", type=Work.parse, default=Work.parse("32x8x160x256"))
+    parser.add_argument("--compute", type=float, nargs="+", default=[1.0])
+    parser.add_argument("--shortcuts", nargs="+", choices=("without", "with"), default=["without", "with"])
+    parser.add_argument("--kv-cache-gib", type=float)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--engine-args", type=json.loads, default={})
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    ways = [(compute, word == "with") for word in options.shortcuts for compute in options.compute]
+    found: dict[tuple[float, bool], list[float]] = {way: [] for way in ways}
+    vocabulary = SHAPES[options.shape]["vocab_size"]
+    with tempfile.TemporaryDirectory() as name:
+        folder, dtype = Path(name), torch.float32 if options.device == "cpu" else torch.bfloat16
+        model = str(make_agent(options.shape, folder / "agent", dtype, "cpu", stops=False))
+        engines = {way: make_engines(options, model, folder, way) for way in ways}
+        try:
+            for number in range(options.rounds + 1):
+                for way in ways:
+                    seconds = round_of(engines[way], options.work, random.Random(number), vocabulary)
+                    if number:
+                        found[way].append(seconds)
+        finally:
+            for engine in (one for group in engines.values() for one in group):
+                engine.close()
+    first = statistics.median(found[ways[0]])
+    for (compute, shortcuts), seconds in found.items():
+        median = statistics.median(seconds)
+        print(
+            f"{options.engines} engines, {options.work.name}, {compute:g} of the processors each, "
+            f"{'with' if shortcuts else 'without'} shortcuts: {median:.3f} s "
+            f"({min(seconds):.3f} - {max(seconds):.3f}), x{first / median:.3f}"
+        )
+    if options.json:
+        options.json.write_text(json.dumps([[*way, seconds] for way, seconds in found.items()]) + "\n")
+
+
+if __name__ == "__main__":
+    main()
