@@ -23,6 +23,7 @@ from hacrl.learning import learner as learner_module
 from hacrl.learning import token_budget
 from hacrl.learning.learner import Learner
 from hacrl.learning.settings import LearningSettings
+from tests.agents.linear_case import with_room
 from tests.learning.handmade import SAMPLING, largest_difference, sample, weights
 from tests.support.compiler import use_compiler
 from tests.support.tiny import char_agent, sharpened
@@ -212,6 +213,20 @@ def test_a_trial_goes_backwards_through_all_layers(monkeypatch, unused_first) ->
     model.model.layers[0].register_full_backward_hook(lambda *_: reached.append(0))
     assert compile_trial.why_not_compiled(model, 100) is None
     assert reached == [0]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_a_trial_keeps_no_logits(monkeypatch) -> None:
+    """Whoever spares memory tries as well; and memory that runs out in a trial costs a step its compiler."""
+    use_compiler(monkeypatch, partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setattr(output_layer, "BY_HAND_ON", ("cpu",))
+    asked = with_room(monkeypatch, 10**9)
+    model = fresh(False).model.to(torch.bfloat16)
+    assert compile_trial.why_not_compiled(model, 100) is None
+    assert asked == []
+    pairs = [((1, 2), (3, 4)), ((1, 2), (5, 6))]
+    assert logprobs.packed_logprobs(model, pairs, SAMPLING, model.device).requires_grad
+    assert len(asked) == 1  # as others do
 
 
 def test_a_compiler_that_fails_later_costs_an_attempt(monkeypatch) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from hacrl.agents.engine_settings import VllmSettings
 from hacrl.rollout.vllm.backend import EngineError, EngineLostError
@@ -151,3 +154,23 @@ def test_nobody_answers_while_another_one_starts(monkeypatch: pytest.MonkeyPatch
     for thread in threads:
         thread.join(SECONDS)
     assert not any(thread.is_alive() for thread in threads)
+
+
+def test_a_learner_gives_back_what_it_keeps_for_later_before_an_engine_starts(monkeypatch) -> None:
+    """Also one that died or was closed after learning: it measures what is free."""
+    done: list[str] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("given back"))
+    monkeypatch.setattr("hacrl.rollout.vllm.engine.as_current", lambda _: nullcontext())
+    monkeypatch.setattr(VllmEngine, "_synchronise", take_for_proven)
+    for device, expected in (("cuda:0", ["given back", "start"]), ("cpu", ["start"])):
+        done.clear()
+        agent = SimpleNamespace(name="ada", device=torch.device(device), policy_version=0)
+        backend = SimpleNamespace(
+            name="an engine", can_sleep=False, start=lambda: done.append("start"), close=lambda: None
+        )
+        engine = VllmEngine(agent, backend, VllmSettings(), [])
+        engine.prepare()
+        assert done == expected
+        engine.close()
+        engine.prepare()
+        assert done == expected * 2

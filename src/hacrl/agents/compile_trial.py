@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from hacrl.agents.compiled import compiled, decoder_layers
+from hacrl.agents.kept_logits import logits_may_wait
 from hacrl.agents.logprobs import packs, response_logprobs
 from hacrl.agents.out_of_memory import is_out_of_memory
 from hacrl.agents.output_layer import separate_head
@@ -32,7 +33,7 @@ def why_not_compiled(model: Any, tokens: int) -> str | None:
     try:
         packed = packs(model, pairs)  # found out by plain forward passes,
         separate_head(model)  # and so is this
-        with compiled(model), ragged(model, packed):
+        with compiled(model), ragged(model, packed), logits_may_wait(False):  # a trial need not be fast
             logprobs, _ = response_logprobs(model, pairs, Sampling(8), model.device)
             # what comes first is behind all layers, and gradients of all would take their memory twice
             total = logprobs.sum()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,25 +17,37 @@ from torch import Tensor
 # the layers; until then there are a reference's forward pass, a piece's logits in float32, and gradients of
 # hidden states and of the output layer: a few GiB, whatever the size of the device. Nor can all be had that
 # looks free: some lies in blocks too small or belongs to recorded graphs, and other processes grow. Memory
-# that runs out would cost more than is won: micro-batches are smaller for the rest of the run.
+# that runs out costs an attempt, and no logits are kept for the rest of the run.
 LEFT_FREE = 0.25
 LEAST_LEFT_FREE = 6 * 2**30  # bytes
-_MAY_WAIT: ContextVar[bool] = ContextVar("logits_may_wait", default=True)
+
+
+@dataclass
+class Waiting:
+    """What is said of logits for a block of code, and what became of them."""
+
+    allowed: bool
+    any_kept: bool = False
+
+
+_WAITING: ContextVar[Waiting | None] = ContextVar("waiting_logits", default=None)
 
 
 @contextmanager
-def logits_may_wait(allowed: bool) -> Iterator[None]:
+def logits_may_wait(allowed: bool) -> Iterator[Waiting]:
     """Within the block, logits are kept if there is room, or none are: memory is to be spared."""
-    token = _MAY_WAIT.set(allowed)
+    waiting = Waiting(allowed)
+    token = _WAITING.set(waiting)
     try:
-        yield
+        yield waiting
     finally:
-        _MAY_WAIT.reset(token)
+        _WAITING.reset(token)
 
 
 def may_wait() -> bool:
-    """See :func:`logits_may_wait`."""
-    return _MAY_WAIT.get()
+    """See :func:`logits_may_wait`; outside of its blocks they may."""
+    waiting = _WAITING.get()
+    return waiting is None or waiting.allowed
 
 
 def room(device: torch.device) -> int:
@@ -61,6 +74,8 @@ class KeptLogits:
         if logits.nbytes <= self._room:
             self._room -= logits.nbytes
             self._logits[piece] = logits
+            if (waiting := _WAITING.get()) is not None:
+                waiting.any_kept = True
 
     def take(self, piece: int) -> Tensor | None:
         """Only once, since whoever takes them overwrites them: another backward pass makes its own."""

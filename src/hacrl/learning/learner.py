@@ -16,7 +16,6 @@ from hacrl.agents.compile_trial import why_not_compiled
 from hacrl.agents.compiled import compiled, is_compile_error, worth_compiling
 from hacrl.agents.current_device import as_current
 from hacrl.agents.download import Download
-from hacrl.agents.kept_logits import logits_may_wait
 from hacrl.agents.logprobs import packs, response_logprobs
 from hacrl.agents.lora import check_trainable
 from hacrl.agents.out_of_memory import is_out_of_memory, let_go
@@ -83,8 +82,9 @@ class Learner:
             leaves=leaves,
         )
         # whoever sends things away or computes them again wants memory, not speed
-        self._spares_memory = leaves is not None or agent.model.is_gradient_checkpointing
-        self._budget = TokenBudget(settings.micro_batch_tokens or FEW_TOKENS, agent)
+        spares_memory = leaves is not None or agent.model.is_gradient_checkpointing
+        tokens = settings.micro_batch_tokens or FEW_TOKENS
+        self._budget = TokenBudget(tokens, agent, keeps_logits=not spares_memory)
         self._compiles: bool | None = None  # not tried yet
         self._tries_again = False  # in the next step: there was no room to try
         self._bad_in_a_row = 0  # updates left out since the last one that was made
@@ -147,7 +147,6 @@ class Learner:
                 self._compiled(micro_batch, step.stats),
                 ragged(self.agent.model, packs(self.agent.model, token_pairs(micro_batch))),  # backward, too
                 checkpointed_layers(self.agent.model),
-                logits_may_wait(not self._spares_memory),
             ):
                 batch = self.loss_batch(micro_batch, step.stats.updates, step.old)
                 terms = self.method.loss(batch)

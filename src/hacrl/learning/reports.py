@@ -66,7 +66,7 @@ class LearnReport:
     sources: dict[str, SourceReport]
     retokenised: dict[str, RetokeniseReport]  # by source; those with the learner's tokenizer are not in here
     bad_updates: int = 0  # left out because their loss or gradient was not finite
-    oom_retries: int = 0  # updates begun again in smaller micro-batches because memory ran out
+    oom_retries: int = 0  # updates begun again because memory ran out
     # source -> rollouts not learnt from because of learning.max_cross_rollouts
     left_out: dict[str, int] = field(default_factory=dict)
 

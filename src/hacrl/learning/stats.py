@@ -76,7 +76,7 @@ class LearnStats:
     weights: list[float] = field(default_factory=list)  # w of own responses where the difference is corrected
     capped: list[float] = field(default_factory=list)  # how much of each had its w cut down to the cap
     bad_updates: int = 0  # left out because their loss or gradient was not finite
-    oom_retries: int = 0  # updates begun again in smaller micro-batches
+    oom_retries: int = 0  # updates begun again because memory ran out
     notes: list[str] = field(default_factory=list)  # sentences for the user
 
     @property

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from hacrl.agents.agent import Agent
+from hacrl.agents.kept_logits import logits_may_wait
 from hacrl.agents.out_of_memory import is_out_of_memory, let_go
 from hacrl.agents.ragged import has_fused_attention
 from hacrl.errors import TrainingError
@@ -28,11 +29,17 @@ class _TooLargeError(Exception):
 
 
 class TokenBudget:
-    """Most tokens of a micro-batch, padding included. Shrinks when memory runs out, for the whole run."""
+    """Most tokens of a micro-batch, padding included. Shrinks when memory runs out, for the whole run.
 
-    def __init__(self, tokens: int, agent: Agent) -> None:
+    ``keeps_logits``: where there is room. Once memory has run out none are; that comes first, and no number
+    depends on it.
+    """
+
+    def __init__(self, tokens: int, agent: Agent, keeps_logits: bool) -> None:
         self.tokens = tokens
         self._agent = agent
+        self._keeps_logits = keeps_logits
+        self._has_kept_logits = False
 
     def micro_batches(self, samples: Sequence[LearnerSample]) -> list[list[LearnerSample]]:
         """The samples in groups that fit."""
@@ -41,12 +48,15 @@ class TokenBudget:
     @contextmanager
     def charged_to(self, micro_batch: Sequence[LearnerSample]) -> Iterator[None]:
         """Memory that runs out within the block has run out because of these samples."""
-        try:
-            yield
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            raise _TooLargeError(micro_batch, has_fused_attention(self._agent.model)) from error
+        with logits_may_wait(self._keeps_logits) as waiting:
+            try:
+                yield
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                raise _TooLargeError(micro_batch, has_fused_attention(self._agent.model)) from error
+            finally:
+                self._has_kept_logits |= waiting.any_kept
 
     def fit(self, attempt: Callable[[], Result], stats: LearnStats) -> Result:
         """What ``attempt`` gives in micro-batches that fit: until they do, it is begun again."""
@@ -55,7 +65,7 @@ class TokenBudget:
                 return attempt()
             except _TooLargeError as error:
                 let_go(error, self._agent.device)
-                stats.notes.append(self._shrink(error))
+                stats.notes.append(self._make_room(error))
                 stats.oom_retries += 1
             except RuntimeError as error:
                 if not is_out_of_memory(error):
@@ -71,6 +81,18 @@ class TokenBudget:
             f"there. Set learning.offload=all, agents.{name}.gradient_checkpointing=true or "
             f"agents.{name}.lora, give the agent a device of its own (agents.{name}.device), lower "
             "rollout.max_new_tokens, or, if vLLM engines stay awake there, set vllm.sleep=true"
+        )
+
+    def _make_room(self, error: _TooLargeError) -> str:
+        """For the next attempt; a sentence about it."""
+        if not self._has_kept_logits:
+            return self._shrink(error)
+        # in another micro-batch, maybe: what was free then need not be in one piece now
+        self._keeps_logits = self._has_kept_logits = False
+        return (
+            f"agent {self._agent.name!r}: learning from {error} at once did not fit into the memory of "
+            f"{self._agent.device} beside logits that wait for the backward pass; from now on they are made "
+            "again in it. The update was begun again, nothing is lost"
         )
 
     def _shrink(self, error: _TooLargeError) -> str:

@@ -218,6 +218,7 @@ class VllmEngine:
             self._before_start()
             with _STARTS.turn, as_current(self.agent.device):
                 self._check_open()
+                self._have_memory_given_back()
                 self.backend.start()
                 self._is_started, self._is_asleep = True, False
                 self._check_open()
@@ -231,8 +232,7 @@ class VllmEngine:
     def _bring_weights(self) -> None:
         self._version, self._report = None, None  # if it breaks off, nobody knows
         if self._is_asleep:
-            if self.agent.device.type == "cuda":
-                torch.cuda.empty_cache()  # what the learner keeps for later, the engine needs now
+            self._have_memory_given_back()
             self.backend.wake("weights")
         if self._transport is None:
             workers = self.describe()
@@ -248,6 +248,11 @@ class VllmEngine:
             self.backend.wake("kv_cache")
             self._is_asleep = False
         self.backend.forget_prefixes()
+
+    def _have_memory_given_back(self) -> None:
+        """What a learner keeps for later, the engine needs now; as it starts, it measures what is free."""
+        if self.agent.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _check_open(self) -> None:
         """Another thread may have closed it, meanwhile."""
