@@ -126,7 +126,7 @@ def main() -> None:
     for (compute, shortcuts), seconds in found.items():
         median = statistics.median(seconds)
         print(
-            f"{options.engines} engines, {options.work.name}, {compute:g} of the processors each, "
+            f"engines: {options.engines}, {options.work.name}, {compute:g} of the processors each, "
             f"{'with' if shortcuts else 'without'} shortcuts: {median:.3f} s "
             f"({min(seconds):.3f} - {max(seconds):.3f}), x{first / median:.3f}"
         )
