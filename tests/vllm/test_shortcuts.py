@@ -39,7 +39,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_beginning() -> None:
-    """Of all chains of blocks. Some versions draw another one whenever they are asked: nothing is shared then."""
+    """Of all chains of blocks. vLLM 0.25 draws another one whenever it is asked: nothing is shared then."""
     from vllm.utils.hashing import get_hash_fn_by_name
     from vllm.v1.core.kv_cache_utils import init_none_hash
 
