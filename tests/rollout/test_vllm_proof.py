@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from hacrl.agents.agent import Agent
 from hacrl.agents.engine_settings import VllmSettings
 from hacrl.agents.logprobs import response_logprobs
+from hacrl.rollout.vllm import agreement
 from hacrl.rollout.vllm import engine as engine_module
 from hacrl.rollout.vllm.agreement import PROBED_PROMPTS, PROBED_TOKENS
 from hacrl.rollout.vllm.backend import Ask, Ended, EngineError, EngineLostError, Said
@@ -140,9 +142,34 @@ def test_weights_that_arrive_the_second_time(made, monkeypatch) -> None:
     assert engine.restarts == 0
 
 
+def test_who_fails_the_proof_is_left_before_weights_come_again(made, monkeypatch) -> None:
+    """Or it would be told to leave off in the middle of what it is asked for next."""
+    _, backend, engine = made
+    backend.agent = char_agent(seed=1)
+    happened: list[str] = []
+    plainly, send = backend.generate, Sent.send
+
+    def generate(asks: Sequence[Ask]) -> Iterator[Ended]:
+        try:
+            yield from plainly(asks)
+            happened.append("ended")
+        finally:
+            happened.append("left")
+
+    def sent(self: Sent, weights: object, there: Sayer) -> None:
+        happened.append("weights")
+        send(self, weights, there)
+
+    backend.generate = generate
+    monkeypatch.setattr(Sent, "send", sent)
+    with pytest.raises(EngineError, match="not at the agent's policy"):
+        engine.generate(PROBLEMS, 2, Sampling(20), 0)
+    assert happened == ["weights", "left", "weights", "left"]
+
+
 def test_how_far_first_tokens_differ_is_said(made) -> None:
     """By itself: they come from the prompt, all others from what was computed for the tokens before them."""
-    _, backend, engine = made
+    agent, backend, engine = made
     own = backend.said
 
     def later_ones_differ(ask: Ask) -> Said:
@@ -157,6 +184,29 @@ def test_how_far_first_tokens_differ_is_said(made) -> None:
         f"{mean:.3g} nats per token on average (at most 2, over 64 tokens; first tokens of responses by 0.25)"
     )
     assert expected in str(caught.value)
+    # that is what tells tokens of something else from numbers that belong to other tokens
+    ids = (5, 6, 7, 8) * 4
+    pairs = [(agent.encode_prompt(one), ids) for one in PROBES[:PROBED_PROMPTS]]
+    with torch.no_grad():
+        ours = float(response_logprobs(agent.model, pairs, Sampling(16), agent.device)[0].mean())
+    assert f"The engine's are {ours - mean:.3g} on average, the agent's {ours:.3g};" in str(caught.value)
+    assert f"with plain attention, the agent's differ by {mean:.3g}." in str(caught.value)
+
+
+def test_kernels_of_ours_that_are_wrong_are_found_out(made, monkeypatch) -> None:
+    _, _, engine = made
+    right = agreement.response_logprobs
+
+    def wrong(*told) -> tuple[torch.Tensor, torch.Tensor]:
+        logprobs, mask = right(*told)
+        return logprobs - 1.5, mask
+
+    monkeypatch.setattr(agreement, "response_logprobs", wrong)
+    with pytest.raises(EngineError) as caught:
+        engine.prepare()
+    assert "differ by 1.5 nats per token" in str(caught.value)
+    (found,) = re.findall(r"plain attention, the agent's differ by (\S+)\. ", str(caught.value))
+    assert float(found) < 1e-5
 
 
 def test_asked_for_by_itself(made) -> None:

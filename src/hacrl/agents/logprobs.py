@@ -39,10 +39,10 @@ def response_logprobs(
     Nothing in here waits for the device: what it is given can be prepared while it computes something else.
     """
     compute = packed_logprobs if packs(model, pairs) else padded_logprobs
-    return compute(model, pairs, sampling, device), upload(_response_mask(pairs), device)
+    return compute(model, pairs, sampling, device), upload(response_mask(pairs), device)
 
 
-def _response_mask(pairs: Sequence[TokenPair]) -> Tensor:
+def response_mask(pairs: Sequence[TokenPair]) -> Tensor:
     """(B, T), in the machine's memory."""
     lengths = torch.tensor([len(response) for _, response in pairs])
     return torch.arange(int(lengths.max())) < lengths.unsqueeze(1)
@@ -64,14 +64,14 @@ def packed_logprobs(
             logprobs_N = logprobs_in_pieces(
                 head, hidden.index_select(0, packed.before), packed.targets, sampling, vocabulary
             )
-    return _spread(logprobs_N, _response_mask(pairs))
+    return _spread(logprobs_N, response_mask(pairs))
 
 
 def padded_logprobs(
     model: Any, pairs: Sequence[TokenPair], sampling: Sampling, device: torch.device
 ) -> Tensor:
     """(B, T), a row for each sequence."""
-    mask_BT = _response_mask(pairs)
+    mask_BT = response_mask(pairs)
     starts = torch.tensor([len(prompt) for prompt, _ in pairs])
     total = max(len(prompt) + len(response) for prompt, response in pairs)
     input_ids = torch.zeros(len(pairs), total, dtype=torch.long)

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from hacrl.agents.agent import Agent
-from hacrl.agents.logprobs import response_logprobs
+from hacrl.agents.logprobs import padded_logprobs, response_logprobs, response_mask
+from hacrl.agents.packing import TokenPair
 from hacrl.rollout.vllm.backend import Ask, OtherPolicyError, Said
 from hacrl.types import Problem, Sampling
 
@@ -46,23 +49,38 @@ class Proof:
 
     def gap(self, engine: str, limit: float | None) -> float:
         """Mean |difference| per token; :class:`OtherPolicyError` if it cannot be the agent's policy."""
-        agent, said = self._agent, sorted(self._said.items())
-        pairs = [(self._prompts[position], response.token_ids) for position, response in said]
-        with _FORWARD_PASS, torch.inference_mode():
-            learner_BT, mask_BT = response_logprobs(agent.model, pairs, self._sampling, agent.device)
-            learner = learner_BT[mask_BT].double().cpu()
-        theirs = [logprob for _, response in said for logprob in response.logprobs]
-        gaps = (learner - torch.tensor(theirs, dtype=torch.float64)).abs()
+        agent, said = self._agent, [response for _, response in sorted(self._said.items())]
+        learner = self._learner(response_logprobs)
+        theirs = torch.tensor([logprob for one in said for logprob in one.logprobs], dtype=torch.float64)
+        gaps = (learner - theirs).abs()
         mean, largest = float(gaps.mean()), float(gaps.max())
         allowed = LIMITS.get(agent.model.dtype, LOW_PRECISION_LIMIT) if limit is None else limit
         if math.isfinite(mean) and mean <= allowed:
             return mean
-        begins = list(accumulate((len(response.token_ids) for _, response in said[:-1]), initial=0))
+        begins = list(accumulate((len(one.token_ids) for one in said[:-1]), initial=0))
+        plainly = float((self._learner(_plainly) - theirs).abs().mean())
         raise OtherPolicyError(
             f"{engine} is not at the agent's policy after a weight update (policy version "
             f"{agent.policy_version}): its log-probabilities differ by {mean:.3g} nats per token on "
             f"average (at most {largest:.3g}, over {gaps.numel()} tokens; first tokens of responses by "
-            f"{float(gaps[begins].mean()):.3g}), allowed are {allowed:g}. Weights did not arrive, or the "
-            "engine computes something else; if it is only a matter of precision, raise "
+            f"{float(gaps[begins].mean()):.3g}), allowed are {allowed:g}. The engine's are "
+            f"{float(theirs.mean()):.3g} on average, the agent's {float(learner.mean()):.3g}; computed in "
+            f"rows and with plain attention, the agent's differ by {plainly:.3g}. Weights did not arrive, or "
+            "the engine computes something else; if it is only a matter of precision, raise "
             f"agents.{agent.name}.vllm.max_logprob_gap"
         )
+
+    def _learner(self, compute: Callable[..., tuple[Tensor, Tensor]]) -> Tensor:
+        """The agent's log-probabilities of all that was said, one response behind the other."""
+        agent, said = self._agent, sorted(self._said.items())
+        pairs = [(self._prompts[position], response.token_ids) for position, response in said]
+        with _FORWARD_PASS, torch.inference_mode():
+            logprobs_BT, mask_BT = compute(agent.model, pairs, self._sampling, agent.device)
+            return logprobs_BT[mask_BT].double().cpu()
+
+
+def _plainly(
+    model: Any, pairs: Sequence[TokenPair], sampling: Sampling, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Without kernels of ours, in case it is they that are wrong, and not the engine."""
+    return padded_logprobs(model, pairs, sampling, device), response_mask(pairs).to(device)

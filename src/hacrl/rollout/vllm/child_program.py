@@ -113,9 +113,8 @@ class Engine:
                 if ended:
                     line.say({"number": number, "ended": ended})
         finally:
-            if (
-                responses.are_under_way() and not self._has_failed
-            ):  # whoever asked has left, or one was refused
+            # if any are: whoever asked has left, or one was refused
+            if responses.are_under_way() and not self._has_failed:
                 responses.leave()
 
     def _step(self) -> dict[str, Response]:

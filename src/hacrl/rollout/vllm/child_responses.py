@@ -51,7 +51,7 @@ class Responses:
         return ended
 
     def are_under_way(self) -> bool:
-        """Any."""
+        """Whether any of those asked for has not ended."""
         return bool(self._under_way)
 
     def leave(self) -> None:
