@@ -16,7 +16,7 @@ from hacrl.agents.settings import AgentSettings, LoraSettings
 from hacrl.config.schema import RunConfig
 from hacrl.errors import ConfigError
 from hacrl.execution.engines import make_engine
-from hacrl.execution.preflight import preflight
+from hacrl.execution.preflight import Checked, preflight
 from hacrl.execution.serve import plan_server
 from hacrl.rollout.settings import RolloutSettings
 from hacrl.rollout.vllm.child import ChildBackend
@@ -99,6 +99,24 @@ def test_a_child_is_told_whether_to_take_shortcuts(tmp_path: Path, shortcuts: bo
     engine = make_vllm_engine(engine_agent(), VllmSettings(shortcuts=shortcuts), PROBLEMS, 99, tmp_path)
     assert isinstance(engine.backend, ChildBackend)
     assert engine.backend._engine["shortcuts"] is shortcuts
+
+
+def test_every_engine_draws_its_own_responses(tmp_path: Path) -> None:
+    """Unless each response has a seed, an engine's decides; vLLM's own would be the same for all, always."""
+    agents = tuple(AgentSettings(name=name, model=name) for name in ("small", "large"))
+
+    def seeds(run_seed: int) -> list[int]:
+        config = RunConfig(
+            agents=agents, output=str(tmp_path), seed=run_seed, rollout=RolloutSettings(engine="vllm")
+        )
+        checked = Checked(SevensTask(), train=PROBLEMS, test=[], devices={}, notes=())
+        engines = [make_engine(config, one, engine_agent(one.name), checked) for one in agents]
+        return [engine.backend._engine["engine_args"]["seed"] for engine in engines]
+
+    first, second = seeds(0), seeds(1)
+    assert len({*first, *second}) == 4
+    assert seeds(0) == first  # and the same in the same run
+    assert all(0 <= seed < 2**32 for seed in (*first, *second))
 
 
 def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from hacrl.errors import ConfigError
 from hacrl.execution.preflight import Checked
 from hacrl.rollout.engine import RolloutEngine
 from hacrl.rollout.transformers_engine import TransformersEngine
+from hacrl.seeding import derive_seed
 
 ENGINE_FOLDER = "engines"  # in a run's folder: logs, and what servers start from
 
@@ -45,7 +46,12 @@ def make_engine(config: RunConfig, settings: AgentSettings, agent: Agent, checke
             f"agents.{agent.name}.vllm.max_length={most}, but the longest prompt and a full response are "
             f"{longest} tokens; raise it or leave it out"
         )
-    return make_vllm_engine(agent, settings.vllm, probes, longest, folder)
+    return make_vllm_engine(agent, settings.vllm, probes, longest, folder, engine_seed(config, agent.name))
+
+
+def engine_seed(config: RunConfig, agent: str) -> int:
+    """Of an agent's engine, in this run."""
+    return derive_seed(config.seed, "engine", agent)
 
 
 def longest_exchange(config: RunConfig, agent: Agent, checked: Checked) -> int:

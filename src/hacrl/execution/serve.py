@@ -13,6 +13,7 @@ from hacrl.agents.loading import load_model_config, torch_precision
 from hacrl.agents.references import materialise_model
 from hacrl.config.schema import RunConfig
 from hacrl.errors import ConfigError
+from hacrl.execution.engines import engine_seed
 from hacrl.execution.preflight import device_of
 from hacrl.rollout.vllm.checks import api_key_of, check_vllm
 from hacrl.rollout.vllm.launch import (
@@ -50,6 +51,7 @@ def plan_server(config: RunConfig, name: str, host: str, port: int) -> ServerPla
         max_length=None,
         on_cpu=runs_on_cpu(device, settings),
         can_sleep=bool(settings.sleep),
+        seed=engine_seed(config, name),
     )
     arguments["load_format"] = "safetensors"  # never pickled weights
     environment = engine_environment(device, settings)

@@ -36,9 +36,17 @@ ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}  # nobody is tol
 
 
 def make_vllm_engine(
-    agent: Agent, settings: VllmSettings, probes: Sequence[Problem], max_length: int, folder: Path
+    agent: Agent,
+    settings: VllmSettings,
+    probes: Sequence[Problem],
+    max_length: int,
+    folder: Path,
+    seed: int = 0,
 ) -> VllmEngine:
-    """An engine for an agent, not started yet. ``folder`` takes its log and the files it starts from."""
+    """An engine for an agent, not started yet. ``folder`` takes its log and the files it starts from.
+
+    ``seed``: of responses that have none of their own. Equal agents must not draw the same ones.
+    """
     if settings.url is not None:
         backend: Backend = ServerBackend(
             ServerClient(f"vLLM server {settings.url}", settings.url, api_key_of(settings)),
@@ -51,9 +59,8 @@ def make_vllm_engine(
     can_sleep = sleeps(agent.device, settings)
     model = folder / "model"
     dtype = str(agent.model.dtype).removeprefix("torch.")
-    arguments = engine_arguments(
-        str(model), dtype, settings, max_length, runs_on_cpu(agent.device, settings), can_sleep
-    )
+    on_cpu = runs_on_cpu(agent.device, settings)
+    arguments = engine_arguments(str(model), dtype, settings, max_length, on_cpu, can_sleep, seed)
     arguments["load_format"] = "dummy"  # noise, until the first synchronisation brings the agent's weights
     environment = engine_environment(agent.device, settings)
     if settings.starts_server:
@@ -109,7 +116,13 @@ def server_command(python: str, arguments: dict[str, Any], host: str, port: int)
 
 
 def engine_arguments(
-    model: str, dtype: str, settings: VllmSettings, max_length: int | None, on_cpu: bool, can_sleep: bool
+    model: str,
+    dtype: str,
+    settings: VllmSettings,
+    max_length: int | None,
+    on_cpu: bool,
+    can_sleep: bool,
+    seed: int = 0,
 ) -> dict[str, Any]:
     """vLLM's arguments for a model's folder or hub id; ``max_length`` None: the model's own context."""
     cache = settings.kv_cache_gib or (CPU_CACHE_GIB if on_cpu else None)
@@ -120,7 +133,7 @@ def engine_arguments(
         "enable_prefix_caching": True,  # the samples of a prompt share its keys and values
         "logprobs_mode": "processed_logprobs",  # after temperature, top-k and top-p
         "enable_sleep_mode": can_sleep,
-        "seed": 0,
+        "seed": seed % 2**32,  # as numpy takes them
     }
     length = settings.max_length or max_length
     if length is not None:
