@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hacrl.agents.free_memory import unused_memory
+
 # Left free, of what this process may have of a device. Kept logits are gone before the backward pass comes to
 # the layers; until then there are a reference's forward pass, a piece's logits in float32, and gradients of
 # hidden states and of the output layer: a few GiB, whatever the size of the device. Nor can all be had that
@@ -51,14 +53,12 @@ def may_wait() -> bool:
 
 
 def room(device: torch.device) -> int:
-    """Bytes of a device that will not be missed; none but on a GPU. Asks the driver, waits for nothing."""
+    """Bytes of a device that will not be missed; none but on a GPU."""
     if device.type != "cuda":
         return 0
-    free, total = torch.cuda.mem_get_info(device)
-    allocated = torch.cuda.memory_allocated(device)
+    unused, total = unused_memory(device)
     allowed = int(torch.cuda.get_per_process_memory_fraction(device) * total)  # all, unless somebody says so
-    # what torch has reserved for later is nobody's at the moment
-    available = min(free + torch.cuda.memory_reserved(device) - allocated, allowed - allocated)
+    available = min(unused, allowed - torch.cuda.memory_allocated(device))
     return max(0, available - max(int(LEFT_FREE * allowed), LEAST_LEFT_FREE))
 
 

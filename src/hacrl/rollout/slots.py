@@ -19,6 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from hacrl.agents.attention import KERNEL_TYPES, Segments, has_kernel, packed_attention
 from hacrl.agents.footprint import SAMPLED_LOGIT_COPIES
+from hacrl.agents.free_memory import unused_memory
 from hacrl.agents.ragged import asked_of_layers, can_be_ragged
 from hacrl.agents.upload import upload
 
@@ -224,11 +225,10 @@ def slots_that_fit(model: Any, length: int) -> int:
     """How many slots there is memory for, with what decoding needs for each; at least one."""
     if model.device.type != "cuda":
         return sys.maxsize
-    free = torch.cuda.mem_get_info(model.device)[0]
-    free += torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
+    unused, _ = unused_memory(model.device)
     vocabulary: int = model.get_output_embeddings().weight.shape[0]
     each = slot_bytes(model.config, length, model.dtype) + SAMPLED_LOGIT_COPIES * 4 * vocabulary
-    return max(1, int(FILLED * free) // each)
+    return max(1, int(FILLED * unused) // each)
 
 
 def worth_keeping(caches: Sequence[SlotCache]) -> bool:
@@ -236,7 +236,5 @@ def worth_keeping(caches: Sequence[SlotCache]) -> bool:
     device = caches[0].states[0].device if caches else torch.device("cpu")
     if device.type != "cuda":
         return True
-    free, total = torch.cuda.mem_get_info(device)
-    # what learning has used and will use again is torch's, but nobody's at the moment
-    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return sum(cache.nbytes for cache in caches) <= SMALL * total and free >= total / 2
+    unused, total = unused_memory(device)
+    return sum(cache.nbytes for cache in caches) <= SMALL * total and unused >= total / 2

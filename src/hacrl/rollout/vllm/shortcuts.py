@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-# Versions whose code was read: a later one may have more to do for a token than is done here.
+# The code of both was read, and that between is taken to be like it. A later one may have more to do for a
+# token than is done here.
 FIRST, LAST = (0, 25), (0, 32)
 
 
@@ -26,7 +27,7 @@ def take_shortcuts(scheduler: Any, version: str) -> bool:
 
 
 def is_known(version: str) -> bool:
-    """Whether it is between the first and the last version that was read."""
+    """Whether it is one of the two, or between them."""
     parts = version.split(".")[:2]
     return all(part.isdigit() for part in parts) and FIRST <= tuple(map(int, parts)) <= LAST
 
