@@ -130,7 +130,7 @@ def _work(options: argparse.Namespace) -> Work:
         engine=options.engine,
         vllm_memory=options.vllm_memory,
         vllm_sleep=not options.vllm_awake,
-        engine_args=options.engine_args,
+        vllm=options.vllm,
         side_by_side=options.max_batch,
         hacrl_tokens=options.hacrl_tokens,
         hacrl_offload=options.hacrl_offload,
@@ -165,7 +165,7 @@ def _options() -> argparse.Namespace:
     add("--engine", choices=["transformers", "vllm"], default="transformers", help="of both sides")
     add("--vllm-memory", type=float, default=0.3, help="share of the GPU for one vLLM engine")
     add("--vllm-awake", action="store_true", help="vLLM engines keep their memory while agents learn")
-    add("--engine-args", type=json.loads, default={}, help="JSON, further arguments of hacrl's vLLM engines")
+    add("--vllm", type=json.loads, default={}, help='JSON, further settings of hacrl\'s, e.g. {"compute": 1}')
     add("--trl-dtype", choices=["bfloat16", "float32"], default="bfloat16", help="TRL's weights on a GPU")
     add("--trl-generation", type=json.loads, default={}, help="JSON, further generation options of TRL")
     add("--one-tokenizer", action="store_true", help="all agents have the same: nothing is retokenised")

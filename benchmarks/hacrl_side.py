@@ -137,7 +137,7 @@ def run_config(work: Work, folders: list[Path], method: str, output: Path) -> Ru
                     "memory": work.vllm_memory,
                     "sleep": work.vllm_sleep,
                     "max_sequences": work.responses,
-                    "engine_args": work.engine_args,
+                    **work.vllm,
                 },
             },
             "output": str(output),

@@ -45,7 +45,7 @@ class Work:
     engine: str = "transformers"
     vllm_memory: float = 0.3  # share of the GPU that one vLLM engine may take
     vllm_sleep: bool = True  # engines give their memory back while agents learn
-    engine_args: dict[str, Any] = field(default_factory=dict)
+    vllm: dict[str, Any] = field(default_factory=dict)  # further settings of hacrl's engines
     side_by_side: int | None = None  # most responses that hacrl decodes at a time; None: all
     hacrl_tokens: int | None = None  # learning.micro_batch_tokens; None: as many as TRL has in a forward pass
     hacrl_offload: str = "auto"  # learning.offload; of a learner alone, "auto" is never
