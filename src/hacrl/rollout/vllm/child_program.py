@@ -17,6 +17,7 @@ from typing import Any
 
 from hacrl.rollout.vllm.child_responses import Response, Responses
 from hacrl.rollout.vllm.numbers_as_text import floats_to_text, integers_to_text
+from hacrl.rollout.vllm.own_attention import take_over_decoding
 from hacrl.rollout.vllm.shortcuts import take_shortcuts
 
 Told = dict[str, Any]
@@ -66,6 +67,8 @@ class Engine:
     def __init__(self, engine_args: Mapping[str, Any], worker: str, shortcuts: bool) -> None:
         import vllm
 
+        if shortcuts:
+            take_over_decoding()
         self._llm = vllm.LLM(
             **engine_args,
             worker_extension_cls=worker,

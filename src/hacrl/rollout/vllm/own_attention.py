@@ -1,0 +1,72 @@
+"""vLLM's FlashAttention backend with a kernel of ours where every response gets one token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Of flash_attn_varlen_func's arguments: those that the kernel needs, those that change nothing where there is
+# one query a response and keys are not quantised, and those that must not be told.
+NEEDED = ("q", "k", "v", "out", "max_seqlen_q", "seqused_k", "softmax_scale", "block_table")
+WITHOUT_EFFECT = (
+    *("cu_seqlens_q", "max_seqlen_k", "causal", "deterministic", "scheduler_metadata", "num_splits"),
+    *("fa_version", "q_descale", "k_descale", "v_descale"),
+)
+EVERYWHERE = ([-1, -1], (-1, -1))  # a window that is none
+
+
+def take_over_decoding() -> bool:
+    """Put the kernel in front of FlashAttention in this process, before vLLM records graphs; whether it is."""
+    if not torch.cuda.is_available():
+        return False
+    try:
+        from vllm.v1.attention.backends import flash_attn
+
+        flash_attn.flash_attn_varlen_func = with_own_kernel(flash_attn.flash_attn_varlen_func)
+    except (ImportError, AttributeError):  # another vLLM, another GPU
+        return False
+    return True
+
+
+def with_own_kernel(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """FlashAttention's function: decoding is ours where the kernel fits and is right, the rest theirs."""
+    from hacrl.rollout.vllm.paged_attention import can_attend, is_right, paged_attention
+
+    found: dict[tuple[Any, ...], bool] = {}  # whether it is right, by shape
+
+    def is_usable(query: Tensor, keys: Tensor) -> bool:
+        shape = (query.device, query.dtype, query.shape[1] // keys.shape[2], query.shape[2], keys.shape[1])
+        if shape not in found:
+            # nothing can be tried while a graph is recorded; vLLM computes every batch once before that
+            if query.is_cuda and torch.cuda.is_current_stream_capturing():
+                return False
+            found[shape] = is_right(*shape)
+        return found[shape]
+
+    def attention(*positional: Any, **named: Any) -> Any:
+        if positional or not is_plain_decoding(named):
+            return theirs(*positional, **named)
+        query, keys, values, out = (named[key] for key in ("q", "k", "v", "out"))
+        pages, lengths = named["block_table"], named["seqused_k"]
+        if not can_attend(query, keys, values, pages, lengths) or not is_usable(query, keys):
+            return theirs(**named)
+        paged_attention(query, keys, values, pages, lengths, named["softmax_scale"], out)
+        return out
+
+    return attention
+
+
+def is_plain_decoding(named: Mapping[str, Any]) -> bool:
+    """One query a response over all before it, and nothing that the kernel does not know of."""
+    others = {key: value for key, value in named.items() if key not in (*NEEDED, *WITHOUT_EFFECT)}
+    if others.pop("window_size", None) not in (None, *EVERYWHERE):
+        return False
+    return (
+        all(named.get(key) is not None for key in NEEDED)
+        and named["max_seqlen_q"] == 1
+        and isinstance(named.get("causal"), bool)
+        and all(value is None or (isinstance(value, int | float) and value == 0) for value in others.values())
+    )
