@@ -1,32 +1,39 @@
-"""vLLM's FlashAttention backend with a kernel of ours where every response gets one token."""
+"""vLLM's FlashAttention with a kernel of ours where every response gets one token."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-# Of flash_attn_varlen_func's arguments: those that the kernel needs, those that change nothing where there is
-# one query a response and keys are not quantised, and those that must not be told.
+from hacrl.rollout.vllm.shortcuts import is_known
+
+# Of flash_attn_varlen_func's arguments: those that the kernel needs, and those that change nothing where a
+# response has one query and keys are not quantised. Any other must say that it is not used.
 NEEDED = ("q", "k", "v", "out", "max_seqlen_q", "seqused_k", "softmax_scale", "block_table")
 WITHOUT_EFFECT = (
     *("cu_seqlens_q", "max_seqlen_k", "causal", "deterministic", "scheduler_metadata", "num_splits"),
     *("fa_version", "q_descale", "k_descale", "v_descale"),
 )
 EVERYWHERE = ([-1, -1], (-1, -1))  # a window that is none
+MEASURED_ON = (9, 0)  # the kind of GPU on which the kernel was the faster one
 
 
-def take_over_decoding() -> bool:
-    """Put the kernel in front of FlashAttention in this process, before vLLM records graphs; whether it is."""
-    if not torch.cuda.is_available():
+def take_over_decoding(version: str) -> bool:
+    """Put the kernel in front of FlashAttention in this process, before vLLM records graphs."""
+    must_not_depend_on_batches = os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0")
+    if must_not_depend_on_batches or not is_known(version) or not torch.cuda.is_available():
+        return False
+    if torch.cuda.get_device_capability() != MEASURED_ON:
         return False
     try:
         from vllm.v1.attention.backends import flash_attn
 
         flash_attn.flash_attn_varlen_func = with_own_kernel(flash_attn.flash_attn_varlen_func)
-    except (ImportError, AttributeError):  # another vLLM, another GPU
+    except (ImportError, AttributeError):  # vLLM without FlashAttention, or no Triton
         return False
     return True
 
@@ -67,6 +74,6 @@ def is_plain_decoding(named: Mapping[str, Any]) -> bool:
     return (
         all(named.get(key) is not None for key in NEEDED)
         and named["max_seqlen_q"] == 1
-        and isinstance(named.get("causal"), bool)
+        and isinstance(named.get("causal"), bool)  # and not one for each response
         and all(value is None or (isinstance(value, int | float) and value == 0) for value in others.values())
     )

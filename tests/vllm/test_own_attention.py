@@ -1,0 +1,226 @@
+"""Decoding's attention in vLLM by our kernel, run by Triton's interpreter: numbers without a GPU."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from hacrl.rollout.vllm import own_attention
+from hacrl.rollout.vllm.own_attention import NEEDED, WITHOUT_EFFECT, is_plain_decoding, take_over_decoding
+
+IN_VLLM = [
+    pytest.mark.vllm_installed,
+    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed here (make test-vllm)"),
+    pytest.mark.filterwarnings("ignore"),  # importing vllm warns of much
+]
+SHARED = """
+import torch
+from hacrl.rollout.vllm import paged_attention
+from hacrl.rollout.vllm.own_attention import with_own_kernel
+
+torch.manual_seed(0)
+
+
+def caches(pages, page, heads, width):
+    '''Keys and values as vLLM 0.25 and 0.32 lay them.'''
+    either = torch.randn(pages, 2, page, heads, width).half()
+    beside = torch.randn(pages, heads, page, 2 * width).half()
+    return [either.unbind(1), beside.transpose(1, 2).split(width, dim=-1)]
+
+
+def by_torch(query, keys, values, pages, length, scale):
+    '''One response, by torch's own function.'''
+    seen = [part[pages.long()].flatten(0, 1)[:length].transpose(0, 1).float() for part in (keys, values)]
+    return torch.nn.functional.scaled_dot_product_attention(
+        query.float()[:, None], *seen, scale=scale, enable_gqa=True
+    )[:, 0]
+"""
+KERNEL = (
+    SHARED
+    + """
+# by hand: one token's value; the mean of two whose keys are equal; nothing of nothing
+keys, values = torch.ones(3, 16, 1, 64).half(), torch.zeros(3, 16, 1, 64).half()
+values[2, 0], values[2, 1] = 4.0, 8.0
+out = torch.full((3, 1, 64), torch.nan).half()
+pages = torch.tensor([[2], [2], [2]], dtype=torch.int32)
+lengths = torch.tensor([1, 2, 0], dtype=torch.int32)
+paged_attention.paged_attention(torch.ones(3, 1, 64).half(), keys, values, pages, lengths, 1.0, out)
+assert out[:, 0, 0].tolist() == [4.0, 6.0, 0.0], out[:, 0, 0]
+
+for heads, key_heads, width, page in ((4, 2, 64, 16), (3, 3, 128, 16), (16, 1, 64, 32), (4, 2, 64, 64)):
+    for keys, values in caches(9, page, key_heads, width):
+        lengths = [1, page, page + 1, 2 * page - 1, 4 * page, 3]
+        query = torch.randn(len(lengths), 3 * heads, width).half()[:, heads : 2 * heads]  # among others
+        pages = torch.stack([torch.randperm(9)[:4] for _ in lengths]).int()
+        pages[1:3, :1] = pages[0, 0]  # of one prompt
+        out = torch.full_like(query, torch.nan)
+        told = torch.tensor(lengths, dtype=torch.int32)
+        paged_attention.paged_attention(query, keys, values, pages, told, 0.3, out)
+        plain = paged_attention.plain_attention(query, keys, values, pages, told, 0.3)
+        for row, length in enumerate(lengths):
+            exact = by_torch(query[row], keys, values, pages[row], length, 0.3)
+            torch.testing.assert_close(out[row].float(), exact, rtol=2e-3, atol=2e-3)
+            torch.testing.assert_close(plain[row], exact, rtol=1e-5, atol=1e-5)
+print("all the same")
+"""
+)
+IN_FRONT = (
+    SHARED
+    + """
+paged_attention.ENOUGH_PROGRAMS = 8
+rows, heads, key_heads, width = 4, 4, 2, 64
+(keys, values), _ = caches(9, 16, key_heads, width)
+went_on = []
+
+
+def theirs(*positional, **named):
+    went_on.append(named.get("max_seqlen_q"))
+    return named["out"].fill_(7.0)
+
+
+def asked(attend, rows=rows, **others):
+    '''What is written for so many responses, and whether FlashAttention did it.'''
+    went_on.clear()
+    query = torch.randn(rows, heads, width, generator=torch.Generator().manual_seed(1)).half()
+    pages = torch.arange(2 * rows).view(rows, 2).int() % 9
+    lengths = torch.arange(14, 14 + rows).int()
+    named = dict(q=query, k=keys, v=values, out=torch.zeros_like(query), max_seqlen_q=1, max_seqlen_k=40)
+    named |= dict(seqused_k=lengths, block_table=pages, softmax_scale=0.3, causal=True, softcap=0)
+    named |= dict(window_size=[-1, -1], alibi_slopes=None, num_splits=32, k_descale=torch.ones(rows, 2))
+    named |= others
+    out = attend(**named)
+    assert out is named["out"]
+    if not went_on:
+        for row, length in enumerate(lengths.tolist()):
+            exact = by_torch(named["q"][row], keys, values, pages[row], length, 0.3)
+            torch.testing.assert_close(out[row].float(), exact, rtol=2e-3, atol=2e-3)
+    return bool(went_on)
+
+
+attend = with_own_kernel(theirs)
+assert not asked(attend)
+assert not asked(attend, causal=False, window_size=(-1, -1), s_aux=None)  # the last query sees all before it
+assert asked(attend, max_seqlen_q=2)  # prompts
+assert asked(attend, softcap=30.0) and asked(attend, window_size=[15, 0])
+assert asked(attend, s_aux=torch.ones(4))
+assert asked(attend, rows=3)  # 6 programs: FlashAttention splits long responses
+assert asked(attend, block_table=torch.zeros(5, 2).int())  # not a row for each query
+assert asked(attend, k=keys.float()) and asked(attend, something_new=True)
+
+paged_attention.paged_attention = lambda *given: given[-1].zero_()  # as a compiler might get it wrong
+assert asked(with_own_kernel(theirs))
+
+
+def fails(*given):
+    raise RuntimeError("no such instruction")
+
+
+paged_attention.paged_attention = fails
+assert asked(with_own_kernel(theirs))
+print("all the same")
+"""
+)
+
+
+@pytest.mark.triton
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs the kernel itself")
+@pytest.mark.parametrize("check", [KERNEL, IN_FRONT], ids=["kernel", "in front of FlashAttention"])
+def test_decoding_is_attention(check: str) -> None:
+    pytest.importorskip("triton")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join(entry for entry in (os.getcwd(), *sys.path) if entry)
+    ended = subprocess.run(
+        [sys.executable, "-c", check], env=environment, capture_output=True, text=True, check=False
+    )
+    assert ended.stdout.strip().endswith("all the same"), ended.stderr[-3000:]
+
+
+PLAIN = dict.fromkeys(NEEDED, 1) | {"causal": True, "window_size": [-1, -1], "softcap": 0, "s_aux": None}
+
+
+@pytest.mark.parametrize(
+    ("change", "is_plain"),
+    [
+        ({}, True),
+        ({"num_splits": 32, "scheduler_metadata": object(), "window_size": None}, True),
+        ({"window_size": [1023, 0]}, False),
+        ({"max_seqlen_q": 2}, False),
+        ({"block_table": None}, False),
+        ({"out": None}, False),
+        ({"causal": torch.tensor([True])}, False),
+        ({"softcap": 30.0}, False),
+        ({"alibi_slopes": torch.ones(2)}, False),
+        ({"return_softmax_lse": True}, False),
+        ({"return_softmax_lse": False}, True),
+        ({"mask_mod": print}, False),
+    ],
+)
+def test_what_the_kernel_takes_over(change, is_plain) -> None:
+    assert is_plain_decoding({**PLAIN, **change}) is is_plain
+
+
+class TestWhereItIsUsed:
+    @pytest.fixture(autouse=True)
+    def _gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """One of the right kind, as far as torch says."""
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+        monkeypatch.delenv("VLLM_BATCH_INVARIANT", raising=False)
+
+    def test_not_on_another_kind_of_gpu(self, monkeypatch) -> None:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+        monkeypatch.setattr(own_attention, "with_own_kernel", _must_not_be_asked)
+        assert not take_over_decoding("0.32.0")
+
+    def test_not_without_a_gpu(self, monkeypatch) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        monkeypatch.setattr(own_attention, "with_own_kernel", _must_not_be_asked)
+        assert not take_over_decoding("0.32.0")
+
+    def test_not_where_results_must_not_depend_on_batches(self, monkeypatch) -> None:
+        monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+        monkeypatch.setattr(own_attention, "with_own_kernel", _must_not_be_asked)
+        assert not take_over_decoding("0.32.0")
+
+    def test_not_in_a_vllm_that_nobody_has_read(self, monkeypatch) -> None:
+        monkeypatch.setattr(own_attention, "with_own_kernel", _must_not_be_asked)
+        assert not take_over_decoding("0.99.0")
+
+
+def _must_not_be_asked(*_) -> None:
+    raise AssertionError("the kernel must not be put in front of FlashAttention here")
+
+
+def _defined(where: ast.AST, name: str) -> ast.AST:
+    return next(node for node in ast.iter_child_nodes(where) if getattr(node, "name", None) == name)
+
+
+class TestVllmItself:
+    pytestmark = IN_VLLM
+
+    def test_its_function_is_called_as_expected(self) -> None:
+        """By names that are known, from the place where it is replaced."""
+        from vllm.v1.attention.backends import flash_attn
+
+        module = ast.parse(Path(flash_attn.__file__).read_text())
+        forward = _defined(_defined(module, "FlashAttentionImpl"), "forward")
+        calls = [
+            node
+            for node in ast.walk(forward)
+            if isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in ("flash_attn_varlen_func", "_FA4_DENSE_ATTENTION_KERNEL")
+        ]
+        assert len(calls) == 1
+        named = {keyword.arg for keyword in calls[0].keywords}
+        assert not calls[0].args
+        assert set(NEEDED) <= named
+        unused = {"alibi_slopes", "softcap", "s_aux", "mask_mod", "aux_tensors", "dynamic_causal"}
+        assert named - set(NEEDED) - set(WITHOUT_EFFECT) == unused | {"window_size"}
