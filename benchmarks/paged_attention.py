@@ -1,0 +1,125 @@
+"""Attention of a decoding step over vLLM's pages: our kernel against vLLM's FlashAttention 3.
+
+    python benchmarks/paged_attention.py
+
+In bfloat16, heads 128 wide, 8 responses to a prompt of 160 tokens whose pages they share; microseconds a
+layer, of the fastest of 5 replays of a graph with 6 layers that have caches of their own.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import torch
+from timing import best_of
+from torch import Tensor
+
+from hacrl.rollout.vllm.paged_attention import paged_attention
+
+GPU = torch.device("cuda")
+PAGE, WIDTH, PROMPT, SAMPLES, LAYERS = 16, 128, 160, 8, 6
+SCALE = WIDTH**-0.5
+_DRAW = random.Random(0)
+HEADS = ((16, 8), (32, 8), (12, 2))  # of queries, and of keys
+CASES = {  # tokens of context of every response
+    "256 responses, 176 tokens": [176] * 256,
+    "256 responses, 300 tokens": [300] * 256,
+    "256 responses, 420 tokens": [420] * 256,
+    "256 responses, 200 to 4,000 tokens": [_DRAW.randint(200, 4000) for _ in range(256)],
+    "128 responses, 2,000 tokens": [2000] * 128,
+    "64 responses, 300 tokens": [300] * 64,
+    "64 responses, 2,000 tokens": [2000] * 64,
+    "64 responses, 200 to 8,000 tokens": [_DRAW.randint(200, 8000) for _ in range(64)],
+    "64 responses, one of 16,000 tokens, others of 500": [16000] + [500] * 63,
+}
+
+
+def main() -> None:
+    """Every case with every kind of heads."""
+    print(f"{'':52} {'heads':>8} {'FlashAttention':>15} {'ours':>7} {'ratio':>6} {'largest gap':>12}")
+    for name, lengths in CASES.items():
+        for heads, key_heads in HEADS:
+            theirs, ours, gap = compare(lengths, heads, key_heads)
+            line = f"{theirs:15.1f} {ours:7.1f} {theirs / ours:6.2f} {gap:12.4f}"
+            print(f"{name:52} {f'{heads}, {key_heads}':>8} {line}", flush=True)
+
+
+def compare(lengths: list[int], heads: int, key_heads: int) -> tuple[float, float, float]:
+    """Microseconds a layer of either, and how far they are apart at most."""
+    from vllm.vllm_flash_attn import flash_attn_varlen_func, get_scheduler_metadata
+
+    pages, count = page_tables(lengths)
+    caches = [
+        torch.randn(count, 2, PAGE, key_heads, WIDTH, device=GPU, dtype=torch.bfloat16) for _ in range(LAYERS)
+    ]
+    rows, longest = len(lengths), max(lengths)
+    query = torch.randn(rows, heads, WIDTH, device=GPU, dtype=torch.bfloat16)
+    ours, theirs = torch.empty_like(query), torch.empty_like(query)
+    used = torch.tensor(lengths, dtype=torch.int32, device=GPU)
+    starts = torch.arange(rows + 1, dtype=torch.int32, device=GPU)
+    common = {"cu_seqlens_q": starts, "max_seqlen_q": 1, "max_seqlen_k": longest, "num_splits": 32}
+    common |= {"causal": True, "window_size": [-1, -1]}  # and as many splits as vLLM allows in graphs
+    plan = get_scheduler_metadata(
+        batch_size=rows,
+        num_heads_q=heads,
+        num_heads_kv=key_heads,
+        headdim=WIDTH,
+        cache_seqlens=used,
+        qkv_dtype=query.dtype,
+        page_size=PAGE,
+        **common,
+    )
+
+    def flash(cache: Tensor) -> None:
+        keys, values = cache.unbind(1)
+        flash_attn_varlen_func(
+            q=query,
+            k=keys,
+            v=values,
+            out=theirs,
+            seqused_k=used,
+            softmax_scale=SCALE,
+            block_table=pages,
+            scheduler_metadata=plan,
+            fa_version=3,
+            **common,
+        )
+
+    def own(cache: Tensor) -> None:
+        paged_attention(query, *cache.unbind(1), pages, used, SCALE, ours)
+
+    times = [microseconds(layer, caches) for layer in (flash, own)]
+    return times[0], times[1], float((ours.float() - theirs.float()).abs().max())
+
+
+def page_tables(lengths: list[int]) -> tuple[Tensor, int]:
+    """Pages of every response, scattered, those of a prompt shared; how many there are."""
+    wanted = [-(-length // PAGE) for length in lengths]
+    shared = PROMPT // PAGE
+    count = sum(wanted) + 1
+    free = list(range(1, count))
+    random.Random(0).shuffle(free)
+    rows = []
+    for place, pages in enumerate(wanted):
+        if place % SAMPLES == 0:
+            prompt = [free.pop() for _ in range(shared)]
+        own = [free.pop() for _ in range(pages - shared)]
+        rows.append([*prompt, *own, *[0] * (max(wanted) - pages)])
+    return torch.tensor(rows, dtype=torch.int32, device=GPU), count
+
+
+def microseconds(layer: Callable[[Tensor], None], caches: list[Tensor]) -> float:
+    """Of one layer, in a recorded graph."""
+    for cache in caches:
+        layer(cache)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for cache in caches:
+            layer(cache)
+    return best_of(5, graph.replay) / LAYERS * 1e6
+
+
+if __name__ == "__main__":
+    main()
