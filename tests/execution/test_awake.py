@@ -109,47 +109,6 @@ def test_engines_stay_awake_if_learning_loses_nothing(gpu) -> None:
     assert notes == ()
 
 
-def test_engines_of_one_size_share_the_processors(gpu) -> None:
-    """0.6 each of two, but only if they answer at the same time, on one GPU, and take about as long."""
-    gpu(1000)
-    small, large = shapes()["small"], shapes()["large"]
-
-    def shares(
-        config: RunConfig, devices: dict[str, str] = ON_ONE, other: object = small
-    ) -> list[float | None]:
-        sized = Sized(devices, {"small": small, "large": other}, {})
-        return [agent.vllm.compute for agent in settle_engines(config, sized)[0].agents]
-
-    assert shares(run()) == [0.6, 0.6]  # awake by decision
-    assert shares(run(sleep=False, memory=0.1)) == [0.6, 0.6]
-    assert shares(run(sleep=True)) == [None, None]
-    assert shares(run(), other=large) == [None, None]  # 1.7B and 4B
-    assert shares(run(), devices={"small": "cuda:0", "large": "cuda:1"}) == [None, None]
-    assert shares(run(), devices={"small": "cpu", "large": "cpu"}) == [None, None]
-    assert shares(run(devices=(3,))) == [None, None]
-    assert shares(run(url="http://gpu7:8000", sleep=False)) == [None, None]
-    assert shares(run(compute=0.9)) == [0.9, 0.9]
-    config = run()
-    first, second = config.agents
-    said = replace(config, agents=(replace(first, vllm=VllmSettings(compute=1.0)), second))
-    assert shares(said) == [1.0, 0.6]
-    alone = replace(config, agents=(first, replace(second, engine="transformers")))
-    assert shares(alone) == [None, None]
-    gpu(139)
-    assert shares(run(), other=large) == [None, None]
-
-
-@pytest.mark.parametrize(("agents", "share"), [(2, 0.6), (3, 0.4), (4, 0.4)])
-def test_processors_among_more(gpu, agents: int, share: float) -> None:
-    gpu(1000)
-    config = run()
-    names = [f"agent{number}" for number in range(agents)]
-    config = replace(config, agents=tuple(replace(config.agents[0], name=name) for name in names))
-    sized = Sized(dict.fromkeys(names, "cuda"), dict.fromkeys(names, shapes()["small"]), {})
-    found, _ = settle_engines(config, sized)
-    assert [agent.vllm.compute for agent in found.agents] == pytest.approx([share] * agents)
-
-
 def test_the_least_gpu_on_which_they_stay_awake(gpu) -> None:
     """Just above it nothing more leaves than if they slept; just below, more would, or there is no room."""
     sized = Sized(ON_ONE, shapes(), {})

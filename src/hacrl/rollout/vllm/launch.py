@@ -165,8 +165,6 @@ def engine_environment(device: torch.device, settings: VllmSettings) -> dict[str
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(
             _visible(index) for index in chosen if index is not None
         )
-    if settings.compute is not None:
-        environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(max(1, round(100 * settings.compute)))
     return environment
 
 
