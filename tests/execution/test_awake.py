@@ -14,7 +14,7 @@ from hacrl.config.schema import RunConfig
 from hacrl.execution import awake, local, memory
 from hacrl.execution import dry_run as planning
 from hacrl.execution.awake import settle_engines
-from hacrl.execution.memory import Sized, choose_micro_batch_tokens, footprints, offload_plans
+from hacrl.execution.memory import Sized, choose_micro_batch_tokens, footprints, offload_plans, workload
 from tests.execution.test_dry_run import shapes
 from tests.execution.test_offloading import OnGpu
 from tests.support.sevens import SevensTask
@@ -250,10 +250,17 @@ def test_a_request_of_the_greatest_length_fits(gpu, said) -> None:
 
 
 def test_responses_need_not_be_of_whole_prompts(gpu) -> None:
-    """Two prompts with 129 responses each: 256 are decoded at a time."""
+    """Two prompts with 150 responses each: 272 are decoded at a time."""
     gpu(139)
-    many = settled(run("rollout.prompts_per_step=2", "rollout.rollouts_per_prompt=129"))[0]["small"]
-    assert many.memory > 256 * 384 * 28 * 2 * 8 * 128 * 2 / (139 * GIB)
+    many = settled(run("rollout.prompts_per_step=2", "rollout.rollouts_per_prompt=150"))[0]["small"]
+    assert many.memory > 272 * 384 * 28 * 2 * 8 * 128 * 2 / (139 * GIB)
+
+
+@pytest.mark.parametrize(("said", "most"), [({}, 272), ({"max_sequences": 32}, 48)])
+def test_as_many_responses_are_counted_as_an_engine_decodes_at_a_time(said, most: int) -> None:
+    """Of 512; room for a proof is room for responses once it is over, and so is what fills a CUDA graph."""
+    config = run("rollout.prompts_per_step=64", **said)
+    assert workload(config, config.agents[0], 128, 4096).decodings[0].responses == most
 
 
 # --- who asks ---

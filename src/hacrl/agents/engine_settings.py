@@ -28,7 +28,7 @@ class VllmSettings:
     devices: tuple[int, ...] | None = None  # the engine's CUDA devices; None: the agent's own
     memory: float | None = None  # share of the GPU, weights included; None: what it needs, up to 0.3
     kv_cache_gib: float | None = None  # fixed size of the key-value cache instead of a share; on a CPU 1
-    max_sequences: int = 256  # most responses decoded side by side
+    max_sequences: int = 256  # responses decoded side by side, or up to 19 more: what a CUDA graph holds
     max_length: int | None = None  # prompt and response in tokens; None: what the task's prompts need
     sleep: bool | None = None  # give memory back between rollouts; None: if the learner needs it
     weight_sync: WeightSync = "auto"  # how weights travel; "auto": the best way the two ends have
