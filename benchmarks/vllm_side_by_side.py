@@ -1,11 +1,12 @@
-"""vLLM engines of one size that answer at the same time: what shares of the processors and shortcuts change.
+"""vLLM engines of one size that answer at the same time: what their number and shortcuts change.
 
-    python benchmarks/vllm_side_by_side.py --shape qwen3-0.6b --engines 2 --compute 1 0.6
+    python benchmarks/vllm_side_by_side.py --shape qwen3-0.6b --engines 1 2
     python benchmarks/vllm_side_by_side.py --shape qwen3-tiny --device cpu --engines 1 --work 16x8x32x64
 
-Every way has engines of its own, started once; ways take turns, round by round, the first of which does not
-count. Weights are vLLM's random ones and prompts are random tokens: what is measured is the machinery.
-Shares of processors mean something on a GPU where NVIDIA's MPS daemon runs.
+Engines with and without shortcuts are started once; ways take turns, round by round, the first of which does
+not count. Weights are vLLM's random ones and prompts are random tokens: what is measured is the machinery.
+Every engine does all of the work: two that take twice as long as one gain nothing from each other. On a GPU
+they compute at the same time only if NVIDIA's MPS daemon runs.
 """
 
 from __future__ import annotations
@@ -31,14 +32,12 @@ from hacrl.types import Sampling
 
 
 def make_engines(
-    options: argparse.Namespace, model: str, folder: Path, way: tuple[float, bool]
+    options: argparse.Namespace, model: str, folder: Path, shortcuts: bool
 ) -> list[ChildBackend]:
-    """Those of one way, ready to answer."""
-    compute, shortcuts = way
+    """As many as the largest number that is asked at the same time, ready to answer."""
     work, device = options.work, torch.device(options.device)
     settings = VllmSettings(
         mode="child",
-        compute=compute,
         max_sequences=work.responses,
         kv_cache_gib=options.kv_cache_gib,
         shortcuts=shortcuts,
@@ -50,8 +49,8 @@ def make_engines(
     arguments = engine_arguments(model, dtype, settings, longest, on_cpu, can_sleep=False)
     arguments["load_format"] = "dummy"
     engines = []
-    for number in range(options.engines):
-        name = f"{compute:g}-{shortcuts}-{number}"
+    for number in range(max(options.engines)):
+        name = f"{shortcuts}-{number}"
         log = folder / f"{name}.log"
         environment = engine_environment(device, settings)
         engines.append(ChildBackend(name, arguments, environment, False, log, 900.0, shortcuts))
@@ -93,42 +92,44 @@ def round_of(engines: list[ChildBackend], work: Work, draw: random.Random, vocab
 
 
 def main() -> None:
-    """Measure, print medians and ratios to the first way, and write JSON if asked to."""
+    """Measure, print medians and speeds beside the first way's, and write JSON if asked to."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--engines", type=int, default=2)
+    parser.add_argument("--engines", type=int, nargs="+", default=[2])
     parser.add_argument("--work", type=Work.parse, default=Work.parse("32x8x160x256"))
-    parser.add_argument("--compute", type=float, nargs="+", default=[1.0])
     parser.add_argument("--shortcuts", nargs="+", choices=("without", "with"), default=["without", "with"])
     parser.add_argument("--kv-cache-gib", type=float)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--engine-args", type=json.loads, default={})
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    ways = [(compute, word == "with") for word in options.shortcuts for compute in options.compute]
-    found: dict[tuple[float, bool], list[float]] = {way: [] for way in ways}
+    ways = [(count, word == "with") for word in options.shortcuts for count in options.engines]
+    found: dict[tuple[int, bool], list[float]] = {way: [] for way in ways}
     vocabulary = SHAPES[options.shape]["vocab_size"]
     with tempfile.TemporaryDirectory() as name:
         folder, dtype = Path(name), torch.float32 if options.device == "cpu" else torch.bfloat16
         model = str(make_agent(options.shape, folder / "agent", dtype, "cpu", stops=False))
-        engines = {way: make_engines(options, model, folder, way) for way in ways}
+        kinds = dict.fromkeys(shortcuts for _, shortcuts in ways)
+        engines = {shortcuts: make_engines(options, model, folder, shortcuts) for shortcuts in kinds}
         try:
             for number in range(options.rounds + 1):
-                for way in ways:
-                    seconds = round_of(engines[way], options.work, random.Random(number), vocabulary)
+                for count, shortcuts in ways:
+                    asked = engines[shortcuts][:count]
+                    seconds = round_of(asked, options.work, random.Random(number), vocabulary)
                     if number:
-                        found[way].append(seconds)
+                        found[count, shortcuts].append(seconds)
         finally:
             for engine in (one for group in engines.values() for one in group):
                 engine.close()
-    first = statistics.median(found[ways[0]])
-    for (compute, shortcuts), seconds in found.items():
-        median = statistics.median(seconds)
+    tokens = options.work.responses * options.work.new_tokens
+    speeds = {way: way[0] * tokens / statistics.median(found[way]) for way in ways}
+    for (count, shortcuts), seconds in found.items():
+        speed = speeds[count, shortcuts]
         print(
-            f"engines: {options.engines}, {options.work.name}, {compute:g} of the processors each, "
-            f"{'with' if shortcuts else 'without'} shortcuts: {median:.3f} s "
-            f"({min(seconds):.3f} - {max(seconds):.3f}), x{first / median:.3f}"
+            f"engines: {count}, {options.work.name}, {'with' if shortcuts else 'without'} shortcuts: "
+            f"{statistics.median(seconds):.3f} s ({min(seconds):.3f} - {max(seconds):.3f}), "
+            f"{speed:,.0f} tokens/s, x{speed / speeds[ways[0]]:.3f}"
         )
     if options.json:
         options.json.write_text(json.dumps([[*way, seconds] for way, seconds in found.items()]) + "\n")

@@ -14,7 +14,7 @@ from hacrl.config.schema import RunConfig
 from hacrl.execution import awake, local, memory
 from hacrl.execution import dry_run as planning
 from hacrl.execution.awake import settle_engines
-from hacrl.execution.memory import Sized, choose_micro_batch_tokens, footprints, offload_plans
+from hacrl.execution.memory import Sized, choose_micro_batch_tokens, footprints, offload_plans, workload
 from tests.execution.test_dry_run import shapes
 from tests.execution.test_offloading import OnGpu
 from tests.support.sevens import SevensTask
@@ -107,47 +107,6 @@ def test_engines_stay_awake_if_learning_loses_nothing(gpu) -> None:
     vllm, notes = settled(run())
     assert {one.sleep for one in vllm.values()} == {None}
     assert notes == ()
-
-
-def test_engines_of_one_size_share_the_processors(gpu) -> None:
-    """0.6 each of two, but only if they answer at the same time, on one GPU, and take about as long."""
-    gpu(1000)
-    small, large = shapes()["small"], shapes()["large"]
-
-    def shares(
-        config: RunConfig, devices: dict[str, str] = ON_ONE, other: object = small
-    ) -> list[float | None]:
-        sized = Sized(devices, {"small": small, "large": other}, {})
-        return [agent.vllm.compute for agent in settle_engines(config, sized)[0].agents]
-
-    assert shares(run()) == [0.6, 0.6]  # awake by decision
-    assert shares(run(sleep=False, memory=0.1)) == [0.6, 0.6]
-    assert shares(run(sleep=True)) == [None, None]
-    assert shares(run(), other=large) == [None, None]  # 1.7B and 4B
-    assert shares(run(), devices={"small": "cuda:0", "large": "cuda:1"}) == [None, None]
-    assert shares(run(), devices={"small": "cpu", "large": "cpu"}) == [None, None]
-    assert shares(run(devices=(3,))) == [None, None]
-    assert shares(run(url="http://gpu7:8000", sleep=False)) == [None, None]
-    assert shares(run(compute=0.9)) == [0.9, 0.9]
-    config = run()
-    first, second = config.agents
-    said = replace(config, agents=(replace(first, vllm=VllmSettings(compute=1.0)), second))
-    assert shares(said) == [1.0, 0.6]
-    alone = replace(config, agents=(first, replace(second, engine="transformers")))
-    assert shares(alone) == [None, None]
-    gpu(139)
-    assert shares(run(), other=large) == [None, None]
-
-
-@pytest.mark.parametrize(("agents", "share"), [(2, 0.6), (3, 0.4), (4, 0.4)])
-def test_processors_among_more(gpu, agents: int, share: float) -> None:
-    gpu(1000)
-    config = run()
-    names = [f"agent{number}" for number in range(agents)]
-    config = replace(config, agents=tuple(replace(config.agents[0], name=name) for name in names))
-    sized = Sized(dict.fromkeys(names, "cuda"), dict.fromkeys(names, shapes()["small"]), {})
-    found, _ = settle_engines(config, sized)
-    assert [agent.vllm.compute for agent in found.agents] == pytest.approx([share] * agents)
 
 
 def test_the_least_gpu_on_which_they_stay_awake(gpu) -> None:
@@ -291,10 +250,17 @@ def test_a_request_of_the_greatest_length_fits(gpu, said) -> None:
 
 
 def test_responses_need_not_be_of_whole_prompts(gpu) -> None:
-    """Two prompts with 129 responses each: 256 are decoded at a time."""
+    """Two prompts with 150 responses each: 272 are decoded at a time."""
     gpu(139)
-    many = settled(run("rollout.prompts_per_step=2", "rollout.rollouts_per_prompt=129"))[0]["small"]
-    assert many.memory > 256 * 384 * 28 * 2 * 8 * 128 * 2 / (139 * GIB)
+    many = settled(run("rollout.prompts_per_step=2", "rollout.rollouts_per_prompt=150"))[0]["small"]
+    assert many.memory > 272 * 384 * 28 * 2 * 8 * 128 * 2 / (139 * GIB)
+
+
+@pytest.mark.parametrize(("said", "most"), [({}, 272), ({"max_sequences": 32}, 48)])
+def test_as_many_responses_are_counted_as_an_engine_decodes_at_a_time(said, most: int) -> None:
+    """Of 512; room for a proof is room for responses once it is over, and so is what fills a CUDA graph."""
+    config = run("rollout.prompts_per_step=64", **said)
+    assert workload(config, config.agents[0], 128, 4096).decodings[0].responses == most
 
 
 # --- who asks ---

@@ -25,6 +25,7 @@ from hacrl.rollout.vllm.launch import (
     engine_arguments,
     engine_environment,
     make_vllm_engine,
+    sequences_at_once,
     server_command,
     sleeps,
     write_model,
@@ -72,7 +73,7 @@ def test_arguments_on_a_cpu_and_on_a_gpu() -> None:
     assert cpu == {
         "model": "/m",
         "dtype": "float32",
-        "max_num_seqs": 7 + 4,  # those that prove its weights come on top
+        "max_num_seqs": 16,  # 7, and 4 that prove its weights
         "enable_prefix_caching": True,
         "logprobs_mode": "processed_logprobs",
         "enable_sleep_mode": False,
@@ -92,6 +93,17 @@ def test_arguments_on_a_cpu_and_on_a_gpu() -> None:
     assert gpu["kv_cache_memory_bytes"] == 2**29
     assert gpu["enable_sleep_mode"] is True
     assert "enforce_eager" not in gpu
+
+
+@pytest.mark.parametrize(
+    ("asked", "given"), [(1, 16), (7, 16), (12, 16), (13, 32), (252, 256), (253, 272), (256, 272)]
+)
+def test_a_proof_fits_beside_the_responses_into_a_graph_that_vllm_records(asked: int, given: int) -> None:
+    """4 more than are asked for, rounded up to a multiple of 16."""
+    settings = VllmSettings(max_sequences=asked)
+    assert sequences_at_once(settings) == given
+    arguments = engine_arguments("/m", "bfloat16", settings, 99, on_cpu=False, can_sleep=True)
+    assert arguments["max_num_seqs"] == given
 
 
 @pytest.mark.parametrize("shortcuts", [True, False])
@@ -129,9 +141,6 @@ def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     found = engine_environment(CPU, VllmSettings(mode="server", devices=(0, 2)))
     assert found["CUDA_VISIBLE_DEVICES"] == "4,7"
     assert found["PYTHONPATH"].split(":") == [str(WORKER_FOLDER), "/elsewhere"]
-    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in found  # whoever runs hacrl may have said it
-    assert engine_environment(GPU, VllmSettings(compute=0.625))["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "62"
-    assert engine_environment(GPU, VllmSettings(compute=0.002))["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "1"
     found = engine_environment(CPU, VllmSettings())
     assert "CUDA_VISIBLE_DEVICES" not in found
     assert "PYTHONPATH" not in found

@@ -23,8 +23,6 @@ from hacrl.agents.engine_settings import VllmSettings
         ({"mode": "child", "python": "/x/python"}, "python belongs to mode server"),
         ({"memory": 0.0}, "memory must be positive, not 0.0"),
         ({"memory": 1.5}, "memory is a share of the GPU's memory, so at most 1, not 1.5"),
-        ({"compute": 0.0}, "compute must be positive, not 0.0"),
-        ({"compute": 1.1}, "compute is a share of the GPU's processors, so at most 1, not 1.1"),
         ({"kv_cache_gib": -1.0}, "kv_cache_gib must be positive, not -1.0"),
         ({"max_logprob_gap": 0.0}, "max_logprob_gap must be positive, not 0.0"),
         ({"start_timeout": float("nan")}, "start_timeout must be positive, not nan"),

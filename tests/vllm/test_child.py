@@ -150,7 +150,8 @@ def test_tied_embeddings_and_a_death(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """One engine's life: two updates, killed in the middle of generation, then an update that goes wrong."""
     monkeypatch.setattr(child, "WORKER", "tests.vllm.odd_worker.Forgetful")
     agent = engine_agent("tess", tied=True)
-    settings = VllmSettings(mode="child", kv_cache_gib=0.1, max_sequences=4, seeded=True)
+    few = {"max_num_seqs": 8}  # so that responses end one after the other
+    settings = VllmSettings(mode="child", kv_cache_gib=0.1, seeded=True, engine_args=few)
     engine = make_vllm_engine(agent, settings, PROBLEMS, CONTEXT, tmp_path)
     try:
         before = engine.generate(PROBLEMS, 2, Sampling(12), seed=0)
@@ -207,8 +208,8 @@ def generate_and_kill(
 def test_an_engine_one_of_whose_workers_dies(tmp_path: Path) -> None:
     """As with several GPUs, it computes with processes that it has started."""
     agent = engine_agent("dora")
-    apart = {"distributed_executor_backend": "mp"}
-    settings = VllmSettings(mode="child", kv_cache_gib=0.1, max_sequences=4, seeded=True, engine_args=apart)
+    apart = {"distributed_executor_backend": "mp", "max_num_seqs": 8}
+    settings = VllmSettings(mode="child", kv_cache_gib=0.1, seeded=True, engine_args=apart)
     engine = make_vllm_engine(agent, settings, PROBLEMS, CONTEXT, tmp_path)
     try:
         rollouts, early = generate_and_kill(engine, a_worker)

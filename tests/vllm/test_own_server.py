@@ -66,8 +66,8 @@ def own(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     settings = VllmSettings(
         python=vllm_python,
         kv_cache_gib=0.1,
-        max_sequences=4,  # so that responses end one after the other
         seeded=True,
+        engine_args={"max_num_seqs": 8},  # so that responses end one after the other
     )
     engine = make_vllm_engine(agent, settings, PROBLEMS, CONTEXT, folder)
     yield Own(engine, agent, settings, folder)

@@ -27,10 +27,8 @@ class VllmSettings:
     port: int | None = None  # of a server that hacrl starts, on 127.0.0.1; None: a free one
     devices: tuple[int, ...] | None = None  # the engine's CUDA devices; None: the agent's own
     memory: float | None = None  # share of the GPU, weights included; None: what it needs, up to 0.3
-    # of the GPU's processors, if NVIDIA's MPS runs; None: all, or less beside others of about its size
-    compute: float | None = None
     kv_cache_gib: float | None = None  # fixed size of the key-value cache instead of a share; on a CPU 1
-    max_sequences: int = 256  # most responses decoded side by side
+    max_sequences: int = 256  # responses decoded side by side, or up to 19 more: what a CUDA graph holds
     max_length: int | None = None  # prompt and response in tokens; None: what the task's prompts need
     sleep: bool | None = None  # give memory back between rollouts; None: if the learner needs it
     weight_sync: WeightSync = "auto"  # how weights travel; "auto": the best way the two ends have
@@ -46,14 +44,12 @@ class VllmSettings:
             self._check_url()
         if self.mode == "child" and self.python is not None:
             raise ValueError("python belongs to mode server: a child has hacrl's own interpreter")
-        for key in ("memory", "compute", "kv_cache_gib", "max_logprob_gap", "start_timeout"):
+        for key in ("memory", "kv_cache_gib", "max_logprob_gap", "start_timeout"):
             value = getattr(self, key)
             if value is not None and not value > 0:
                 raise ValueError(f"{key} must be positive, not {value}")
-        for key, what in (("memory", "memory"), ("compute", "processors")):
-            value = getattr(self, key)
-            if value is not None and value > 1:
-                raise ValueError(f"{key} is a share of the GPU's {what}, so at most 1, not {value}")
+        if self.memory is not None and self.memory > 1:
+            raise ValueError(f"memory is a share of the GPU's memory, so at most 1, not {self.memory}")
         for key, least in (("max_sequences", 1), ("max_length", 2), ("restarts", 0)):
             value = getattr(self, key)
             if value is not None and value < least:

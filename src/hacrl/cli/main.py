@@ -191,6 +191,8 @@ def serve(
     from hacrl.execution.serve import serve as become_server
 
     plan = plan_server(load_config(config, overrides or []), agent, host, port)
+    for note in plan.notes:
+        typer.echo(f"note: {note}")
     typer.echo(f"serving {agent} at {plan.url}: set agents.{agent}.vllm.url to it in the run's recipe")
     become_server(plan)
 

@@ -27,10 +27,6 @@ from hacrl.execution.memory import (
 )
 from hacrl.execution.offloading import COMFORTABLE
 
-SUM_OF_COMPUTE = 1.2  # shares of processors: 0.6 for each of two, which took 7% less time than 1 for each
-LEAST_COMPUTE = 0.4  # what an engine has when others are done
-ABOUT_THE_SAME = 1.5  # how many times larger the largest model is than the smallest
-
 
 def settle_engines(config: RunConfig, sized: Sized) -> tuple[RunConfig, tuple[str, ...]]:
     """The run with ``memory`` and ``sleep`` of its engines decided; sentences about that for the user."""
@@ -49,12 +45,12 @@ def settle_engines(config: RunConfig, sized: Sized) -> tuple[RunConfig, tuple[st
     ]
     awake = _told(config, {name: {"sleep": False} for name in undecided})
     if not undecided or not _learns_as_well(awake, config, sized, undecided):
-        return _sharing_processors(config, sized), ()
+        return config, ()
     note = (
         f"there is room for the vLLM engines of {', '.join(undecided)} beside learning: they stay awake. "
         "With vllm.sleep=true they would give their memory back in between"
     )
-    return _sharing_processors(awake, sized), (note,)
+    return awake, (note,)
 
 
 def _shares(config: RunConfig, sized: Sized, asked: Iterable[AgentSettings]) -> dict[str, float]:
@@ -70,30 +66,6 @@ def _shares(config: RunConfig, sized: Sized, asked: Iterable[AgentSettings]) -> 
         # none is known on a device of its own; a cache of a fixed size may be larger, but needs no share
         shares[agent.name] = min(share or MOST_MEMORY, MOST_MEMORY)
     return shares
-
-
-def _sharing_processors(config: RunConfig, sized: Sized) -> RunConfig:
-    """The run with ``compute`` decided for engines that are asked at the same time and need about as long.
-
-    Under MPS, kernels that would each take a whole GPU wait for each other; those that cannot run side by
-    side. Where one engine has more to do than the others, it would miss what they no longer need.
-    """
-    from hacrl.rollout.vllm.launch import sleeps
-
-    known, by_name = footprints(config, sized), {agent.name: agent for agent in config.agents}
-    changes: dict[str, dict[str, Any]] = {}
-    for device, names in agents_by_device(sized).items():
-        beside = [
-            one
-            for one in map(by_name.__getitem__, names)
-            if config.engine(one) == "vllm" and one.vllm.url is None and one.vllm.devices is None
-            if one.name in known and device != "cpu" and not sleeps(torch.device(device), one.vllm)
-        ]
-        sizes = [known[one.name].weights for one in beside]
-        if len(beside) > 1 and max(sizes) <= ABOUT_THE_SAME * min(sizes):
-            share = max(LEAST_COMPUTE, SUM_OF_COMPUTE / len(beside))
-            changes |= {one.name: {"compute": share} for one in beside if one.vllm.compute is None}
-    return _told(config, changes)
 
 
 def _learns_as_well(awake: RunConfig, asleep: RunConfig, sized: Sized, names: Iterable[str]) -> bool:

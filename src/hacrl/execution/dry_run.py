@@ -20,7 +20,7 @@ from hacrl.config.checks import updates_per_step
 from hacrl.config.schema import RunConfig
 from hacrl.errors import ModelError, TaskError
 from hacrl.execution.awake import settle_engines
-from hacrl.execution.engines import check_engines
+from hacrl.execution.engines import check_engines, engine_notes
 from hacrl.execution.hub import hub_if_needed, is_unreachable
 from hacrl.execution.memory import DeviceMemory, Sized, device_memory, footprints
 from hacrl.execution.preflight import Checked, check_agents, check_ids, check_sizes, preflight
@@ -100,7 +100,8 @@ def dry_run(config: RunConfig, overwrite: bool = False) -> DryRun:
         train_problems=None if task is None else len(checked.train if checked else task.train),
         test_problems=None if task is None else len(checked.test if checked else task.test),
         updates_per_step=updates_per_step(config),
-        notes=notes
+        notes=engine_notes(config, devices)
+        + notes
         + (() if task is None else checked.notes if checked else tuple(getattr(task, "notes", ()))),
         not_checked=tuple(look.not_checked),
     )

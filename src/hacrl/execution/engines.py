@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+
+import torch
 
 from hacrl.agents.agent import Agent
 from hacrl.agents.settings import AgentSettings
@@ -29,6 +32,27 @@ def check_engines(config: RunConfig) -> None:
         from hacrl.rollout.vllm.checks import check_vllm
 
         check_vllm(agent.name, agent.vllm)
+
+
+def engine_notes(config: RunConfig, devices: Mapping[str, str]) -> tuple[str, ...]:
+    """What the user should know of engines that hacrl is to start, by the agents' devices."""
+    started = [agent for agent in config.agents if config.engine(agent) == "vllm" and agent.vllm.url is None]
+    if not started:
+        return ()
+    from hacrl.rollout.vllm.checks import PROCESSOR_LIMIT, processor_limit
+    from hacrl.rollout.vllm.launch import runs_on_cpu
+
+    names = [one.name for one in started if not runs_on_cpu(torch.device(devices[one.name]), one.vllm)]
+    limit = processor_limit()
+    if not names or limit is None:
+        return ()
+    # no error: other GPUs and versions may compute as they should
+    note = (
+        f"{PROCESSOR_LIMIT}={limit} would limit the vLLM engines of {', '.join(names)}. On an H200, vLLM's "
+        "log-probabilities were wrong by nats under such a limit, and responses that disagree with the "
+        "learner are refused: unset it"
+    )
+    return (note,)
 
 
 def make_engine(config: RunConfig, settings: AgentSettings, agent: Agent, checked: Checked) -> RolloutEngine:

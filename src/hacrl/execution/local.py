@@ -18,7 +18,7 @@ from hacrl.config.schema import RunConfig
 from hacrl.evaluation.accuracy import Accuracy
 from hacrl.exchange.in_process import InProcessExchange
 from hacrl.execution.checkpoints import Checkpointer, data_fingerprint
-from hacrl.execution.engines import check_engines, make_engine
+from hacrl.execution.engines import check_engines, engine_notes, make_engine
 from hacrl.execution.hub import hub_if_needed
 from hacrl.execution.preflight import Checked, check_agents, preflight
 from hacrl.execution.residents import decide_memory
@@ -99,7 +99,8 @@ class LocalRun:
                 raise
         self.trainer.after_step = lambda: self._checkpoints.after_step(self.trainer)
         notes = checked.notes if resumed is None else resumed.notes
-        for note in (*notes, *self.trainer.residency.notes):
+        devices = {one.name: str(one.agent.device) for one in self._participants}
+        for note in (*notes, *engine_notes(config, devices), *self.trainer.residency.notes):
             self._observer.on_note(self.trainer.steps_done, note)
         self._checkpoints.mark()
         self.trainer.tell_what_is_restored()

@@ -85,7 +85,7 @@ def workload(
     """What one agent does in a run."""
     rollout, evaluation = config.rollout, config.evaluation
     by_vllm = config.engine(agent) == "vllm"
-    most = agent.vllm.max_sequences if by_vllm else rollout.max_batch
+    most = _most_by_vllm(agent) if by_vllm else rollout.max_batch
 
     def decoding(prompts: int, samples: int, new_tokens: int) -> Decoding:
         at_once = min(prompts, max(1, most // samples))
@@ -114,6 +114,13 @@ def workload(
         reference=config.method.kl_coefficient > 0,
         compiled=config.learning.compile,
     )
+
+
+def _most_by_vllm(agent: AgentSettings) -> int:
+    """Responses that its engine decodes side by side."""
+    from hacrl.rollout.vllm.launch import sequences_at_once
+
+    return sequences_at_once(agent.vllm)
 
 
 def footprints(

@@ -13,7 +13,7 @@ from hacrl.agents.loading import load_model_config, torch_precision
 from hacrl.agents.references import materialise_model
 from hacrl.config.schema import RunConfig
 from hacrl.errors import ConfigError
-from hacrl.execution.engines import engine_seed
+from hacrl.execution.engines import engine_notes, engine_seed
 from hacrl.execution.preflight import device_of
 from hacrl.rollout.vllm.checks import api_key_of, check_vllm
 from hacrl.rollout.vllm.launch import (
@@ -31,6 +31,7 @@ class ServerPlan:
     command: list[str]
     environment: Mapping[str, str]
     url: str
+    notes: tuple[str, ...] = ()  # what the user should know, a sentence each
 
 
 def plan_server(config: RunConfig, name: str, host: str, port: int) -> ServerPlan:
@@ -58,7 +59,9 @@ def plan_server(config: RunConfig, name: str, host: str, port: int) -> ServerPla
     if key := api_key_of(settings):
         environment["VLLM_API_KEY"] = key
     command = server_command(settings.python or sys.executable, arguments, host, port)
-    return ServerPlan(command, environment, f"http://{host}:{port}")
+    served = replace(config, agents=(replace(agent, engine="vllm", vllm=settings),))
+    notes = engine_notes(served, {name: str(device)})
+    return ServerPlan(command, environment, f"http://{host}:{port}", notes)
 
 
 def serve(plan: ServerPlan) -> None:

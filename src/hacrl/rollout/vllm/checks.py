@@ -10,6 +10,7 @@ from hacrl.agents.engine_settings import VllmSettings
 from hacrl.errors import ConfigError
 
 LOOK_SECONDS = 120
+PROCESSOR_LIMIT = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"  # of a GPU, for processes under NVIDIA's MPS
 
 
 def api_key_of(settings: VllmSettings) -> str | None:
@@ -32,6 +33,15 @@ def check_vllm(name: str, settings: VllmSettings) -> None:
             f"agents.{name}.engine is vllm, but vllm is not installed here: pip install 'hacrl[vllm]', or "
             f"name an interpreter that has it in {key}.python, or a server in {key}.url (docs/vllm.md)",
         )
+
+
+def processor_limit() -> str | None:
+    """Percent of a GPU's processors that an engine would inherit as its limit; None: it has all of them."""
+    value = os.environ.get(PROCESSOR_LIMIT, "").strip()
+    try:
+        return value if float(value) < 100 else None
+    except ValueError:
+        return None
 
 
 def _require(module: str, message: str) -> None:

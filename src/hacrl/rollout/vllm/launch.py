@@ -32,6 +32,7 @@ WORKER_FOLDER = (
 WORKER = "hacrl_vllm_worker.WeightReceiver"
 GIB = 2**30
 CPU_CACHE_GIB = 1.0
+GRAPH_STEP = 16  # between sizes of the CUDA graphs that vLLM records; below 256 there are more
 ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}  # nobody is told
 
 
@@ -129,7 +130,7 @@ def engine_arguments(
     arguments: dict[str, Any] = {
         "model": model,
         "dtype": dtype,
-        "max_num_seqs": settings.max_sequences + PROBED_PROMPTS,  # a proof takes no response's place
+        "max_num_seqs": sequences_at_once(settings),
         "enable_prefix_caching": True,  # the samples of a prompt share its keys and values
         "logprobs_mode": "processed_logprobs",  # after temperature, top-k and top-p
         "enable_sleep_mode": can_sleep,
@@ -149,6 +150,15 @@ def engine_arguments(
     return {**arguments, **settings.engine_args}
 
 
+def sequences_at_once(settings: VllmSettings) -> int:
+    """How many an engine may decode side by side: a proof takes no response's place.
+
+    vLLM records full CUDA graphs up to this number. If it were between two sizes, batches above the smaller
+    one would run in another kind of graph: with 260, a proof beside 256 responses.
+    """
+    return -(-(settings.max_sequences + PROBED_PROMPTS) // GRAPH_STEP) * GRAPH_STEP
+
+
 def engine_environment(device: torch.device, settings: VllmSettings) -> dict[str, str]:
     """Environment variables of the engine's processes."""
     environment = dict(ENVIRONMENT)
@@ -165,8 +175,6 @@ def engine_environment(device: torch.device, settings: VllmSettings) -> dict[str
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(
             _visible(index) for index in chosen if index is not None
         )
-    if settings.compute is not None:
-        environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(max(1, round(100 * settings.compute)))
     return environment
 
 
