@@ -11,6 +11,14 @@ import torch
 from hacrl.agents.agent import Agent
 from hacrl.agents.engine_settings import VllmSettings
 from hacrl.agents.logprobs import response_logprobs
+from hacrl.agents.policy_gap import limit_of_responses
+from hacrl.algorithms.methods import make_method
+from hacrl.algorithms.settings import GspoSettings
+from hacrl.errors import TrainingError
+from hacrl.exchange.base import PromptGroup
+from hacrl.learning.learner import Learner
+from hacrl.learning.samples import SampleBuilder
+from hacrl.learning.settings import LearningSettings
 from hacrl.rollout.vllm import agreement
 from hacrl.rollout.vllm import engine as engine_module
 from hacrl.rollout.vllm.agreement import PROBED_PROMPTS, PROBED_TOKENS
@@ -18,6 +26,7 @@ from hacrl.rollout.vllm.backend import Ask, Ended, EngineError, EngineLostError,
 from hacrl.rollout.vllm.engine import VllmEngine
 from hacrl.types import Rollout, Sampling
 from tests.support.engines import logprob_gap
+from tests.support.rollouts import judged
 from tests.support.sevens import problem
 from tests.support.tiny import char_agent
 
@@ -207,6 +216,32 @@ def test_kernels_of_ours_that_are_wrong_are_found_out(made, monkeypatch) -> None
     assert "differ by 1.5 nats per token" in str(caught.value)
     (found,) = re.findall(r"plain attention, the agent's differ by (\S+)\. ", str(caught.value))
     assert float(found) < 1e-5
+
+
+def test_who_goes_wrong_beside_its_proof_is_refused_by_the_learner(made) -> None:
+    """Kernels depend on how many are answered at a time: those of the proof may not be those of the rest."""
+    agent, backend, engine = made
+    own = backend.said
+
+    def wrong_in_responses(ask: Ask) -> Said:
+        said = own(ask)
+        off = 0.0 if ask.sampling.max_new_tokens == PROBED_TOKENS else 6.0
+        return Said(said.token_ids, (said.logprobs[0], *(one - off for one in said.logprobs[1:])))
+
+    backend.said = wrong_in_responses
+    sampling, method = Sampling(12), make_method(GspoSettings())
+    rollouts = engine.generate(PROBLEMS, 8, sampling, 0)  # it passes its proof
+    groups = [
+        PromptGroup(one, {agent.name: tuple(judged(r, i % 2) for i, r in enumerate(part))})
+        for one, part in zip(PROBLEMS, (rollouts[:8], rollouts[8:]), strict=True)
+    ]
+    builder = SampleBuilder(agent, {agent.name: agent.tokenizer_fingerprint}, method)
+    samples = builder.build(groups, lambda *_: 1.0).samples
+    limit = limit_of_responses(None)
+    learner = Learner(agent, method, LearningSettings(), sampling, exact_sampler=False, most_gap=limit)
+    # 11 of 12 tokens are off by 6
+    with pytest.raises(TrainingError, match=r"by 5.5 nats per token on average \(at most 6, over 192 tokens"):
+        learner.learn(samples, updates=1, seed=0)
 
 
 def test_asked_for_by_itself(made) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from hacrl.agents.agent import Agent
 from hacrl.agents.loading import check_weights_are_there
+from hacrl.agents.policy_gap import limit_of_responses
 from hacrl.agents.retokenise import Retokeniser
 from hacrl.algorithms.methods import make_method
 from hacrl.config.checks import updates_per_step
@@ -219,24 +220,16 @@ def build_trainer(
         learning = replace(config.learning, micro_batch_tokens=decided.micro_batch_tokens[agent.name])
         level = decided.levels[agent.name]
         leaves = residency.transfers(agent, level)
-        learner = Learner(agent, method, learning, sampling, settings.lr, exact_sampler=exact, leaves=leaves)
+        gap = limit_of_responses(settings.vllm.max_logprob_gap)
+        learner = Learner(
+            agent, method, learning, sampling, settings.lr, exact_sampler=exact, leaves=leaves, most_gap=gap
+        )
         residency.add(agent, learner, level)
         residency.leave(agent.name)  # before the next agent's masters are made
+        stop_token, cap = config.learning.learn_stop_token, config.learning.max_cross_rollouts
+        builder = SampleBuilder(agent, fingerprints, method, stop_token, cap, retokeniser)
         participants.append(
-            Participant(
-                agent=agent,
-                engine=engine,
-                builder=SampleBuilder(
-                    agent,
-                    fingerprints,
-                    method,
-                    config.learning.learn_stop_token,
-                    config.learning.max_cross_rollouts,
-                    retokeniser,
-                ),
-                learner=learner,
-                rollouts_per_prompt=config.rollouts_per_prompt(settings),
-            )
+            Participant(agent, engine, builder, learner, config.rollouts_per_prompt(settings))
         )
     return Trainer(
         participants=participants,

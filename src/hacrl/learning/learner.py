@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,7 @@ from hacrl.learning.minibatches import minibatches, token_pairs
 from hacrl.learning.offload import Transfers
 from hacrl.learning.old_policy import OldLogprobs, first_uses, sampler_differences, spread_out
 from hacrl.learning.optimizer import MasterWeightAdamW
+from hacrl.learning.own_policy import check_own_policy
 from hacrl.learning.read_later import ReadLater
 from hacrl.learning.settings import FEW_TOKENS, LearningSettings
 from hacrl.learning.stats import LearnStats, PassResult
@@ -53,7 +55,8 @@ class Learner:
 
     Memory that runs out and numbers that are not finite cost an attempt or an update, not the run.
     ``exact_sampler``: own rollouts come with the numbers this learner would compute, to float32 rounding.
-    ``leaves``: what sends its optimizer away as it is made.
+    ``leaves``: what sends its optimizer away as it is made. ``most_gap``: own responses that are further from
+    its policy, in nats per token on average, are refused; without it any may be learnt from.
     """
 
     def __init__(
@@ -66,12 +69,14 @@ class Learner:
         *,
         exact_sampler: bool = True,
         leaves: Transfers | None = None,
+        most_gap: float = math.inf,
     ) -> None:
         check_trainable(agent.model, agent.name)
         self.agent = agent
         self.method = method
         self._settings = settings
         self._sampling = sampling
+        self._most_gap = most_gap
         self._recomputes_old = settings.recomputes_old_policy(exact_sampler)
         self._reference = make_reference(agent.model) if method.needs_reference else None
         self.optimizer = MasterWeightAdamW(
@@ -121,6 +126,8 @@ class Learner:
             let_go(error, self.agent.device)
             self._do_without_compiling(f"{type(error).__name__}", step.stats)
             update = self._budget.fit(partial(self._gradients, step, number), step.stats)
+        # before weights move, and at no cost: reading the loss has brought these numbers, too
+        check_own_policy(self.agent.name, update.sampler_differences, self._sampling, self._most_gap)
         if not update.is_finite:
             self._leave_out(update, step, number)
             return

@@ -17,14 +17,12 @@ from torch import Tensor
 from hacrl.agents.agent import Agent
 from hacrl.agents.logprobs import padded_logprobs, response_logprobs, response_mask
 from hacrl.agents.packing import TokenPair
+from hacrl.agents.policy_gap import limit_of_proof
 from hacrl.rollout.vllm.backend import Ask, OtherPolicyError, Said
 from hacrl.types import Problem, Sampling
 
 PROBED_PROMPTS = 4
 PROBED_TOKENS = 16
-# Most nats per token. Rounding makes 1e-6 in float32 and 0.003 to 0.05 in bfloat16, wrong weights 1 to 10.
-LIMITS = {torch.float32: 1e-3}
-LOW_PRECISION_LIMIT = 0.15
 # Such a small forward pass is mostly Python's work, and no sooner done beside another one. And models that
 # were made of one config share the line that says how they attend, which is switched meanwhile.
 _FORWARD_PASS = threading.Lock()
@@ -54,7 +52,7 @@ class Proof:
         theirs = torch.tensor([logprob for one in said for logprob in one.logprobs], dtype=torch.float64)
         gaps = (learner - theirs).abs()
         mean, largest = float(gaps.mean()), float(gaps.max())
-        allowed = LIMITS.get(agent.model.dtype, LOW_PRECISION_LIMIT) if limit is None else limit
+        allowed = limit_of_proof(agent.model.dtype, limit)
         if math.isfinite(mean) and mean <= allowed:
             return mean
         begins = list(accumulate((len(one.token_ids) for one in said[:-1]), initial=0))
