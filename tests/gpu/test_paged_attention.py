@@ -60,7 +60,8 @@ def test_a_recorded_graph_reads_what_is_there_when_it_runs() -> None:
 
 
 def test_flash_attention_of_vllm_says_the_same() -> None:
-    theirs = pytest.importorskip("vllm.vllm_flash_attn").flash_attn_varlen_func
+    flash = pytest.importorskip("vllm.vllm_flash_attn")
+    theirs = flash.flash_attn_varlen_func
     given = made(16, 8, 128, torch.bfloat16)
     asked = []
 
@@ -80,6 +81,7 @@ def test_flash_attention_of_vllm_says_the_same() -> None:
         "softmax_scale": 128**-0.5,
         "causal": True,
         "window_size": [-1, -1],
+        "fa_version": 3 if flash.is_fa_version_supported(3) else 2,
     }
     ours, exact = torch.empty_like(given["query"]), torch.empty_like(given["query"])
     with_own_kernel(watched)(**named, out=ours)

@@ -110,6 +110,7 @@ assert not asked(attend, causal=False, window_size=(-1, -1), s_aux=None)  # the 
 assert asked(attend, max_seqlen_q=2)  # prompts
 assert asked(attend, softcap=30.0) and asked(attend, window_size=[15, 0])
 assert asked(attend, s_aux=torch.ones(4))
+assert not asked(attend, max_seqlen_k=1024) and asked(attend, max_seqlen_k=1025)  # long contexts
 assert asked(attend, rows=3)  # 6 programs: FlashAttention splits long responses
 assert asked(attend, block_table=torch.zeros(5, 2).int())  # not a row for each query
 assert asked(attend, k=keys.float()) and asked(attend, something_new=True)

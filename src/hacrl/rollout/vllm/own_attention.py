@@ -13,9 +13,12 @@ from hacrl.rollout.vllm.shortcuts import is_known
 
 # Of flash_attn_varlen_func's arguments: those that the kernel needs, and those that change nothing where a
 # response has one query and keys are not quantised. Any other must say that it is not used.
-NEEDED = ("q", "k", "v", "out", "max_seqlen_q", "seqused_k", "softmax_scale", "block_table")
+NEEDED = (
+    *("q", "k", "v", "out", "softmax_scale"),
+    *("block_table", "seqused_k", "max_seqlen_q", "max_seqlen_k"),
+)
 WITHOUT_EFFECT = (
-    *("cu_seqlens_q", "max_seqlen_k", "causal", "deterministic", "scheduler_metadata", "num_splits"),
+    *("cu_seqlens_q", "causal", "deterministic", "scheduler_metadata", "num_splits"),
     *("fa_version", "q_descale", "k_descale", "v_descale"),
 )
 EVERYWHERE = ([-1, -1], (-1, -1))  # a window that is none
@@ -58,7 +61,8 @@ def with_own_kernel(theirs: Callable[..., Any]) -> Callable[..., Any]:
             return theirs(*positional, **named)
         query, keys, values, out = (named[key] for key in ("q", "k", "v", "out"))
         pages, lengths = named["block_table"], named["seqused_k"]
-        if not can_attend(query, keys, values, pages, lengths) or not is_usable(query, keys):
+        longest = named["max_seqlen_k"]  # of this batch; where a graph is recorded, of any to come
+        if not can_attend(query, keys, values, pages, lengths, longest) or not is_usable(query, keys):
             return theirs(**named)
         paged_attention(query, keys, values, pages, lengths, named["softmax_scale"], out)
         return out

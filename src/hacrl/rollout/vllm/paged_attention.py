@@ -2,7 +2,8 @@
 
 The counterpart of :mod:`hacrl.rollout.decode_kernel` for a cache in pages: a program has one response and one
 head of keys, with all query heads that share it. Responses to one prompt have its pages in common and are
-computed at about the same time: memory is asked for them once. vLLM's FlashAttention takes twice as long.
+computed at about the same time: memory is asked for them once. With a few hundred tokens of context vLLM's
+FlashAttention 3 takes 1.3 to 2.2 times as long (benchmarks/paged_attention.py).
 """
 
 from __future__ import annotations
@@ -14,12 +15,16 @@ from torch import Tensor
 
 LEAST_QUERIES = 16  # rows of the smallest matrix product
 BLOCK, WARPS, STAGES = 32, 2, 3  # tokens at a time, and how
-ENOUGH_PROGRAMS = 512  # that keep a GPU busy; with fewer, a kernel that splits long responses is faster
+# Where it is the faster one: with enough programs to keep a GPU busy, and with short contexts. FlashAttention
+# reads long ones at a GPU's full bandwidth, and splits one that is longer than the others.
+ENOUGH_PROGRAMS, LONGEST = 1024, 1024
 LOG2_E = 1.4426950408889634  # the kernel's powers are those of 2
 
 
-def can_attend(query: Tensor, keys: Tensor, values: Tensor, pages: Tensor, lengths: Tensor) -> bool:
-    """Whether the kernel is made for these and would be the faster one."""
+def can_attend(
+    query: Tensor, keys: Tensor, values: Tensor, pages: Tensor, lengths: Tensor, longest: int
+) -> bool:
+    """Whether the kernel is made for these and would be the faster one; ``longest``: that a length may be."""
     rows, heads, width = query.shape
     page, key_heads = keys.shape[1:3]
     return (
@@ -27,6 +32,7 @@ def can_attend(query: Tensor, keys: Tensor, values: Tensor, pages: Tensor, lengt
         and query.dtype in (torch.bfloat16, torch.float16)
         and len(pages) == len(lengths) == rows
         and rows * key_heads >= ENOUGH_PROGRAMS
+        and longest <= LONGEST
         and width in (64, 128, 256)
         and heads // key_heads <= LEAST_QUERIES
         and page & (page - 1) == 0
