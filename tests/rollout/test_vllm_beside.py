@@ -92,6 +92,49 @@ def test_starts_come_one_by_one_and_all_else_side_by_side(monkeypatch: pytest.Mo
     assert (starts.turns, starts.most, firsts.turns, firsts.most) == (4, 1, 4, 1)
 
 
+def test_engines_that_measure_nothing_start_side_by_side_but_not_beside_one_that_does(monkeypatch) -> None:
+    monkeypatch.setattr(VllmEngine, "_synchronise", take_for_proven)
+    go, waits = threading.Event(), threading.Event()
+    backends = [Slow(go), Slow(go), Slow()]
+    engines = [
+        VllmEngine(char_agent(), backends[0], VllmSettings(), [], starts_alone=False),
+        VllmEngine(char_agent(), backends[1], VllmSettings(), [], starts_alone=False),
+        VllmEngine(char_agent(), backends[2], VllmSettings(), [], before_start=waits.set),
+    ]
+    threads = [threading.Thread(target=engine.prepare) for engine in engines]
+    for thread, backend in zip(threads[:2], backends[:2], strict=True):
+        thread.start()
+        assert backend.is_starting.wait(SECONDS)  # and none of them has ended
+    threads[2].start()
+    assert waits.wait(SECONDS)
+    assert not backends[2].is_starting.wait(BRIEFLY)
+    go.set()
+    assert backends[2].is_starting.wait(SECONDS)
+    for thread in threads:
+        thread.join(SECONDS)
+    assert [backend.starts for backend in backends] == [1, 1, 1]
+
+
+def test_nobody_starts_beside_one_that_measures(monkeypatch) -> None:
+    monkeypatch.setattr(VllmEngine, "_synchronise", take_for_proven)
+    go, waits = threading.Event(), threading.Event()
+    first, second = Slow(go), Slow()
+    engines = [
+        VllmEngine(char_agent(), first, VllmSettings(), []),
+        VllmEngine(char_agent(), second, VllmSettings(), [], before_start=waits.set, starts_alone=False),
+    ]
+    threads = [threading.Thread(target=engine.prepare) for engine in engines]
+    threads[0].start()
+    assert first.is_starting.wait(SECONDS)
+    threads[1].start()
+    assert waits.wait(SECONDS)
+    assert not second.is_starting.wait(BRIEFLY)
+    go.set()
+    assert second.is_starting.wait(SECONDS)
+    for thread in threads:
+        thread.join(SECONDS)
+
+
 class Slow:
     """Starts when it may."""
 

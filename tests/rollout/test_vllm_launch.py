@@ -113,6 +113,27 @@ def test_a_child_is_told_whether_to_take_shortcuts(tmp_path: Path, shortcuts: bo
     assert engine.backend._engine["shortcuts"] is shortcuts
 
 
+@pytest.mark.parametrize("engine_args", [{}, {"kv_cache_memory_bytes": 2**30}])
+@pytest.mark.parametrize("cache", [None, 2.0])
+@pytest.mark.parametrize("mode", ["child", "server"])
+def test_one_that_knows_the_size_of_its_cache_need_not_start_alone(
+    tmp_path, mode, cache, engine_args
+) -> None:
+    """Others measure how much memory is free. On a CPU it is always known."""
+    told = VllmSettings(mode=mode, kv_cache_gib=cache, engine_args=engine_args, devices=(1,))
+    measures = cache is None and not engine_args
+    assert make_vllm_engine(engine_agent(), told, PROBLEMS, 99, tmp_path)._starts_alone is measures
+    on_cpu = replace(told, devices=None)
+    assert not make_vllm_engine(engine_agent(), on_cpu, PROBLEMS, 99, tmp_path)._starts_alone
+
+
+def test_engines_that_start_together_look_for_ports_in_different_places(monkeypatch) -> None:
+    monkeypatch.delenv("VLLM_PORT", raising=False)
+    assert len({engine_environment(GPU, VllmSettings())["VLLM_PORT"] for _ in range(20)}) > 1
+    monkeypatch.setenv("VLLM_PORT", "23456")  # the user's is inherited
+    assert "VLLM_PORT" not in engine_environment(GPU, VllmSettings())
+
+
 def test_every_engine_draws_its_own_responses(tmp_path: Path) -> None:
     """Unless each response has a seed, an engine's decides; vLLM's own would be the same for all, always."""
     agents = tuple(AgentSettings(name=name, model=name) for name in ("small", "large"))

@@ -47,6 +47,7 @@ class VllmEngine:
         same_host: bool = True,
         learner_host: str = "127.0.0.1",  # where the engine's machine reaches this one
         before_start: Callable[[], None] = lambda: None,  # whatever can be done before its turn
+        starts_alone: bool = True,  # it measures how much memory is free
     ) -> None:
         self.agent = agent
         self.backend = backend
@@ -57,6 +58,7 @@ class VllmEngine:
         self._same_host = same_host
         self._learner_host = learner_host
         self._before_start = before_start
+        self._starts_alone = starts_alone
         self._transport: Transport | None = None
         self._is_started = False
         self._is_asleep = False
@@ -212,11 +214,11 @@ class VllmEngine:
         return described
 
     def _start(self) -> None:
-        """And bring the first weights, before another engine starts."""
+        """And bring the first weights, before another engine starts if this one measures memory."""
         with _STARTS.due():
             self._check_open()
             self._before_start()
-            with _STARTS.turn, as_current(self.agent.device):
+            with _STARTS.turn(self._starts_alone), as_current(self.agent.device):
                 self._check_open()
                 self._have_memory_given_back()
                 self.backend.start()

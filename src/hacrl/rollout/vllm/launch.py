@@ -7,6 +7,7 @@ import os
 import secrets
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +65,11 @@ def make_vllm_engine(
     arguments = engine_arguments(str(model), dtype, settings, max_length, on_cpu, can_sleep, seed)
     arguments["load_format"] = "dummy"  # noise, until the first synchronisation brings the agent's weights
     environment = engine_environment(agent.device, settings)
+    measures = "kv_cache_memory_bytes" not in arguments
     if settings.starts_server:
         backend = _own_server(agent.name, settings, arguments, environment, folder, can_sleep)
-        return VllmEngine(agent, backend, settings, probes, before_start=lambda: write_model(agent, model))
+        before = partial(write_model, agent, model)
+        return VllmEngine(agent, backend, settings, probes, before_start=before, starts_alone=measures)
     log = folder / "engine.log"
     child = ChildBackend(
         agent.name, arguments, environment, can_sleep, log, settings.start_timeout, settings.shortcuts
@@ -76,7 +79,7 @@ def make_vllm_engine(
         child.launch()
         write_model(agent, model)
 
-    return VllmEngine(agent, child, settings, probes, before_start=before_start)
+    return VllmEngine(agent, child, settings, probes, before_start=before_start, starts_alone=measures)
 
 
 def _own_server(
@@ -162,6 +165,9 @@ def sequences_at_once(settings: VllmSettings) -> int:
 def engine_environment(device: torch.device, settings: VllmSettings) -> dict[str, str]:
     """Environment variables of the engine's processes."""
     environment = dict(ENVIRONMENT)
+    if "VLLM_PORT" not in os.environ:
+        # vLLM looks for a free port from there on; those that start at the same time would find the same one
+        environment["VLLM_PORT"] = str(free_port())
     if settings.starts_server:
         inherited = (
             [os.environ["PYTHONPATH"]] if settings.python is None and "PYTHONPATH" in os.environ else []

@@ -1,7 +1,8 @@
-"""Engines that start one at a time, and others that wait until all have.
+"""Engines that start one at a time or side by side, and others that wait until all have.
 
-An engine measures how much of a GPU's memory is free when it starts. What others take or give back meanwhile
-would count as its own, so the next one starts when it has its first weights, and nobody answers before.
+Unless it was told how large its cache is, an engine measures how much of a GPU's memory is free when it
+starts. What others take or give back meanwhile would count as its own, so it starts alone: the next one may
+when it has its first weights, and nobody answers before.
 """
 
 from __future__ import annotations
@@ -17,9 +18,26 @@ class Starts:
     """Who starts, and who is about to."""
 
     def __init__(self) -> None:
-        self.turn = threading.Lock()
         self._due = 0
+        self._starting, self._is_alone = 0, False
         self._changed = threading.Condition()
+
+    @contextmanager
+    def turn(self, alone: bool) -> Iterator[None]:
+        """Within the block one may start: ``alone``, or beside others that need not be."""
+
+        def may_start() -> bool:
+            return not self._is_alone and not (alone and self._starting)
+
+        with self._changed:
+            self._changed.wait_for(may_start)
+            self._starting, self._is_alone = self._starting + 1, alone
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._starting, self._is_alone = self._starting - 1, False
+                self._changed.notify_all()
 
     @contextmanager
     def due(self) -> Iterator[None]:
