@@ -8,11 +8,12 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
-from hacrl.rollout.vllm import own_attention
+from hacrl.rollout.vllm import child_program, own_attention
 from hacrl.rollout.vllm.own_attention import NEEDED, WITHOUT_EFFECT, is_plain_decoding, take_over_decoding
 
 IN_VLLM = [
@@ -114,6 +115,11 @@ assert not asked(attend, max_seqlen_k=1024) and asked(attend, max_seqlen_k=1025)
 assert asked(attend, rows=3)  # 6 programs: FlashAttention splits long responses
 assert asked(attend, block_table=torch.zeros(5, 2).int())  # not a row for each query
 assert asked(attend, k=keys.float()) and asked(attend, something_new=True)
+assert asked(attend, v=torch.zeros(9, 16, key_heads, 2 * width).half())  # wider than keys
+assert asked(attend, out=torch.zeros(rows, heads, 2 * width).half()[..., ::2])  # not side by side
+assert asked(attend, out=torch.zeros(rows, heads * width).half())  # nor by heads
+assert asked(attend, out=torch.zeros(rows, heads, width))
+assert asked(attend, seqused_k=torch.full((2 * rows,), 14).int()[::2])
 
 paged_attention.paged_attention = lambda *given: given[-1].zero_()  # as a compiler might get it wrong
 assert asked(with_own_kernel(theirs))
@@ -167,36 +173,92 @@ def test_what_the_kernel_takes_over(change, is_plain) -> None:
     assert is_plain_decoding({**PLAIN, **change}) is is_plain
 
 
+class Platform:
+    """A GPU, as vLLM describes it."""
+
+    maker, capability = "nvidia", (9, 0)
+
+    def is_cuda(self) -> bool:
+        return self.maker == "nvidia"
+
+    def is_device_capability(self, capability: tuple[int, int]) -> bool:
+        return self.capability == capability
+
+
 class TestWhereItIsUsed:
     @pytest.fixture(autouse=True)
-    def _gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """One of the right kind, as far as torch says."""
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    def flash(self, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+        """The part of a vLLM with FlashAttention; what is put in front of it is its name."""
+        names = ("vllm", "vllm.v1", "vllm.v1.attention", "vllm.v1.attention.backends", "vllm.platforms")
+        for name in names:
+            monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        flash = ModuleType("flash_attn")
+        flash.flash_attn_varlen_func = "theirs"
+        sys.modules["vllm.v1.attention.backends"].flash_attn = flash
+        sys.modules["vllm.platforms"].current_platform = Platform()
+        monkeypatch.setattr(own_attention, "with_own_kernel", lambda theirs: f"ours before {theirs}")
         monkeypatch.delenv("VLLM_BATCH_INVARIANT", raising=False)
+        return flash
 
-    def test_not_on_another_kind_of_gpu(self, monkeypatch) -> None:
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
-        monkeypatch.setattr(own_attention, "with_own_kernel", _must_not_be_asked)
-        assert not take_over_decoding("0.32.0")
+    @pytest.mark.parametrize("version", ["0.25.1", "0.32.0"])
+    @pytest.mark.parametrize("batch_invariant", ["", "0"])
+    def test_in_front_of_flash_attention(self, flash, monkeypatch, version, batch_invariant) -> None:
+        monkeypatch.setenv("VLLM_BATCH_INVARIANT", batch_invariant)
+        assert take_over_decoding(version, {"model": "/m", "compilation_config": None})
+        assert flash.flash_attn_varlen_func == "ours before theirs"
 
-    def test_not_without_a_gpu(self, monkeypatch) -> None:
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-        monkeypatch.setattr(own_attention, "with_own_kernel", _must_not_be_asked)
-        assert not take_over_decoding("0.32.0")
+    def test_not_without_flash_attention(self, flash) -> None:
+        del flash.flash_attn_varlen_func
+        assert not take_over_decoding("0.32.0", {})
 
-    def test_not_where_results_must_not_depend_on_batches(self, monkeypatch) -> None:
+    def test_not_without_vllm(self, monkeypatch) -> None:
+        monkeypatch.setitem(sys.modules, "vllm.platforms", None)
+        assert not take_over_decoding("0.32.0", {})
+
+    @pytest.mark.parametrize(("maker", "capability"), [("nvidia", (8, 0)), ("nvidia", None), ("amd", (9, 0))])
+    def test_not_on_another_kind_of_gpu_or_without_one(self, flash, monkeypatch, maker, capability) -> None:
+        monkeypatch.setattr(Platform, "maker", maker)
+        monkeypatch.setattr(Platform, "capability", capability)
+        assert not take_over_decoding("0.32.0", {})
+        assert flash.flash_attn_varlen_func == "theirs"
+
+    def test_not_where_results_must_not_depend_on_batches(self, flash, monkeypatch) -> None:
         monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
-        monkeypatch.setattr(own_attention, "with_own_kernel", _must_not_be_asked)
-        assert not take_over_decoding("0.32.0")
+        assert not take_over_decoding("0.32.0", {})
+        assert flash.flash_attn_varlen_func == "theirs"
 
-    def test_not_in_a_vllm_that_nobody_has_read(self, monkeypatch) -> None:
-        monkeypatch.setattr(own_attention, "with_own_kernel", _must_not_be_asked)
-        assert not take_over_decoding("0.99.0")
+    @pytest.mark.parametrize(
+        "said",
+        [
+            {"compilation_config": {"cudagraph_mode": "FULL"}},  # one graph for prompts and decoding
+            {"compilation_config": 0},
+            {"attention_config": {"flash_attn_version": 2}},
+            {"speculative_config": {"method": "ngram"}},
+        ],
+    )
+    def test_not_if_a_user_says_what_vllm_shall_do_there(self, flash, said) -> None:
+        assert not take_over_decoding("0.25.1", said)
+        assert flash.flash_attn_varlen_func == "theirs"
 
+    @pytest.mark.parametrize("version", ["0.24.0", "0.33.0", "0.99.0"])
+    def test_not_in_a_vllm_that_nobody_has_read(self, flash, version) -> None:
+        assert not take_over_decoding(version, {})
+        assert flash.flash_attn_varlen_func == "theirs"
 
-def _must_not_be_asked(*_) -> None:
-    raise AssertionError("the kernel must not be put in front of FlashAttention here")
+    @pytest.mark.parametrize("shortcuts", [True, False])
+    def test_a_child_puts_it_there_before_vllm_is_made(self, monkeypatch, shortcuts) -> None:
+        done = []
+
+        def made(**arguments) -> None:
+            done.append("made")
+            raise RuntimeError("that is enough")
+
+        monkeypatch.setattr(sys.modules["vllm"], "LLM", made, raising=False)
+        monkeypatch.setattr(sys.modules["vllm"], "__version__", "0.32.0", raising=False)
+        monkeypatch.setattr(child_program, "take_over_decoding", lambda *told: done.append(told))
+        with pytest.raises(RuntimeError, match="enough"):
+            child_program.Engine({"model": "/m"}, "worker", shortcuts)
+        assert done == [*([("0.32.0", {"model": "/m"})] if shortcuts else []), "made"]
 
 
 def _defined(where: ast.AST, name: str) -> ast.AST:

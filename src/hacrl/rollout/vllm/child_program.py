@@ -68,7 +68,7 @@ class Engine:
         import vllm
 
         if shortcuts:
-            take_over_decoding(vllm.__version__)
+            take_over_decoding(vllm.__version__, engine_args)
         self._llm = vllm.LLM(
             **engine_args,
             worker_extension_cls=worker,

@@ -23,16 +23,24 @@ WITHOUT_EFFECT = (
 )
 EVERYWHERE = ([-1, -1], (-1, -1))  # a window that is none
 MEASURED_ON = (9, 0)  # the kind of GPU on which the kernel was the faster one
+# Arguments of vLLM's with which a batch of one token each may stand for others: with cudagraph_mode FULL,
+# vLLM 0.25 records such a batch and replays it for prompts as well. FlashAttention looks again where queries
+# begin, our kernel does not.
+LEFT_TO_VLLM = ("attention_config", "compilation_config", "speculative_config")
 
 
-def take_over_decoding(version: str) -> bool:
+def take_over_decoding(version: str, engine_args: Mapping[str, Any]) -> bool:
     """Put the kernel in front of FlashAttention in this process, before vLLM records graphs."""
     must_not_depend_on_batches = os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0")
-    if must_not_depend_on_batches or not is_known(version) or not torch.cuda.is_available():
-        return False
-    if torch.cuda.get_device_capability() != MEASURED_ON:
+    is_told_otherwise = any(engine_args.get(key) is not None for key in LEFT_TO_VLLM)
+    if must_not_depend_on_batches or is_told_otherwise or not is_known(version):
         return False
     try:
+        from vllm.platforms import current_platform as platform
+
+        # torch would begin to use the GPU here, and vLLM with several GPUs would have to do without forks
+        if not (platform.is_cuda() and platform.is_device_capability(MEASURED_ON)):
+            return False
         from vllm.v1.attention.backends import flash_attn
 
         flash_attn.flash_attn_varlen_func = with_own_kernel(flash_attn.flash_attn_varlen_func)
@@ -62,7 +70,7 @@ def with_own_kernel(theirs: Callable[..., Any]) -> Callable[..., Any]:
         query, keys, values, out = (named[key] for key in ("q", "k", "v", "out"))
         pages, lengths = named["block_table"], named["seqused_k"]
         longest = named["max_seqlen_k"]  # of this batch; where a graph is recorded, of any to come
-        if not can_attend(query, keys, values, pages, lengths, longest) or not is_usable(query, keys):
+        if not can_attend(query, keys, values, pages, lengths, out, longest) or not is_usable(query, keys):
             return theirs(**named)
         paged_attention(query, keys, values, pages, lengths, named["softmax_scale"], out)
         return out

@@ -22,21 +22,23 @@ LOG2_E = 1.4426950408889634  # the kernel's powers are those of 2
 
 
 def can_attend(
-    query: Tensor, keys: Tensor, values: Tensor, pages: Tensor, lengths: Tensor, longest: int
+    query: Tensor, keys: Tensor, values: Tensor, pages: Tensor, lengths: Tensor, out: Tensor, longest: int
 ) -> bool:
     """Whether the kernel is made for these and would be the faster one; ``longest``: that a length may be."""
     rows, heads, width = query.shape
     page, key_heads = keys.shape[1:3]
     return (
-        query.dtype == keys.dtype == values.dtype
+        query.dtype == keys.dtype == values.dtype == out.dtype
         and query.dtype in (torch.bfloat16, torch.float16)
+        and out.shape == query.shape
+        and values.shape == keys.shape
         and len(pages) == len(lengths) == rows
         and rows * key_heads >= ENOUGH_PROGRAMS
         and longest <= LONGEST
         and width in (64, 128, 256)
         and heads // key_heads <= LEAST_QUERIES
         and page & (page - 1) == 0
-        and all(states.stride(-1) == 1 for states in (query, keys, values, pages))
+        and all(states.stride(-1) == 1 for states in (query, keys, values, pages, lengths, out))
     )
 
 
