@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
+
+from tests.support.interpreted import interpreted
 
 CHECK = """
 import torch
@@ -47,10 +45,4 @@ print("all the same")
 @pytest.mark.triton
 @pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs the kernels themselves")
 def test_kernels_compute_what_is_computed_plainly() -> None:
-    pytest.importorskip("triton")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join(entry for entry in (os.getcwd(), *sys.path) if entry)
-    ended = subprocess.run(
-        [sys.executable, "-c", CHECK], env=environment, capture_output=True, text=True, check=False
-    )
-    assert ended.stdout.strip().endswith("all the same"), ended.stderr[-3000:]
+    interpreted(CHECK)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +13,7 @@ import torch
 
 from hacrl.rollout.vllm import child_program, own_attention
 from hacrl.rollout.vllm.own_attention import NEEDED, WITHOUT_EFFECT, is_plain_decoding, take_over_decoding
+from tests.support.interpreted import interpreted
 
 IN_VLLM = [
     pytest.mark.vllm_installed,
@@ -140,13 +139,7 @@ print("all the same")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs the kernel itself")
 @pytest.mark.parametrize("check", [KERNEL, IN_FRONT], ids=["kernel", "in front of FlashAttention"])
 def test_decoding_is_attention(check: str) -> None:
-    pytest.importorskip("triton")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join(entry for entry in (os.getcwd(), *sys.path) if entry)
-    ended = subprocess.run(
-        [sys.executable, "-c", check], env=environment, capture_output=True, text=True, check=False
-    )
-    assert ended.stdout.strip().endswith("all the same"), ended.stderr[-3000:]
+    interpreted(check)
 
 
 PLAIN = dict.fromkeys(NEEDED, 1) | {"causal": True, "window_size": [-1, -1], "softcap": 0, "s_aux": None}

@@ -18,6 +18,7 @@ from typing import Any
 from hacrl.rollout.vllm.child_responses import Response, Responses
 from hacrl.rollout.vllm.numbers_as_text import floats_to_text, integers_to_text
 from hacrl.rollout.vllm.own_attention import take_over_decoding
+from hacrl.rollout.vllm.own_logprobs import take_over_logprobs
 from hacrl.rollout.vllm.shortcuts import take_shortcuts
 
 Told = dict[str, Any]
@@ -69,6 +70,7 @@ class Engine:
 
         if shortcuts:
             take_over_decoding(vllm.__version__, engine_args)
+            take_over_logprobs(vllm.__version__)
         self._llm = vllm.LLM(
             **engine_args,
             worker_extension_cls=worker,
