@@ -3,8 +3,7 @@
     python benchmarks/drawn_logprobs.py
 
 Microseconds of a call, of the fastest of 5 replays of a graph with 20 of them, and the time in which a GPU
-reads the logits once at the speed of a large copy. Logits are read from the GPU's memory only if they are more
-than its cache holds.
+reads the logits once at the speed of a large copy. Those that fit into its cache are read faster than that.
 """
 
 from __future__ import annotations
