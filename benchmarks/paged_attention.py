@@ -2,14 +2,17 @@
 
     python benchmarks/paged_attention.py
 
-In bfloat16, heads 128 wide, 8 responses to a prompt of 160 tokens whose pages they share; microseconds a
-layer, of the fastest of 5 replays of a graph with 6 layers that have caches of their own.
+In bfloat16, heads 128 wide, responses to prompts of 160 tokens whose pages they share; microseconds a layer,
+of the fastest of 5 replays of a graph with 6 layers that have caches of their own. Ours with one response in
+a program, and with as many as fit; the bytes of all pages, each read once, at the speed of a large copy.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from timing import best_of
@@ -18,7 +21,7 @@ from torch import Tensor
 from hacrl.rollout.vllm.paged_attention import paged_attention
 
 GPU = torch.device("cuda")
-PAGE, WIDTH, PROMPT, SAMPLES, LAYERS = 16, 128, 160, 8, 6
+PAGE, WIDTH, PROMPT, LAYERS = 16, 128, 160, 6
 SCALE = WIDTH**-0.5
 _DRAW = random.Random(0)
 HEADS = ((16, 8), (32, 8), (12, 2))  # of queries, and of keys
@@ -36,20 +39,42 @@ CASES = {  # tokens of context of every response
 
 
 def main() -> None:
-    """Every case with every kind of heads."""
-    print(f"{'':52} {'heads':>8} {'FlashAttention':>15} {'ours':>7} {'ratio':>6} {'largest gap':>12}")
-    for name, lengths in CASES.items():
-        for heads, key_heads in HEADS:
-            theirs, ours, gap = compare(lengths, heads, key_heads)
-            line = f"{theirs:15.1f} {ours:7.1f} {theirs / ours:6.2f} {gap:12.4f}"
-            print(f"{name:52} {f'{heads}, {key_heads}':>8} {line}", flush=True)
+    """Every case with every kind of heads, then responses to prompts that do not begin where a group does."""
+    source = torch.randn(2**28, device=GPU)
+    copied = torch.empty_like(source)
+    bandwidth = 2 * source.nbytes / best_of(5, lambda: copied.copy_(source))
+    titles = f"{'FlashAttention':>15} {'alone':>7} {'groups':>7} {'ratio':>6} {'bytes':>7} gap"
+    print(f"{'':52} {'heads':>8} {titles}")
+    cases = [(name, lengths, kind, 8, 0) for name, lengths in CASES.items() for kind in HEADS]
+    cases += [
+        ("256 responses, 300 tokens, others first", [300] * 256, HEADS[0], 8, 4),
+        ("256 responses, 300 tokens, 5 to a prompt", [300] * 256, HEADS[0], 5, 0),
+        ("256 responses, 300 tokens, 1 to a prompt", [300] * 256, HEADS[0], 1, 0),
+    ]
+    for name, lengths, (heads, key_heads), samples, others in cases:
+        found = compare(lengths, heads, key_heads, samples, others)
+        floor = found.bytes / bandwidth * 1e6
+        line = (
+            f"{found.theirs:15.1f} {found.alone:7.1f} {found.groups:7.1f} {found.theirs / found.groups:6.2f}"
+        )
+        print(f"{name:52} {f'{heads}, {key_heads}':>8} {line} {floor:7.1f} {found.gap:.4f}", flush=True)
 
 
-def compare(lengths: list[int], heads: int, key_heads: int) -> tuple[float, float, float]:
-    """Microseconds a layer of either, and how far they are apart at most."""
+class Found(NamedTuple):
+    """Microseconds a layer, bytes of all pages, and how far results are apart at most."""
+
+    theirs: float
+    alone: float
+    groups: float
+    bytes: int
+    gap: float
+
+
+def compare(lengths: list[int], heads: int, key_heads: int, samples: int, others: int) -> Found:
+    """FlashAttention and our kernel on the same pages."""
     from vllm.vllm_flash_attn import flash_attn_varlen_func, get_scheduler_metadata
 
-    pages, count = page_tables(lengths)
+    pages, count = page_tables(lengths, samples, others)
     caches = [
         torch.randn(count, 2, PAGE, key_heads, WIDTH, device=GPU, dtype=torch.bfloat16) for _ in range(LAYERS)
     ]
@@ -86,15 +111,19 @@ def compare(lengths: list[int], heads: int, key_heads: int) -> tuple[float, floa
             **common,
         )
 
-    def own(cache: Tensor) -> None:
-        paged_attention(query, *cache.unbind(1), pages, used, SCALE, ours)
+    def own(group: int | None, cache: Tensor) -> None:
+        paged_attention(query, *cache.unbind(1), pages, used, SCALE, ours, group)
 
-    times = [microseconds(layer, caches) for layer in (flash, own)]
-    return times[0], times[1], float((ours.float() - theirs.float()).abs().max())
+    times = [microseconds(layer, caches) for layer in (flash, partial(own, 1), partial(own, None))]
+    read = len(pages.unique()) * caches[0][0].nbytes
+    return Found(*times, read, float((ours.float() - theirs.float()).abs().max()))
 
 
-def page_tables(lengths: list[int]) -> tuple[Tensor, int]:
-    """Pages of every response, scattered, those of a prompt shared; how many there are."""
+def page_tables(lengths: list[int], samples: int, others: int) -> tuple[Tensor, int]:
+    """Pages of every response, scattered; how many there are.
+
+    The first ``others`` have prompts of their own, then ``samples`` at a time share theirs.
+    """
     wanted = [-(-length // PAGE) for length in lengths]
     shared = PROMPT // PAGE
     count = sum(wanted) + 1
@@ -102,7 +131,7 @@ def page_tables(lengths: list[int]) -> tuple[Tensor, int]:
     random.Random(0).shuffle(free)
     rows = []
     for place, pages in enumerate(wanted):
-        if place % SAMPLES == 0:
+        if place < others or (place - others) % samples == 0:
             prompt = [free.pop() for _ in range(shared)]
         own = [free.pop() for _ in range(pages - shared)]
         rows.append([*prompt, *own, *[0] * (max(wanted) - pages)])

@@ -31,17 +31,22 @@ def made(heads: int, key_heads: int, width: int, dtype: torch.dtype) -> dict[str
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(
-    ("heads", "key_heads", "width"), [(16, 8, 128), (14, 2, 64), (4, 4, 64), (32, 2, 256)]
+    ("heads", "key_heads", "width"), [(16, 8, 128), (14, 2, 64), (4, 4, 64), (32, 8, 128), (32, 2, 256)]
 )
 def test_the_kernel_computes_plain_attention(heads, key_heads, width, dtype) -> None:
-    from hacrl.rollout.vllm.paged_attention import is_right, paged_attention, plain_attention
+    from hacrl.rollout.vllm.paged_attention import (
+        is_right,
+        paged_attention,
+        plain_attention,
+        responses_together,
+    )
 
     given = made(heads, key_heads, width, dtype)
-    found = torch.full_like(given["query"], torch.nan)
-    paged_attention(**given, scale=width**-0.5, out=found)
-    torch.testing.assert_close(
-        found.float(), plain_attention(**given, scale=width**-0.5), rtol=0.01, atol=0.005
-    )
+    expected = plain_attention(**given, scale=width**-0.5)
+    for group in {1, responses_together(heads // key_heads)}:
+        found = torch.full_like(given["query"], torch.nan)
+        paged_attention(**given, scale=width**-0.5, out=found, group=group)
+        torch.testing.assert_close(found.float(), expected, rtol=0.01, atol=0.005)
     assert is_right(GPU, dtype, heads // key_heads, width, PAGE)
 
 
