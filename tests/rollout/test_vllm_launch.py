@@ -127,6 +127,11 @@ def test_one_that_knows_the_size_of_its_cache_need_not_start_alone(
     assert not make_vllm_engine(engine_agent(), on_cpu, PROBLEMS, 99, tmp_path)._starts_alone
 
 
+def test_a_cache_of_no_size_is_measured(tmp_path: Path) -> None:
+    told = VllmSettings(engine_args={"kv_cache_memory_bytes": None}, devices=(1,))
+    assert make_vllm_engine(engine_agent(), told, PROBLEMS, 99, tmp_path)._starts_alone
+
+
 def test_engines_that_start_together_look_for_ports_in_different_places(monkeypatch) -> None:
     monkeypatch.delenv("VLLM_PORT", raising=False)
     assert len({engine_environment(GPU, VllmSettings())["VLLM_PORT"] for _ in range(20)}) > 1

@@ -12,8 +12,8 @@ HOPPER, AMPERE = 90, 80  # compute capabilities
 
 def compiled(
     kernel: Any, types: dict[str, str], constants: dict[str, int], capability: int, warps: int
-) -> str:
-    """PTX of a kernel whose numbers and addresses are multiples of 16, as vLLM's are."""
+) -> Any:
+    """What a kernel becomes whose numbers and addresses are multiples of 16, as vLLM's are."""
     pytest.importorskip("triton.backends.nvidia")
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
@@ -27,8 +27,7 @@ def compiled(
     )
     options = {"num_warps": warps, "num_stages": 3}
     made = compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    ptx: str = made.asm["ptx"]
-    return ptx
+    return made.asm
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -39,7 +38,7 @@ def test_attention_is_pipelined_matrix_products(shared, width, capability) -> No
     from hacrl.rollout.vllm.paged_attention import ALONE, IN_GROUPS, LEAST_QUERIES, responses_together
     from hacrl.rollout.vllm.paged_kernels import attend
 
-    group = responses_together(shared)
+    group = responses_together(shared, 10**6)
     way = ALONE if group == 1 else IN_GROUPS
     tensors = dict.fromkeys(("query", "keys", "values", "out"), "*bf16")
     strides = ("query_row", "query_head", "key_page", "key_token", "key_head")
@@ -47,9 +46,12 @@ def test_attention_is_pipelined_matrix_products(shared, width, capability) -> No
     types = tensors | {"pages": "*i32", "lengths": "*i32", "scale": "fp32", "rows": "i32"}
     sizes = {"SHARED": shared, "QUERIES": LEAST_QUERIES, "GROUP": group, "WIDTH": width}
     sizes |= {"PAGE": 16, "MOST_PAGES": 64, "BLOCK": way.block}
-    ptx = compiled(attend, types | dict.fromkeys(strides, "i32"), sizes, capability, way.warps)
-    assert "mma.sync" in ptx
-    assert "cp.async.cg.shared.global" in ptx  # 16 bytes a thread, past its registers
+    made = compiled(attend, types | dict.fromkeys(strides, "i32"), sizes, capability, way.warps)
+    assert "mma.sync" in made["ptx"]
+    assert "cp.async.cg.shared.global" in made["ptx"]  # 16 bytes a thread, past its registers
+    # keys and values of two blocks are on their way while a third is looked at
+    assert f"memdesc<2x{way.block}x{width}xbf16" in made["ttgir"]
+    assert f"memdesc<1x{way.block}x{width}xbf16" not in made["ttgir"]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -62,8 +64,8 @@ def test_logits_are_read_16_bytes_at_a_time(dtype, capability) -> None:
     given = {"logits": dtype, "tokens": "*i64", "noted": "*fp32"}
     sizes = {"NOTED": ours.NOTED, "PIECE": ours.PIECE}
     types = given | {"logits_row": "i32", "vocabulary": "i32"}
-    ptx = compiled(ours._look_at_a_piece, types, sizes, capability, ours.WARPS)
-    assert "ld.global.v4.b32" in ptx
+    made = compiled(ours._look_at_a_piece, types, sizes, capability, ours.WARPS)
+    assert "ld.global.v4.b32" in made["ptx"]
     results = {"logprobs": "*fp32", "ranks": "*i64", "logits_row": "i32", "pieces": "i32"}
     sizes = {"NOTED": ours.NOTED, "PIECES": 32}
     assert compiled(ours._put_together, given | results, sizes, capability, 1)

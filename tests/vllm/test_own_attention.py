@@ -64,7 +64,7 @@ for heads, key_heads, width, page in ((4, 2, 64, 16), (3, 3, 128, 16), (16, 1, 6
         pages[1:3, :1] = pages[0, 0]  # of one prompt
         told = torch.tensor(lengths, dtype=torch.int32)
         plain = paged_attention.plain_attention(query, keys, values, pages, told, 0.3)
-        for group in {1, paged_attention.responses_together(heads // key_heads)}:
+        for group in {1, paged_attention.responses_together(heads // key_heads, 10**6)}:
             out = torch.full_like(query, torch.nan)
             paged_attention.paged_attention(query, keys, values, pages, told, 0.3, out, group)
             for row, length in enumerate(lengths):
@@ -78,7 +78,9 @@ GROUPS = (
     SHARED
     + """
 shared = [1, 2, 3, 4, 6, 8, 9, 16]
-assert [paged_attention.responses_together(one) for one in shared] == [16, 8, 4, 4, 2, 2, 1, 1]
+together = paged_attention.responses_together
+assert [together(one, 10**6) for one in shared] == [16, 8, 4, 4, 2, 2, 1, 1]
+assert [together(2, pairs) for pairs in (2048, 2047, 1024, 512, 511, 8)] == [8, 4, 4, 2, 1, 1]
 page, width = 16, 64
 (keys, values), _ = caches(200, page, 1, width)
 
@@ -150,18 +152,62 @@ assert looks(torch.cat([one, another]), [6 * page] * 8) == 1 + 1 + 1 + 2  # 32 o
 assert looks(torch.cat([made(1, 0), made(7, 5)]), [6 * page] * 8) == 2 + 12  # one shares with nobody
 assert looks(made(8, 4), [6 * page, 0, 6 * page, 0, 0, 6 * page, 0, 0]) == 1 + 4
 
+# rows behind the last one are somebody else's, and pages behind those that are looked at can be anything
+pages, lengths = made(8, 4), torch.tensor([6 * page] * 5 + [5] * 3, dtype=torch.int32)
+pages[5:] = torch.iinfo(torch.int32).max
+pages[:, 6] = torch.iinfo(torch.int32).max
+blocks.clear()
+query, out = torch.randn(5, 2, width).half(), torch.full((5, 2, width), torch.nan).half()
+paged_attention.paged_attention(query, keys, values, pages[:5], lengths[:5], 0.3, out, 8)
+assert len(blocks) == 1 + 4
+for row in range(5):
+    exact = by_torch(query[row], keys, values, pages[row, :6], 6 * page, 0.3)
+    torch.testing.assert_close(out[row].float(), exact, rtol=2e-3, atol=2e-3)
+
+# no more pages are found to be common than are compared
+paged_attention.LONGEST = 2 * page
+assert looks(made(8, 4), [6 * page] * 8) == 1 + 8
+paged_attention.LONGEST = 1024
+
+# the trial notices
+common_pages, page_of = paged_kernels._common_pages, paged_kernels._page
+kind = torch.device("cpu"), torch.float16, 2, 64, 16, 4
+assert paged_attention.is_right(*kind)
+for name, wrong in {
+    "_common_pages": lambda *given: common_pages(*given) + 1,
+    "_page": lambda table, places, *others: page_of(table, places + 1, *others),
+    "_look_at": lambda look, *under_way: look_at((*look[:5], look[4][None, :], look[6]), *under_way),
+}.items():
+    right = getattr(paged_kernels, name)
+    setattr(paged_kernels, name, wrong)
+    assert not paged_attention.is_right(*kind), name
+    setattr(paged_kernels, name, right)
+
 # a page that nobody may look at is not read: numbers that are none would spread
 pages = made(8, 2)
 used = set(pages.flatten().tolist())
 keys[[number for number in range(200) if number not in used]] = torch.nan
 check(pages, [2 * page + 5 * number + 1 for number in range(8)], 8)
+
+# places of more than 2^31 numbers: a cache of which hardly anything is ever touched
+far = torch.empty(66_000, 2, page, 16, 64, dtype=torch.float16)
+pages = torch.tensor([[65_999, 2], [65_999, 65_537]], dtype=torch.int32)
+for number in (2, 65_537, 65_999):
+    far[number] = torch.randn(2, page, 16, 64).half()
+keys, values = far.unbind(1)
+query, out = torch.randn(2, 16, 64).half(), torch.full((2, 16, 64), torch.nan).half()
+told = torch.tensor([page + 5, 2 * page], dtype=torch.int32)
+paged_attention.paged_attention(query, keys, values, pages, told, 0.3, out, 2)
+for row, length in enumerate(told.tolist()):
+    exact = by_torch(query[row], keys, values, pages[row], length, 0.3)
+    torch.testing.assert_close(out[row].float(), exact, rtol=2e-3, atol=2e-3)
 print("all the same")
 """
 )
 IN_FRONT = (
     SHARED
     + """
-paged_attention.ENOUGH_PAIRS = 8
+paged_attention.ENOUGH_PAIRS, paged_attention.ENOUGH_PROGRAMS = 8, 4
 rows, heads, key_heads, width = 4, 4, 2, 64
 (keys, values), _ = caches(9, 16, key_heads, width)
 went_on = []

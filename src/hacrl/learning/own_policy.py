@@ -15,8 +15,8 @@ def check_own_policy(agent: str, differences: Sequence[float], sampling: Samplin
     """Refuse responses whose log-probabilities are too far from the learner's to be of the same policy.
 
     An engine that has proven its weights with a few tokens may still go wrong in a batch of another size.
-    ``differences`` are log pi_sampler - log pi_learner per token, at the weights that sampled. Those that are
-    not finite are left to ``learning.max_bad_updates``.
+    ``differences`` are log pi_sampler - log pi_learner per token, at the weights that sampled. Of a sampler
+    none come here that are not finite; a learner's are left to ``learning.max_bad_updates``.
     """
     gaps = [abs(difference) for difference in differences if math.isfinite(difference)]
     if not gaps:

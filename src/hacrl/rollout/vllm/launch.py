@@ -65,7 +65,7 @@ def make_vllm_engine(
     arguments = engine_arguments(str(model), dtype, settings, max_length, on_cpu, can_sleep, seed)
     arguments["load_format"] = "dummy"  # noise, until the first synchronisation brings the agent's weights
     environment = engine_environment(agent.device, settings)
-    measures = "kv_cache_memory_bytes" not in arguments
+    measures = not arguments.get("kv_cache_memory_bytes")
     if settings.starts_server:
         backend = _own_server(agent.name, settings, arguments, environment, folder, can_sleep)
         before = partial(write_model, agent, model)

@@ -51,12 +51,15 @@ def take_over_decoding(version: str, engine_args: Mapping[str, Any]) -> bool:
 
 def with_own_kernel(theirs: Callable[..., Any]) -> Callable[..., Any]:
     """FlashAttention's function: decoding is ours where the kernel fits and is right, the rest theirs."""
-    from hacrl.rollout.vllm.paged_attention import can_attend, is_right, paged_attention
+    from hacrl.rollout.vllm.paged_attention import can_attend, is_right, paged_attention, responses_together
 
     found: dict[tuple[Any, ...], bool] = {}  # whether it is right, by shape
 
     def is_usable(query: Tensor, keys: Tensor) -> bool:
-        shape = (query.device, query.dtype, query.shape[1] // keys.shape[2], query.shape[2], keys.shape[1])
+        (rows, heads, width), (page, key_heads) = query.shape, keys.shape[1:3]
+        shared = heads // key_heads
+        group = responses_together(shared, rows * key_heads)
+        shape = (query.device, query.dtype, shared, width, page, group)
         if shape not in found:
             # nothing can be tried while a graph is recorded; vLLM computes every batch once before that
             if query.is_cuda and torch.cuda.is_current_stream_capturing():

@@ -29,6 +29,7 @@ ALONE, IN_GROUPS = Way(32, 2), Way(64, 4)  # with one response, and with several
 # Where it is the faster one: with enough pairs of response and head of keys to keep a GPU busy, and with
 # short contexts. FlashAttention reads long ones at the full bandwidth, and splits one longer than the others.
 ENOUGH_PAIRS, LONGEST = 1024, 1024
+ENOUGH_PROGRAMS = 256  # about two for each processor of an H200
 LOG2_E = 1.4426950408889634  # the kernel's powers are those of 2
 
 
@@ -67,11 +68,11 @@ def paged_attention(
 
     Keys and values are (all pages, tokens of a page, heads, D), in whatever order they lie; ``pages`` are
     (N, most pages). A row of length 0, which fills up a batch, gets zeros. ``group``: responses of a program,
-    a power of 2; as many as there is room for, if nothing is said.
+    a power of 2.
     """
     rows, heads, width = query.shape
     page, key_heads = keys.shape[1:3]
-    group = group or responses_together(heads // key_heads)
+    group = group or responses_together(heads // key_heads, rows * key_heads)
     way = ALONE if group == 1 else IN_GROUPS
     attend[(-(-rows // group), key_heads)](
         query,
@@ -99,32 +100,44 @@ def paged_attention(
     )
 
 
-def responses_together(shared: int) -> int:
-    """The largest power of 2 of responses whose ``shared`` queries fit into a matrix product together."""
-    return 1 << (LEAST_QUERIES // shared).bit_length() - 1
+def responses_together(shared: int, pairs: int) -> int:
+    """How many responses a program has, of so many pairs of response and head of keys: a power of 2.
+
+    Their queries, ``shared`` of each, fit into one matrix product, and there are enough programs.
+    """
+    most = min(LEAST_QUERIES // shared, pairs // ENOUGH_PROGRAMS)
+    return 1 << max(1, most).bit_length() - 1
 
 
 @torch.no_grad()
-def is_right(device: torch.device, dtype: torch.dtype, shared: int, width: int, page: int) -> bool:
+def is_right(
+    device: torch.device, dtype: torch.dtype, shared: int, width: int, page: int, group: int
+) -> bool:
     """Whether the kernel computes plain attention on this device. To be tried: compilers differ."""
     generator = torch.Generator(device=device).manual_seed(0)
 
     def noise(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, device=device).to(dtype)
 
-    group, key_heads, most = responses_together(shared), 2, 5
-    rows = 2 * group + 1  # one group that shares two pages, one that shares nothing, and a rest
+    key_heads, most = 2, 5
+    rows = 3 * group + 1
+    half = group + group // 2
     query = noise(rows, key_heads * shared, width)
     keys, values = (noise(rows * most, page, key_heads, width) for _ in range(2))
     pages = torch.randperm(rows * most, generator=generator, device=device).int().view(rows, most)
-    pages[:group, :2] = pages[0, :2]
+    own = pages.clone()
+    pages[:group, :2] = own[0, :2]  # a group that shares two,
+    pages[group : 2 * group, :1] = own[group, :1]  # one that shares the first, halves of it two more,
+    pages[group:half, 1:3] = own[group, 1:3]
+    pages[half : 2 * group, 1:3] = own[half, 1:3]
     lengths = torch.full((rows,), most * page - 1, dtype=torch.int32, device=device)
-    lengths[:group] = 2 * page + torch.arange(group, device=device)
-    lengths[group : 2 * group : 2] = 1
+    numbers = torch.arange(group, device=device)
+    lengths[:group], lengths[group : 2 * group] = 2 * page + numbers, 3 * page + 1 + numbers
+    lengths[2 * group :: 2] = 1  # one that shares nothing, and a rest
     lengths[-2] = 0
     found = torch.full_like(query, torch.nan)
     try:
-        paged_attention(query, keys, values, pages, lengths, 0.2, found)
+        paged_attention(query, keys, values, pages, lengths, 0.2, found, group)
     except Exception:  # whatever it is, vLLM has another one
         return False
     expected = plain_attention(query, keys, values, pages, lengths, 0.2)

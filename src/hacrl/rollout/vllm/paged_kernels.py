@@ -6,7 +6,8 @@ import triton
 import triton.language as tl
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+# numbers that nothing is gained by knowing more of: whatever they are, what was tried is what is used
+@triton.jit(do_not_specialize=["rows", "pages_row"])  # type: ignore[untyped-decorator, unused-ignore]
 def attend(  # type: ignore[no-untyped-def]
     query,
     keys,
@@ -40,7 +41,7 @@ def attend(  # type: ignore[no-untyped-def]
     Pages that all of the group begin with are read once, for the queries of all; then those that some go on
     with, for these. Behind them a block has as many tokens of every response, and what a response's queries
     would make of others' tokens is thrown away: tensor cores have time for that, it is memory that is waited
-    for.
+    for. How sums are rounded depends on the others, then, and a value that is not finite spreads to them.
     """
     first, head = tl.program_id(0) * GROUP, tl.program_id(1)
     widths = tl.arange(0, WIDTH)
@@ -81,10 +82,12 @@ def attend(  # type: ignore[no-untyped-def]
             elif is_due:
                 end = _common_pages(pages, lengths, members, alike, leader, pages_row, PAGE, MOST_PAGES)
             looks = (turn < 0) | (of_asking == next_page)
+            table = pages + leader * pages_row
+            page_ahead = _page(table, begin * PAGE + tl.arange(0, BLOCK), end * PAGE, PAGE)
             for start in range(begin * PAGE, end * PAGE, BLOCK):
                 places = start + tl.arange(0, BLOCK)
                 seen = places < end * PAGE
-                page = tl.load(pages + leader * pages_row + places // PAGE, mask=seen, other=0).to(tl.int64)
+                page, page_ahead = page_ahead.to(tl.int64), _page(table, places + BLOCK, end * PAGE, PAGE)
                 key_at = keys + page * key_page + (places % PAGE) * key_token + head * key_head
                 value_at = values + page * value_page + (places % PAGE) * value_token + head * value_head
                 look = (asked, key_at, value_at, widths, seen, looks[:, None] & seen[None, :], scale)
@@ -93,10 +96,12 @@ def attend(  # type: ignore[no-untyped-def]
             seen_until = tl.where(is_told, end * PAGE, seen_until)
 
     is_own = asking[:, None] == telling[None, :]
+    table = pages + telling * pages_row
+    page_ahead = _page(table, seen_until + tl.arange(0, BLOCK) % own, length, PAGE)
     for start in range(0, tl.max(length - seen_until, 0), own):
         places = seen_until + start + tl.arange(0, BLOCK) % own
         seen = places < length
-        page = tl.load(pages + telling * pages_row + places // PAGE, mask=seen, other=0).to(tl.int64)
+        page, page_ahead = page_ahead.to(tl.int64), _page(table, places + own, length, PAGE)
         key_at = keys + page * key_page + (places % PAGE) * key_token + head * key_head
         value_at = values + page * value_page + (places % PAGE) * value_token + head * value_head
         look = (asked, key_at, value_at, widths, seen, is_own & seen[None, :], scale)
@@ -135,6 +140,12 @@ def _next_page(place, row, PAGE: tl.constexpr):  # type: ignore[no-untyped-def]
     is_full = tl.load(lengths + row, mask=row < rows, other=0) >= (common + 1) * PAGE
     page = tl.load(pages + row * pages_row + common, mask=is_full, other=0)
     return tl.where(is_full, page, -1 - row)
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _page(table, places, until, PAGE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The pages in which tokens are. Asked for a block ahead: keys are fetched early if it is known where."""
+    return tl.load(table + places // PAGE, mask=places < until, other=0)
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
