@@ -18,6 +18,9 @@ def check_own_policy(agent: str, differences: Sequence[float], sampling: Samplin
     ``differences`` are log pi_sampler - log pi_learner per token, at the weights that sampled. Of a sampler
     none come here that are not finite; a learner's are left to ``learning.max_bad_updates``.
     """
+    count = max(1, len(differences))
+    if sum(map(abs, differences)) / count <= _allowed(limit, count, sampling):
+        return  # as always: a GPU waits for this
     gaps = [abs(difference) for difference in differences if math.isfinite(difference)]
     if not gaps:
         return
