@@ -138,7 +138,7 @@ def main() -> None:
     import matplotlib.pyplot as plt
 
     figure, ((rollouts, steps), (memory, agents)) = plt.subplots(
-        2, 2, figsize=(12, 7), layout="constrained", width_ratios=[1.1, 1]
+        2, 2, figsize=(12, 7.4), layout="constrained", width_ratios=[1.1, 1]
     )
     draw_rollouts(rollouts, options.engines)
     draw_steps(steps, options.trl, options.hacrl)
@@ -146,6 +146,7 @@ def main() -> None:
     draw_agents(agents, options.agents)
     for axes in (rollouts, steps, memory, agents):
         axes.spines[["top", "right"]].set_visible(False)
+    figure.get_layout_engine().set(hspace=0.08)  # a title is not taken for the label above it
     figure.savefig(options.out, dpi=110)
 
 
