@@ -4,7 +4,8 @@
     python benchmarks/against_trl.py --device cpu --threads 1                    # 0.85M parameters
     python benchmarks/against_trl.py --learner-only --shapes qwen3-1.7b --prompts 2 --new-tokens 1024
 
-Needs TRL besides hacrl (requirements/trl.txt). TRL trains one agent after the other with GSPO; hacrl trains
+Needs TRL besides hacrl (requirements/trl.txt). TRL trains one agent after the other with GSPO (with
+``--trl-once`` the first alone, whose steps then count as many times as there are agents); hacrl trains
 them in one run, once with GSPO (each from its own rollouts, as TRL does) and once with HACPO (each from all
 agents' rollouts, as many updates). Weights are random and never stop, so that every response has full length;
 the reward is a meaningless number. Every side runs in a process of its own, one after the other. The first
@@ -136,6 +137,7 @@ def _work(options: argparse.Namespace) -> Work:
         hacrl_offload=options.hacrl_offload,
         trl_dtype=options.trl_dtype,
         trl_generation=options.trl_generation,
+        trl_once=options.trl_once,
         threads=options.threads,
         one_tokenizer=options.one_tokenizer,
         given_prompt_tokens=options.prompt_tokens if learner_only else 0,
@@ -168,6 +170,7 @@ def _options() -> argparse.Namespace:
     add("--vllm", type=json.loads, default={}, help='JSON, more of hacrl\'s, e.g. {"shortcuts": false}')
     add("--trl-dtype", choices=["bfloat16", "float32"], default="bfloat16", help="TRL's weights on a GPU")
     add("--trl-generation", type=json.loads, default={}, help="JSON, further generation options of TRL")
+    add("--trl-once", action="store_true", help="TRL trains one of the equal agents, which counts for all")
     add("--one-tokenizer", action="store_true", help="all agents have the same: nothing is retokenised")
     add("--threads", type=int)
     add("--learner-only", action="store_true")
@@ -175,7 +178,12 @@ def _options() -> argparse.Namespace:
     add("--json", type=Path)
     add("--side", help=argparse.SUPPRESS)
     add("--folder", type=Path, help=argparse.SUPPRESS)
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.trl_once and len(set(options.shapes)) > 1:
+        parser.error(
+            f"--trl-once: agents of different shapes ({' '.join(options.shapes)}) are not equal work"
+        )
+    return options
 
 
 if __name__ == "__main__":

@@ -82,6 +82,7 @@ def _ratios(sides: Sequence[Measured]) -> list[str]:
     return [
         f"{trl.side} / {side.side}: step {trl.median() / side.median():.2f}, "
         f"fastest step {trl.spread()[0] / side.spread()[0]:.2f}"
+        + (f", all steps {trl.total() / side.total():.2f}" if len(trl.seconds) == len(side.seconds) else "")
         + "".join(
             f", {phase} {trl.median(phase) / side.median(phase):.2f}"
             for phase in ("rollout", "learn", "cpu")

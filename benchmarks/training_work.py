@@ -15,7 +15,7 @@ import resource
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,7 @@ class Work:
     hacrl_offload: str = "auto"  # learning.offload; of a learner alone, "auto" is never
     trl_dtype: str = "bfloat16"  # of TRL's weights on a GPU
     trl_generation: dict[str, Any] = field(default_factory=dict)  # further generation options of TRL
+    trl_once: bool = False  # TRL trains the first agent alone, and that counts for all of them
     threads: int | None = None
     one_tokenizer: bool = False
     given_prompt_tokens: int = 0  # if any, rollouts are random tokens that are handed in: learning alone
@@ -87,6 +88,20 @@ class Measured:
     def median(self, phase: str = "step") -> float:
         """Seconds of the middle step."""
         return statistics.median(step.get(phase, 0.0) for step in self.seconds)
+
+    def total(self) -> float:
+        """Seconds of all counted steps."""
+        return sum(step["step"] for step in self.seconds)
+
+    def times(self, agents: int) -> Measured:
+        """The same for so many agents that are trained in turn, each as the one that was."""
+        return replace(
+            self,
+            seconds=[{phase: agents * spent for phase, spent in step.items()} for step in self.seconds],
+            generated_tokens=agents * self.generated_tokens,
+            learnt_tokens=agents * self.learnt_tokens,
+            learnt_flops=agents * self.learnt_flops,
+        )
 
     def spread(self) -> tuple[float, float]:
         """Fastest and slowest whole step."""

@@ -6,6 +6,7 @@ import gc
 import os
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,9 @@ class StepEnds(TrainerCallback):
 
 def measure(work: Work, folders: list[Path]) -> Measured:
     """The agents' steps side by side, as if they were one step."""
+    if work.trl_once:
+        first = replace(work, shapes=work.shapes[:1], trl_once=False)
+        return measure(first, folders[:1]).times(len(work.shapes))
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"  # about rollouts that are handed in
     if work.threads:
         torch.set_num_threads(work.threads)

@@ -109,10 +109,18 @@ def test_a_learner_alone_learns_from_what_it_is_given(tmp_path: Path) -> None:
 
 
 def test_ratios_compare_medians_and_fastest_steps() -> None:
-    """TRL's middle step takes 4 s, ours 2; fastest 3 and 1; a side that failed has no ratio."""
+    """TRL's middle step takes 4 s, ours 2; fastest 3 and 1; all 12 and 12. A side that failed has none."""
     ours = Measured("hacrl GSPO", [{"step": s, "learn": s / 2} for s in (1.0, 2.0, 9.0)], 60, 80)
     trl = Measured("TRL GSPO", [{"step": s, "learn": s / 4} for s in (3.0, 4.0, 5.0)], 60, 80)
     table = step_table(WORK, [ours, trl, Measured("hacrl HACPO", failure="out of memory")], None)
-    assert "TRL GSPO / hacrl GSPO: step 2.00, fastest step 3.00, learn 1.00" in table
+    assert "TRL GSPO / hacrl GSPO: step 2.00, fastest step 3.00, all steps 1.00, learn 1.00" in table
     assert "hacrl HACPO  out of memory" in table
     assert "TRL GSPO / hacrl HACPO" not in table
+
+
+def test_one_agent_counts_as_many_times_as_there_are() -> None:
+    """Seconds, tokens and FLOPs double; memory is that of the one that was trained."""
+    one = Measured("TRL GSPO", [{"step": 3.0, "learn": 2.0}, {"step": 5.0}], 60, 80, 7.0, {"held": 9.0})
+    two = [{"step": 6.0, "learn": 4.0}, {"step": 10.0}]
+    assert one.times(2) == Measured("TRL GSPO", two, 120, 160, 14.0, {"held": 9.0})
+    assert one.times(2).total() == 16.0
