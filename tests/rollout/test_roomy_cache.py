@@ -6,7 +6,7 @@ import torch
 from transformers import DynamicCache
 
 from hacrl.rollout import roomy_cache
-from hacrl.rollout.roomy_cache import ROOM, RoomyLayer
+from hacrl.rollout.roomy_cache import RoomyLayer
 from tests.support.tiny import char_agent
 
 
@@ -19,7 +19,7 @@ def test_it_holds_what_a_dynamic_cache_holds() -> None:
     config = char_agent().model.config
     mine, theirs = roomy_cache.roomy_cache(config), DynamicCache(config=config)
     assert all(type(layer) is RoomyLayer for layer in mine.layers)
-    steps = [(5, 3), (1, 3), (1, 3), (2, 3), (ROOM, 3), (1, 3)]
+    steps = [(5, 3), (1, 3), (1, 3), (2, 3), (16, 3), (1, 3)]
     for number, (tokens, rows) in enumerate(steps):
         found = mine.update(*states(tokens, rows, number), 0)
         expected = theirs.update(*states(tokens, rows, number), 0)
@@ -39,7 +39,16 @@ def test_tokens_are_copied_when_room_runs_out_only(monkeypatch) -> None:
     make_room = RoomyLayer._make_room
     monkeypatch.setattr(RoomyLayer, "_make_room", lambda self, n: made.append(n) or make_room(self, n))
     layer.update(*states(5))
-    for _ in range(2 * ROOM + 2):
+    for _ in range(2 * 16 + 2):
         layer.update(*states(1))
-    # 5 + 1 + 64 fit; the 66th new token does not, and neither does one 65 later
-    assert made == [5 + 1 + ROOM, 5 + 1 + ROOM + 1 + ROOM]
+    # 5 + 1 + 16 fit; the 18th new token does not, and neither does one 17 later
+    assert made == [22, 39]
+
+
+def test_more_tokens_get_more_room() -> None:
+    """500 held ones and a new one have room for 500 / 16 = 31 more."""
+    layer = RoomyLayer()
+    layer.update(*states(500))
+    layer.update(*states(1))
+    assert layer._room is not None
+    assert layer._room[0].shape[-2] == 501 + 31

@@ -9,7 +9,8 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-ROOM = 64  # tokens there is room for, each time it runs out
+LEAST_ROOM, SHARE = 16, 16  # tokens there is room for each time it runs out, or that part of those held
+# Little: a row's room lies behind its tokens, and processors fetch memory ahead of where they read.
 
 
 class RoomyLayer(DynamicLayer):  # type: ignore[misc, unused-ignore]
@@ -26,7 +27,7 @@ class RoomyLayer(DynamicLayer):  # type: ignore[misc, unused-ignore]
         held, more = self.keys.shape[-2], key_states.shape[-2]
         room = self._room
         if room is None or room[0].shape[0] != len(self.keys) or room[0].shape[-2] < held + more:
-            room = self._make_room(held + more + ROOM)
+            room = self._make_room(held + more + max(LEAST_ROOM, held // SHARE))
         for part, states in zip(room, (key_states, value_states), strict=True):
             part[:, :, held : held + more] = states
         self.keys, self.values = (part[:, :, : held + more] for part in room)
