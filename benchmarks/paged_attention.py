@@ -1,6 +1,7 @@
 """Attention of a decoding step over vLLM's pages: our kernel against vLLM's FlashAttention 3.
 
     python benchmarks/paged_attention.py
+    python benchmarks/paged_attention.py --tune     # programs with several responses: blocks, warps, stages
 
 In bfloat16, heads 128 wide, responses to prompts of 160 tokens whose pages they share; microseconds a layer,
 of the fastest of 5 replays of a graph with 6 layers that have caches of their own. Ours with one response in
@@ -9,6 +10,8 @@ a program, and with as many as fit; the bytes of all pages, each read once, at t
 
 from __future__ import annotations
 
+import argparse
+import itertools
 import random
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +21,8 @@ import torch
 from timing import best_of
 from torch import Tensor
 
-from hacrl.rollout.vllm.paged_attention import paged_attention
+from hacrl.rollout.vllm import paged_attention as ours
+from hacrl.rollout.vllm.paged_attention import Way, paged_attention
 
 GPU = torch.device("cuda")
 PAGE, WIDTH, PROMPT, LAYERS = 16, 128, 160, 6
@@ -39,6 +43,44 @@ CASES = {  # tokens of context of every response
 
 
 def main() -> None:
+    """Compare, or try other ways."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tune", action="store_true")
+    if parser.parse_args().tune:
+        tune()
+    else:
+        compare_all()
+
+
+def tune() -> None:
+    """Microseconds a layer of 256 responses, for 3 lengths of context; the fastest in all is printed last."""
+    lengths = (176, 300, 420)
+    found = []
+    for block, warps, stages in itertools.product((32, 64, 128), (2, 4, 8), (2, 3, 4)):
+        ours.IN_GROUPS = Way(block, warps, stages)
+        try:
+            times = [ours_alone([length] * 256, *HEADS[0]) for length in lengths]
+        except Exception as error:  # more shared memory than there is, say
+            print(block, warps, stages, type(error).__name__, flush=True)
+            continue
+        found.append((sum(times), ours.IN_GROUPS))
+        print(block, warps, stages, *(f"{spent:7.1f}" for spent in times), flush=True)
+    print(min(found))
+
+
+def ours_alone(lengths: list[int], heads: int, key_heads: int) -> float:
+    """Microseconds a layer, with 8 responses to a prompt."""
+    pages, count = page_tables(lengths, 8, 0)
+    shape = (count, 2, PAGE, key_heads, WIDTH)
+    caches = [torch.randn(shape, device=GPU, dtype=torch.bfloat16) for _ in range(LAYERS)]
+    query = torch.randn(len(lengths), heads, WIDTH, device=GPU, dtype=torch.bfloat16)
+    used, out = torch.tensor(lengths, dtype=torch.int32, device=GPU), torch.empty_like(query)
+    return microseconds(
+        lambda cache: paged_attention(query, *cache.unbind(1), pages, used, SCALE, out), caches
+    )
+
+
+def compare_all() -> None:
     """Every case with every kind of heads, then responses to prompts that do not begin where a group does."""
     source = torch.randn(2**28, device=GPU)
     copied = torch.empty_like(source)
@@ -80,7 +122,7 @@ def compare(lengths: list[int], heads: int, key_heads: int, samples: int, others
     ]
     rows, longest = len(lengths), max(lengths)
     query = torch.randn(rows, heads, WIDTH, device=GPU, dtype=torch.bfloat16)
-    ours, theirs = torch.empty_like(query), torch.empty_like(query)
+    found, theirs = torch.empty_like(query), torch.empty_like(query)
     used = torch.tensor(lengths, dtype=torch.int32, device=GPU)
     starts = torch.arange(rows + 1, dtype=torch.int32, device=GPU)
     common = {"cu_seqlens_q": starts, "max_seqlen_q": 1, "max_seqlen_k": longest, "num_splits": 32}
@@ -112,11 +154,11 @@ def compare(lengths: list[int], heads: int, key_heads: int, samples: int, others
         )
 
     def own(group: int | None, cache: Tensor) -> None:
-        paged_attention(query, *cache.unbind(1), pages, used, SCALE, ours, group)
+        paged_attention(query, *cache.unbind(1), pages, used, SCALE, found, group)
 
     times = [microseconds(layer, caches) for layer in (flash, partial(own, 1), partial(own, None))]
     read = len(pages.unique()) * caches[0][0].nbytes
-    return Found(*times, read, float((ours.float() - theirs.float()).abs().max()))
+    return Found(*times, read, float((found.float() - theirs.float()).abs().max()))
 
 
 def page_tables(lengths: list[int], samples: int, others: int) -> tuple[Tensor, int]:
