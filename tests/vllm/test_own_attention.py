@@ -374,7 +374,7 @@ class TestWhereItIsUsed:
         assert flash.flash_attn_varlen_func == "theirs"
 
     @pytest.mark.parametrize("shortcuts", [True, False])
-    def test_a_child_puts_it_there_before_vllm_is_made(self, monkeypatch, shortcuts) -> None:
+    def test_a_child_has_its_kernels_there_before_vllm_is_made(self, monkeypatch, shortcuts) -> None:
         done = []
 
         def made(**arguments) -> None:
@@ -384,9 +384,10 @@ class TestWhereItIsUsed:
         monkeypatch.setattr(sys.modules["vllm"], "LLM", made, raising=False)
         monkeypatch.setattr(sys.modules["vllm"], "__version__", "0.32.0", raising=False)
         monkeypatch.setattr(child_program, "take_over_decoding", lambda *told: done.append(told))
+        monkeypatch.setattr(child_program, "take_over_logprobs", done.append)
         with pytest.raises(RuntimeError, match="enough"):
             child_program.Engine({"model": "/m"}, "worker", shortcuts)
-        assert done == [*([("0.32.0", {"model": "/m"})] if shortcuts else []), "made"]
+        assert done == [*([("0.32.0", {"model": "/m"}), "0.32.0"] if shortcuts else []), "made"]
 
 
 def _defined(where: ast.AST, name: str) -> ast.AST:

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from hacrl.rollout.vllm import child_program, own_logprobs
+from hacrl.rollout.vllm import own_logprobs
 from hacrl.rollout.vllm.own_logprobs import (
     FUNCTIONS,
     NEEDED,
@@ -212,21 +212,6 @@ class TestWhereTheyAreUsed:
         assert not take_over_logprobs("0.32.0")
         monkeypatch.setitem(sys.modules, "vllm.v1.worker.gpu.sample", None)
         assert not take_over_logprobs("0.32.0")
-
-    @pytest.mark.parametrize("shortcuts", [True, False])
-    def test_a_child_puts_them_there_before_vllm_is_made(self, monkeypatch, shortcuts) -> None:
-        done = []
-
-        def made(**arguments) -> None:
-            done.append("made")
-            raise RuntimeError("that is enough")
-
-        monkeypatch.setattr(sys.modules["vllm"], "LLM", made, raising=False)
-        monkeypatch.setattr(sys.modules["vllm"], "__version__", "0.32.0", raising=False)
-        monkeypatch.setattr(child_program, "take_over_logprobs", done.append)
-        with pytest.raises(RuntimeError, match="enough"):
-            child_program.Engine({"model": "/m"}, "worker", shortcuts)
-        assert done == [*(["0.32.0"] if shortcuts else []), "made"]
 
 
 class TestVllmItself:
