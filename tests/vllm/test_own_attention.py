@@ -176,7 +176,7 @@ assert paged_attention.is_right(*kind)
 for name, wrong in {
     "_common_pages": lambda *given: common_pages(*given) + 1,
     "_page": lambda table, places, *others: page_of(table, places + 1, *others),
-    "_look_at": lambda look, *under_way: look_at((*look[:5], look[4][None, :], look[6]), *under_way),
+    "_look_at": lambda *given: look_at(*given[:4], given[3][None, :], *given[5:]),  # of others, too
 }.items():
     right = getattr(paged_kernels, name)
     setattr(paged_kernels, name, wrong)

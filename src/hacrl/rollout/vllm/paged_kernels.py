@@ -5,37 +5,21 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+# Nothing is gained by knowing more of these numbers: whatever they are, what was tried is what is used.
+_ANY = ["rows", "pages_row"]
 
-# numbers that nothing is gained by knowing more of: whatever they are, what was tried is what is used
-@triton.jit(do_not_specialize=["rows", "pages_row"])  # type: ignore[untyped-decorator, unused-ignore]
+
+@triton.jit(do_not_specialize=_ANY)  # type: ignore[untyped-decorator, unused-ignore]
 def attend(  # type: ignore[no-untyped-def]
-    query,
-    keys,
-    values,
-    out,
-    pages,
-    lengths,
-    scale,
-    rows,
-    query_row,
-    query_head,
-    key_page,
-    key_token,
-    key_head,
-    value_page,
-    value_token,
-    value_head,
-    out_row,
-    out_head,
-    pages_row,
+    query, keys, values, out, pages, lengths, scale, rows, query_row, query_head, key_page, key_token,
+    key_head, value_page, value_token, value_head, out_row, out_head, pages_row,
     SHARED: tl.constexpr,  # query heads to a head of keys
     QUERIES: tl.constexpr,  # rows of the matrix product
     GROUP: tl.constexpr,  # responses of a program: GROUP * SHARED <= QUERIES
-    WIDTH: tl.constexpr,
-    PAGE: tl.constexpr,
+    WIDTH: tl.constexpr, PAGE: tl.constexpr,
     MOST_PAGES: tl.constexpr,  # that can be found to be common
     BLOCK: tl.constexpr,  # tokens at a time
-):
+):  # fmt: skip
     """A group of responses and one head of keys.
 
     Pages that all of the group begin with are read once, for the queries of all; then those that some go on
@@ -51,6 +35,8 @@ def attend(  # type: ignore[no-untyped-def]
     heads = head * SHARED + queries % SHARED
     query_at = query + asking * query_row + heads * query_head
     asked = tl.load(query_at[:, None] + widths[None, :], mask=is_query[:, None], other=0.0)
+    cache = (keys + head * key_head, values + head * value_head, key_page, key_token, value_page, value_token)
+    look = (asked, cache, scale)
     own: tl.constexpr = BLOCK // GROUP  # tokens of a response in a block
     telling = first + tl.arange(0, BLOCK) // own  # whose token it is
     length = tl.load(lengths + telling, mask=telling < rows, other=0)
@@ -58,55 +44,21 @@ def attend(  # type: ignore[no-untyped-def]
     largest = tl.full([QUERIES], -float("inf"), tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     mixed = tl.zeros([QUERIES, WIDTH], tl.float32)
-
     if GROUP > 1:
-        members = first + tl.arange(0, GROUP)
-        common = _common_pages(pages, lengths, members, members < rows, first, pages_row, PAGE, MOST_PAGES)
-        place_of_next = (pages, lengths, rows, pages_row, common)
-        of_members, of_asking, of_telling = (
-            _next_page(place_of_next, members, PAGE),
-            _next_page(place_of_next, asking, PAGE),
-            _next_page(place_of_next, telling, PAGE),
+        table = (pages, lengths, rows, pages_row)
+        largest, total, mixed, seen_until = _look_at_common_pages(
+            look, largest, total, mixed, table, first, asking, telling, GROUP, PAGE, MOST_PAGES, BLOCK
         )
-        pairs = tl.sum(tl.sum((of_members[:, None] == of_members[None, :]).to(tl.int32), 1), 0) - GROUP
-        turns = tl.where(pairs > 0, GROUP, 0)
-        for turn in range(-1, turns):  # all of them, then whoever goes on like the first, the second, ...
-            leader = first + tl.maximum(turn, 0)
-            next_page = tl.sum(tl.where(members == leader, of_members, 0), 0)
-            alike = of_members == next_page
-            before = alike & (members < leader)
-            is_due = (tl.sum(alike.to(tl.int32), 0) > 1) & (tl.sum(before.to(tl.int32), 0) == 0)
-            begin, end = common, common
-            if turn < 0:
-                begin = begin * 0
-            elif is_due:
-                end = _common_pages(pages, lengths, members, alike, leader, pages_row, PAGE, MOST_PAGES)
-            looks = (turn < 0) | (of_asking == next_page)
-            table = pages + leader * pages_row
-            page_ahead = _page(table, begin * PAGE + tl.arange(0, BLOCK), end * PAGE, PAGE)
-            for start in range(begin * PAGE, end * PAGE, BLOCK):
-                places = start + tl.arange(0, BLOCK)
-                seen = places < end * PAGE
-                page, page_ahead = page_ahead.to(tl.int64), _page(table, places + BLOCK, end * PAGE, PAGE)
-                key_at = keys + page * key_page + (places % PAGE) * key_token + head * key_head
-                value_at = values + page * value_page + (places % PAGE) * value_token + head * value_head
-                look = (asked, key_at, value_at, widths, seen, looks[:, None] & seen[None, :], scale)
-                largest, total, mixed = _look_at(look, largest, total, mixed)
-            is_told = (turn < 0) | (is_due & (of_telling == next_page))
-            seen_until = tl.where(is_told, end * PAGE, seen_until)
-
     is_own = asking[:, None] == telling[None, :]
-    table = pages + telling * pages_row
-    page_ahead = _page(table, seen_until + tl.arange(0, BLOCK) % own, length, PAGE)
+    page_ahead = _page(pages + telling * pages_row, seen_until + tl.arange(0, BLOCK) % own, length, PAGE)
     for start in range(0, tl.max(length - seen_until, 0), own):
         places = seen_until + start + tl.arange(0, BLOCK) % own
+        page, page_ahead = page_ahead, _page(pages + telling * pages_row, places + own, length, PAGE)
         seen = places < length
-        page, page_ahead = page_ahead.to(tl.int64), _page(table, places + own, length, PAGE)
-        key_at = keys + page * key_page + (places % PAGE) * key_token + head * key_head
-        value_at = values + page * value_page + (places % PAGE) * value_token + head * value_head
-        look = (asked, key_at, value_at, widths, seen, is_own & seen[None, :], scale)
-        largest, total, mixed = _look_at(look, largest, total, mixed)
-
+        may_see = is_own & seen[None, :]
+        largest, total, mixed = _look_at(
+            look, page, places, seen, may_see, largest, total, mixed, WIDTH, PAGE
+        )
     has_any = tl.load(lengths + asking, mask=is_query, other=0) > 0  # others fill up a batch
     mixed = tl.where(has_any[:, None], mixed / tl.where(has_any, total, 1.0)[:, None], 0.0)
     out_at = out + asking * out_row + heads * out_head
@@ -114,10 +66,52 @@ def attend(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _common_pages(  # type: ignore[no-untyped-def]
-    pages, lengths, members, among, leader, pages_row, PAGE: tl.constexpr, MOST_PAGES: tl.constexpr
-):
+def _look_at_common_pages(  # type: ignore[no-untyped-def]
+    look, largest, total, mixed, table, first, asking, telling,
+    GROUP: tl.constexpr, PAGE: tl.constexpr, MOST_PAGES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The softmax after what responses of a group begin with, and how many tokens each has seen by then."""
+    pages, _, rows, pages_row = table
+    members = first + tl.arange(0, GROUP)
+    common = _common_pages(table, members, members < rows, first, PAGE, MOST_PAGES)
+    of_members, of_asking, of_telling = (
+        _next_page(table, common, members, PAGE),
+        _next_page(table, common, asking, PAGE),
+        _next_page(table, common, telling, PAGE),
+    )
+    seen_until = tl.zeros([BLOCK], tl.int32)
+    pairs = tl.sum(tl.sum((of_members[:, None] == of_members[None, :]).to(tl.int32), 1), 0) - GROUP
+    turns = tl.where(pairs > 0, GROUP, 0)
+    for turn in range(-1, turns):  # all of them, then whoever goes on like the first, the second, ...
+        leader = first + tl.maximum(turn, 0)
+        next_page = tl.sum(tl.where(members == leader, of_members, 0), 0)
+        alike = of_members == next_page
+        before = alike & (members < leader)
+        is_due = (tl.sum(alike.to(tl.int32), 0) > 1) & (tl.sum(before.to(tl.int32), 0) == 0)
+        begin, end = common * PAGE, common * PAGE
+        if turn < 0:
+            begin = begin * 0
+        elif is_due:
+            end = _common_pages(table, members, alike, leader, PAGE, MOST_PAGES) * PAGE
+        looks = (turn < 0) | (of_asking == next_page)
+        page_ahead = _page(pages + leader * pages_row, begin + tl.arange(0, BLOCK), end, PAGE)
+        for start in range(begin, end, BLOCK):
+            places = start + tl.arange(0, BLOCK)
+            page, page_ahead = page_ahead, _page(pages + leader * pages_row, places + BLOCK, end, PAGE)
+            seen = places < end
+            may_see = looks[:, None] & seen[None, :]
+            largest, total, mixed = _look_at(
+                look, page, places, seen, may_see, largest, total, mixed, mixed.shape[1], PAGE
+            )
+        is_told = (turn < 0) | (is_due & (of_telling == next_page))
+        seen_until = tl.where(is_told, end, seen_until)
+    return largest, total, mixed, seen_until
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _common_pages(table, members, among, leader, PAGE: tl.constexpr, MOST_PAGES: tl.constexpr):  # type: ignore[no-untyped-def]
     """How many full pages those ``among`` the members begin with in common; rows of length 0 have no say."""
+    pages, lengths, _, pages_row = table
     length = tl.load(lengths + members, mask=among, other=0)
     counts = length > 0
     shortest = tl.min(tl.where(counts, length, tl.max(length, 0)), 0)
@@ -134,24 +128,32 @@ def _common_pages(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _next_page(place, row, PAGE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _next_page(table, common, row, PAGE: tl.constexpr):  # type: ignore[no-untyped-def]
     """The page behind those that all have, of each row; if that is not full, a number of the row's own."""
-    pages, lengths, rows, pages_row, common = place
+    pages, lengths, rows, pages_row = table
     is_full = tl.load(lengths + row, mask=row < rows, other=0) >= (common + 1) * PAGE
     page = tl.load(pages + row * pages_row + common, mask=is_full, other=0)
     return tl.where(is_full, page, -1 - row)
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _page(table, places, until, PAGE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _page(row, places, until, PAGE: tl.constexpr):  # type: ignore[no-untyped-def]
     """The pages in which tokens are. Asked for a block ahead: keys are fetched early if it is known where."""
-    return tl.load(table + places // PAGE, mask=places < until, other=0)
+    return tl.load(row + places // PAGE, mask=places < until, other=0)
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _look_at(look, largest, total, mixed):  # type: ignore[no-untyped-def]
+def _look_at(  # type: ignore[no-untyped-def]
+    look, page, places, seen, may_see, largest, total, mixed, WIDTH: tl.constexpr, PAGE: tl.constexpr
+):
     """A block more of keys and values in a softmax under way; its powers are those of 2."""
-    asked, key_at, value_at, widths, seen, may_see, scale = look
+    asked, cache, scale = look
+    keys, values, key_page, key_token, value_page, value_token = cache
+    widths, page, token = tl.arange(0, WIDTH), page.to(tl.int64), places % PAGE
+    key_at, value_at = (
+        keys + page * key_page + token * key_token,
+        values + page * value_page + token * value_token,
+    )
     key = tl.load(key_at[:, None] + widths[None, :], mask=seen[:, None], other=0.0)
     scores = tl.where(may_see, tl.dot(asked, tl.trans(key)) * scale, -float("inf"))
     larger = tl.maximum(largest, tl.max(scores, 1))
