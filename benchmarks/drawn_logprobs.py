@@ -8,14 +8,13 @@ reads the logits once at the speed of a large copy. Those that fit into its cach
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 import torch
-from timing import best_of
-from torch import Tensor
+from timing import copy_bandwidth, recorded
 
 from hacrl.rollout.vllm.drawn_logprobs import drawn_logprobs
-from hacrl.rollout.vllm.own_logprobs import FUNCTIONS
+from hacrl.rollout.vllm.own_logprobs import name_in
 
 GPU = torch.device("cuda")
 CALLS = 20
@@ -26,31 +25,18 @@ def main() -> None:
     """Every number of responses with its vocabulary."""
     from vllm.v1.worker.gpu.sample import logprob
 
-    theirs = next(getattr(logprob, name) for name in FUNCTIONS if hasattr(logprob, name))
-    source = torch.randn(2**28, device=GPU)
-    copied = torch.empty_like(source)
-    bandwidth = 2 * source.nbytes / best_of(5, lambda: copied.copy_(source))
+    theirs = getattr(logprob, name_in(logprob))
+    bandwidth = copy_bandwidth()
     print(f"a large copy: {bandwidth / 1e12:.2f} TB/s")
     print(f"{'responses':>9} {'logits':>8} {'vLLM':>8} {'ours':>7} {'ratio':>6} {'reading once':>13}")
     for rows, vocabulary in CASES:
         logits = torch.randn(rows, vocabulary, device=GPU)
         tokens = torch.randint(vocabulary, (rows,), device=GPU)
-        before = microseconds(theirs, logits, 0, tokens)
-        after = microseconds(drawn_logprobs, logits, tokens)
+        calls = (partial(theirs, logits, 0, tokens), partial(drawn_logprobs, logits, tokens))
+        before, after = (recorded([call] * CALLS) / CALLS * 1e6 for call in calls)
         floor = logits.nbytes / bandwidth * 1e6
         line = f"{before:8.1f} {after:7.1f} {before / after:6.2f} {floor:13.1f}"
         print(f"{rows:9} {vocabulary:8} {line}", flush=True)
-
-
-def microseconds(function: Callable[..., object], *given: Tensor | int) -> float:
-    """Of a call in a recorded graph."""
-    function(*given)  # compiled
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(CALLS):
-            function(*given)
-    return best_of(5, graph.replay) / CALLS * 1e6
 
 
 if __name__ == "__main__":

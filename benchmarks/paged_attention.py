@@ -18,7 +18,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from timing import best_of
+from timing import copy_bandwidth, recorded
 from torch import Tensor
 
 from hacrl.rollout.vllm import paged_attention as ours
@@ -59,7 +59,7 @@ def tune() -> None:
     for block, warps, stages in itertools.product((32, 64, 128), (2, 4, 8), (2, 3, 4)):
         ours.IN_GROUPS = Way(block, warps, stages)
         try:
-            times = [ours_alone([length] * 256, *HEADS[0]) for length in lengths]
+            times = [in_groups([length] * 256, *HEADS[0]) for length in lengths]
         except Exception as error:  # more shared memory than there is, say
             print(block, warps, stages, type(error).__name__, flush=True)
             continue
@@ -68,7 +68,7 @@ def tune() -> None:
     print(min(found))
 
 
-def ours_alone(lengths: list[int], heads: int, key_heads: int) -> float:
+def in_groups(lengths: list[int], heads: int, key_heads: int) -> float:
     """Microseconds a layer, with 8 responses to a prompt."""
     pages, count = page_tables(lengths, 8, 0)
     shape = (count, 2, PAGE, key_heads, WIDTH)
@@ -82,9 +82,7 @@ def ours_alone(lengths: list[int], heads: int, key_heads: int) -> float:
 
 def compare_all() -> None:
     """Every case with every kind of heads, then responses to prompts that do not begin where a group does."""
-    source = torch.randn(2**28, device=GPU)
-    copied = torch.empty_like(source)
-    bandwidth = 2 * source.nbytes / best_of(5, lambda: copied.copy_(source))
+    bandwidth = copy_bandwidth()
     titles = f"{'FlashAttention':>15} {'alone':>7} {'groups':>7} {'ratio':>6} {'bytes':>7} gap"
     print(f"{'':52} {'heads':>8} {titles}")
     cases = [(name, lengths, kind, 8, 0) for name, lengths in CASES.items() for kind in HEADS]
@@ -182,14 +180,7 @@ def page_tables(lengths: list[int], samples: int, others: int) -> tuple[Tensor, 
 
 def microseconds(layer: Callable[[Tensor], None], caches: list[Tensor]) -> float:
     """Of one layer, in a recorded graph."""
-    for cache in caches:
-        layer(cache)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for cache in caches:
-            layer(cache)
-    return best_of(5, graph.replay) / LAYERS * 1e6
+    return recorded([partial(layer, cache) for cache in caches]) / LAYERS * 1e6
 
 
 if __name__ == "__main__":

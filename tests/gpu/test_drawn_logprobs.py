@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hacrl.rollout.vllm.own_logprobs import FUNCTIONS, with_own_kernels
+from hacrl.rollout.vllm.own_logprobs import name_in, with_own_kernels
 
 pytestmark = [
     pytest.mark.gpu,
@@ -34,7 +34,7 @@ def test_they_are_those_of_the_logits(rows, vocabulary, dtype) -> None:
 def test_vllms_kernels_say_the_same() -> None:
     logprob = pytest.importorskip("vllm.v1.worker.gpu.sample.logprob")
     outputs = pytest.importorskip("vllm.v1.outputs")
-    theirs = next(getattr(logprob, name) for name in FUNCTIONS if hasattr(logprob, name))
+    theirs = getattr(logprob, name_in(logprob))
     ours = with_own_kernels(lambda *given: pytest.fail("they were asked"), outputs.LogprobsTensors)
     logits = torch.randn(64, 151_936, device=GPU) * 5
     given = logits, 0, torch.randint(151_936, (64,), device=GPU), None

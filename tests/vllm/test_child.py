@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 
@@ -37,14 +36,11 @@ from tests.support.engines import (
     mean_gap,
 )
 from tests.support.sevens import SevensTask
+from tests.vllm.marks import IN_VLLM
 from tests.vllm.processes import still_there, with_children
 from tests.vllm.test_runs import hacpo_run, lines
 
-pytestmark = [
-    pytest.mark.vllm_installed,
-    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed here (make test-vllm)"),
-    pytest.mark.filterwarnings("ignore"),  # importing vllm warns of much
-]
+pytestmark = IN_VLLM
 SETTINGS = VllmSettings(mode="child", kv_cache_gib=0.1, max_sequences=64, seeded=True)
 
 

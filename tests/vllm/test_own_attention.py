@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -14,13 +13,9 @@ import torch
 from hacrl.rollout.vllm import child_program, own_attention
 from hacrl.rollout.vllm.own_attention import NEEDED, WITHOUT_EFFECT, is_plain_decoding, take_over_decoding
 from tests.support.interpreted import interpreted
+from tests.vllm.marks import IN_VLLM
 from tests.vllm.test_paged_attention import SHARED
 
-IN_VLLM = [
-    pytest.mark.vllm_installed,
-    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed here (make test-vllm)"),
-    pytest.mark.filterwarnings("ignore"),  # importing vllm warns of much
-]
 IN_FRONT = (
     SHARED
     + """

@@ -20,12 +20,8 @@ from hacrl.rollout.vllm.own_logprobs import (
     take_over_logprobs,
 )
 from tests.support.interpreted import interpreted
+from tests.vllm.marks import IN_VLLM
 
-IN_VLLM = [
-    pytest.mark.vllm_installed,
-    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed here (make test-vllm)"),
-    pytest.mark.filterwarnings("ignore"),  # importing vllm warns of much
-]
 KERNELS = """
 import math, torch
 from hacrl.rollout.vllm.drawn_logprobs import PIECE, drawn_logprobs, is_right, plain_logprobs
@@ -114,9 +110,9 @@ import torch, triton, triton.language, vllm.triton_utils
 vllm.triton_utils.triton, vllm.triton_utils.tl = triton, triton.language
 from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.worker.gpu.sample import logprob
-from hacrl.rollout.vllm.own_logprobs import FUNCTIONS, with_own_kernels
+from hacrl.rollout.vllm.own_logprobs import name_in, with_own_kernels
 
-theirs = next(getattr(logprob, name) for name in FUNCTIONS if hasattr(logprob, name))
+theirs = getattr(logprob, name_in(logprob))
 ours = with_own_kernels(lambda *given, **named: "theirs", LogprobsTensors)
 torch.manual_seed(0)
 for dtype in (torch.float32, torch.float16):  # the interpreter cannot compare bfloat16

@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,9 @@ import pytest
 import torch
 
 from hacrl.rollout.vllm.shortcuts import is_known, take_shortcuts
+from tests.vllm.marks import IN_VLLM
 
-pytestmark = [
-    pytest.mark.vllm_installed,
-    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed here (make test-vllm)"),
-    pytest.mark.filterwarnings("ignore"),  # importing vllm warns of much
-]
+pytestmark = IN_VLLM
 BLOCK, LONGEST, STOP = 4, 40, 7  # tokens of a block, of a prompt and its response; the token that ends one
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from hacrl.rollout.vllm.shortcuts import is_known
 
@@ -29,29 +27,33 @@ def take_over_logprobs(version: str) -> bool:
         from vllm.v1.outputs import LogprobsTensors
         from vllm.v1.worker.gpu.sample import sampler
 
-        name = next(name for name in FUNCTIONS if hasattr(sampler, name))
+        name = name_in(sampler)
         setattr(sampler, name, with_own_kernels(getattr(sampler, name), LogprobsTensors))
-    except (ImportError, AttributeError, StopIteration):  # a vLLM that draws in another way, or no Triton
+    except (ImportError, AttributeError):  # a vLLM that draws in another way, or no Triton
         return False
     return True
+
+
+def name_in(module: Any) -> str:
+    """Of vLLM's function in a module that has it."""
+    for name in FUNCTIONS:
+        if hasattr(module, name):
+            return name
+    raise AttributeError(f"{module} has none of {', '.join(FUNCTIONS)}")
 
 
 def with_own_kernels(theirs: Callable[..., Any], result: Callable[..., Any]) -> Callable[..., Any]:
     """vLLM's function: what it says of drawn tokens alone is ours, where that is right, the rest theirs."""
     from hacrl.rollout.vllm.drawn_logprobs import drawn_logprobs, is_right
 
-    found: dict[tuple[torch.device, torch.dtype], bool] = {}  # whether it is right
-
-    def is_usable(logits: Tensor) -> bool:
-        kind = logits.device, logits.dtype
-        if kind not in found:
-            found[kind] = is_right(*kind)
-        return found[kind]
+    is_usable = cache(is_right)
 
     def logprobs(*given: Any, **named: Any) -> Any:
-        if len(given) < len(NEEDED) or not are_of_drawn_alone(given, named) or not is_usable(given[0]):
+        if len(given) < len(NEEDED) or not are_of_drawn_alone(given, named):
             return theirs(*given, **named)
         logits, _, drawn = given[: len(NEEDED)]
+        if not is_usable(logits.device, logits.dtype):
+            return theirs(*given, **named)
         of_drawn, ranks = drawn_logprobs(logits, drawn)
         return result(drawn[:, None], of_drawn[:, None], ranks)
 
