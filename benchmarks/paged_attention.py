@@ -1,7 +1,7 @@
 """Attention of a decoding step over vLLM's pages: our kernel against vLLM's FlashAttention 3.
 
     python benchmarks/paged_attention.py
-    python benchmarks/paged_attention.py --tune     # programs with several responses: blocks, warps, stages
+    python benchmarks/paged_attention.py --tune 8   # programs with 8 responses: blocks, warps, stages
 
 In bfloat16, heads 128 wide, responses to prompts of 160 tokens whose pages they share; microseconds a layer,
 of the fastest of 5 replays of a graph with 6 layers that have caches of their own. Ours with one response in
@@ -45,38 +45,40 @@ CASES = {  # tokens of context of every response
 def main() -> None:
     """Compare, or try other ways."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tune", action="store_true")
-    if parser.parse_args().tune:
-        tune()
+    parser.add_argument("--tune", type=int, nargs="+", metavar="RESPONSES", help="of a program")
+    groups = parser.parse_args().tune
+    if groups:
+        for group in groups:
+            tune(group)
     else:
         compare_all()
 
 
-def tune() -> None:
+def tune(group: int) -> None:
     """Microseconds a layer of 256 responses, for 3 lengths of context; the fastest in all is printed last."""
     lengths = (176, 300, 420)
     found = []
-    for block, warps, stages in itertools.product((32, 64, 128), (2, 4, 8), (2, 3, 4)):
-        ours.IN_GROUPS = Way(block, warps, stages)
+    for block, warps, stages in itertools.product((32, 64, 128), (2, 4, 8), (2, 3)):
+        ours.ALONE = ours.IN_GROUPS = Way(block, warps, stages)
         try:
-            times = [in_groups([length] * 256, *HEADS[0]) for length in lengths]
+            times = [in_groups([length] * 256, *HEADS[0], group) for length in lengths]
         except Exception as error:  # more shared memory than there is, say
-            print(block, warps, stages, type(error).__name__, flush=True)
+            print(group, block, warps, stages, type(error).__name__, flush=True)
             continue
-        found.append((sum(times), ours.IN_GROUPS))
-        print(block, warps, stages, *(f"{spent:7.1f}" for spent in times), flush=True)
-    print(min(found))
+        found.append((sum(times), group, ours.IN_GROUPS))
+        print(group, block, warps, stages, *(f"{spent:7.1f}" for spent in times), flush=True)
+    print(min(found), flush=True)
 
 
-def in_groups(lengths: list[int], heads: int, key_heads: int) -> float:
-    """Microseconds a layer, with 8 responses to a prompt."""
+def in_groups(lengths: list[int], heads: int, key_heads: int, group: int) -> float:
+    """Microseconds a layer, with 8 responses to a prompt and so many in a program."""
     pages, count = page_tables(lengths, 8, 0)
     shape = (count, 2, PAGE, key_heads, WIDTH)
     caches = [torch.randn(shape, device=GPU, dtype=torch.bfloat16) for _ in range(LAYERS)]
     query = torch.randn(len(lengths), heads, WIDTH, device=GPU, dtype=torch.bfloat16)
     used, out = torch.tensor(lengths, dtype=torch.int32, device=GPU), torch.empty_like(query)
     return microseconds(
-        lambda cache: paged_attention(query, *cache.unbind(1), pages, used, SCALE, out), caches
+        lambda cache: paged_attention(query, *cache.unbind(1), pages, used, SCALE, out, group), caches
     )
 
 

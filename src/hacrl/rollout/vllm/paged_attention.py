@@ -25,7 +25,8 @@ class Way(NamedTuple):
     stages: int = 3
 
 
-ALONE, IN_GROUPS = Way(32, 2), Way(64, 4)  # with one response, and with several
+ALONE, IN_GROUPS = Way(32, 2), Way(32, 2)  # with one response, and with several
+MOST_TOGETHER = 4  # 8 are no faster, and are more often responses to different prompts
 # Where it is the faster one: with enough pairs of response and head of keys to keep a GPU busy, and with
 # short contexts. FlashAttention reads long ones at the full bandwidth, and splits one longer than the others.
 ENOUGH_PAIRS, LONGEST = 1024, 1024
@@ -105,7 +106,7 @@ def responses_together(shared: int, pairs: int) -> int:
 
     Their queries, ``shared`` of each, fit into one matrix product, and there are enough programs.
     """
-    most = min(LEAST_QUERIES // shared, pairs // ENOUGH_PROGRAMS)
+    most = min(LEAST_QUERIES // shared, MOST_TOGETHER, pairs // ENOUGH_PROGRAMS)
     return 1 << max(1, most).bit_length() - 1
 
 
