@@ -240,7 +240,7 @@ def test_kernels_are_tried_with_the_heads_of_the_model(monkeypatch) -> None:
     heads = config.num_attention_heads, config.num_key_value_heads
     width = config.hidden_size // heads[0]
     assert tried == [(CPU, torch.float32, *heads, width, -1)]
-    monkeypatch.setattr(ragged, "_windows", lambda config: [-1, 7])  # one layer sees less
+    monkeypatch.setattr(ragged, "windows_of_layers", lambda config: [-1, 7])  # one layer sees less
     assert ragged.has_tree_attention(model)
     assert {told[-1] for told in tried} == {-1, 7}
     monkeypatch.setattr(ragged, "kernels_are_right", lambda *told: told[-1] < 0)

@@ -20,7 +20,6 @@ from hacrl.agents.shared_keys import Shared, backwards
 from hacrl.algorithms.methods import make_method
 from hacrl.algorithms.settings import HacpoSettings
 from hacrl.learning import learner as learner_module
-from hacrl.learning import token_budget
 from hacrl.learning.learner import Learner
 from hacrl.learning.settings import LearningSettings
 from tests.agents.linear_case import with_room
@@ -41,8 +40,7 @@ def fresh(checkpointing: bool) -> Agent:
 
 def pack(monkeypatch: pytest.MonkeyPatch, as_tree: bool) -> None:
     """As on a GPU, gradients of shared prompts included; there heads that are too wide make no tree."""
-    for module in (logprobs, token_budget):
-        monkeypatch.setattr(module, "has_fused_attention", lambda model: True)
+    monkeypatch.setattr(logprobs, "has_fused_attention", lambda model: True)
     monkeypatch.setattr(logprobs, "has_tree_attention", lambda model: as_tree)
 
     def with_a_way_back(places: torch.Tensor, tokens: int, device: torch.device) -> Shared:

@@ -11,6 +11,8 @@ from hacrl.agents.logprobs import packed_logprobs, padded_logprobs, response_log
 from hacrl.agents.packing import packed_tokens
 from hacrl.agents.ragged import can_be_ragged
 from hacrl.errors import ModelError
+from hacrl.rollout import decoding
+from hacrl.rollout.grouped_rows import can_be_grouped
 from hacrl.rollout.slots import can_have_slots
 from hacrl.rollout.transformers_engine import TransformersEngine
 from hacrl.types import Problem, Sampling
@@ -90,14 +92,29 @@ def test_padded_and_packed_are_the_same(name: str) -> None:
         torch.testing.assert_close(gradients_again[key], gradient, atol=2e-4, rtol=1e-4)
 
 
+SEE_ALL = RAGGED - {"Mistral"}  # and not a window
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_whose_prompts_are_kept_once_for_a_group(name: str) -> None:
+    model = agent_of(name, ARCHITECTURES[name]).model
+    assert can_be_grouped(model) == (name in SEE_ALL)
+    assert not can_be_grouped(model.to(torch.bfloat16))  # scores would be rounded
+
+
 @pytest.mark.parametrize(
-    ("name", "continuous"),
-    [*((name, False) for name in ARCHITECTURES), *((name, True) for name in sorted(RAGGED))],
+    ("name", "way"),
+    [
+        *((name, "padded") for name in ARCHITECTURES),
+        *((name, "grouped") for name in sorted(SEE_ALL)),
+        *((name, "continuous") for name in sorted(RAGGED)),
+    ],
 )
-def test_sampler_and_learner_agree(name: str, continuous: bool) -> None:
+def test_sampler_and_learner_agree(monkeypatch, name: str, way: str) -> None:
     agent = agent_of(name, ARCHITECTURES[name])
-    slots = 4 if continuous else 512  # for 9 responses
-    rollouts = TransformersEngine(agent, slots, continuous).generate(PROBLEMS, 3, SAMPLING, seed=1)
+    monkeypatch.setattr(decoding, "can_be_grouped", lambda model: way == "grouped")
+    slots = 4 if way == "continuous" else 512  # for 9 responses
+    rollouts = TransformersEngine(agent, slots, way == "continuous").generate(PROBLEMS, 3, SAMPLING, seed=1)
     pairs = [(agent.encode_prompt(rollout.problem), rollout.token_ids) for rollout in rollouts]
     with torch.no_grad():
         logprobs_BT, _ = response_logprobs(agent.model, pairs, SAMPLING, agent.device)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hacrl.agents.agent import Agent
 from hacrl.errors import TrainingError
+from hacrl.rollout import decoding
 from hacrl.rollout.transformers_engine import TransformersEngine
 from hacrl.types import Rollout, Sampling
 from tests.support.faults import (
@@ -26,6 +27,13 @@ from tests.support.faults import (
 from tests.support.forward import plain_logprobs
 from tests.support.sevens import problem
 from tests.support.tiny import char_agent, sharpened, with_logit_bias
+
+
+@pytest.fixture(autouse=True)
+def padded_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a model is given shows how many responses there are. Grouped ones: test_grouped_rows.py."""
+    monkeypatch.setattr(decoding, "can_be_grouped", lambda model: False)
+
 
 PROBLEMS = [problem(prompt) for prompt in ("1:", "(23+14)*2:", "7-4:", "2+3+4+5+6+77:", "0:")]
 SAMPLING = Sampling(10)

@@ -110,28 +110,59 @@ def packed_attention(
     if has_kernel(query):
         fused: Tensor = _fused(query, key, value, *segments, scale=scale, window_size=(window, 0))
         return fused
-    # elsewhere attention alone is padded, and everything else is not
-    queries, is_query = _padded_places(segments.queries, segments.most_queries)
-    keys, is_key = _padded_places(segments.keys, segments.most_keys)
-    first = is_key.sum(dim=1) - is_query.sum(dim=1)  # position of a sequence's first query
-    at = first[:, None, None] + torch.arange(segments.most_queries, device=query.device)[:, None]
-    places = torch.arange(segments.most_keys, device=query.device)
-    seen = (places <= at) & is_key.unsqueeze(1)
-    if window >= 0:
-        seen &= places >= at - window
-    seen |= ~is_query.unsqueeze(2) & (places == 0)  # padding has to look at something
-    out = scaled_dot_product_attention(
-        _rows(query, queries).transpose(1, 2),
-        _rows(key, keys).transpose(1, 2),
-        _rows(value, keys).transpose(1, 2),
-        attn_mask=seen.unsqueeze(1),
-        scale=scale,
-        enable_gqa=True,
-    )
+    return _padded_attention(query, key, value, segments, scale, window)
+
+
+def _padded_attention(
+    query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float, window: int
+) -> Tensor:
+    """The same where there is no such kernel: attention alone is padded, and everything else is not."""
+    found, places = [], torch.empty_like(segments.queries[1:])  # of a sequence's first query in what is found
+    padded = 0
+    for alike, most, most_keys in _of_similar_size(segments):
+        queries, is_query = _padded_places(segments.queries, alike, most)
+        keys, is_key = _padded_places(segments.keys, alike, most_keys)
+        first = is_key.sum(dim=1) - is_query.sum(dim=1)  # position of a sequence's first query
+        at = first[:, None, None] + torch.arange(most, device=query.device)[:, None]
+        columns = torch.arange(most_keys, device=query.device)
+        seen = (columns <= at) & is_key.unsqueeze(1)
+        if window >= 0:
+            seen &= columns >= at - window
+        seen |= ~is_query.unsqueeze(2) & (columns == 0)  # padding has to look at something
+        out = scaled_dot_product_attention(
+            _rows(query, queries).transpose(1, 2),
+            _rows(key, keys).transpose(1, 2),
+            _rows(value, keys).transpose(1, 2),
+            attn_mask=seen.unsqueeze(1),
+            scale=scale,
+            enable_gqa=True,
+        )
+        found.append(out.transpose(1, 2).flatten(0, 1))
+        starts = padded + most * torch.arange(len(queries), device=query.device)
+        places = places.index_copy(0, alike, starts.to(places.dtype))
+        padded += queries.numel()
     tokens = torch.arange(query.shape[0], dtype=torch.int32, device=query.device)
     row = torch.searchsorted(segments.queries, tokens, right=True) - 1
-    place = row * segments.most_queries + tokens - segments.queries[row]
-    return out.transpose(1, 2).flatten(0, 1).index_select(0, place)
+    together = found[0] if len(found) == 1 else torch.cat(found)
+    return together.index_select(0, places[row] + tokens - segments.queries[row])
+
+
+def _of_similar_size(segments: Segments) -> list[tuple[Tensor, int, int]]:
+    """Numbers of sequences that are padded together, with the most queries and keys that one of them has.
+
+    Prompts may have many more queries than the responses to them. A GPU would have to be waited for to know,
+    and a compiler cannot.
+    """
+    starts = segments.queries
+    if starts.is_cuda or torch.compiler.is_compiling():
+        everyone = torch.arange(len(starts) - 1, device=starts.device)
+        return [(everyone, segments.most_queries, segments.most_keys)]
+    queries, keys = (each[1:] - each[:-1] for each in (starts, segments.keys))
+    sizes: dict[int, list[int]] = {}
+    for number, count in enumerate(queries.tolist()):
+        sizes.setdefault(count.bit_length(), []).append(number)
+    parts = [torch.tensor(alike) for alike in sizes.values()]
+    return [(alike, int(queries[alike].max()), int(keys[alike].max())) for alike in parts]
 
 
 def _rows(states: Tensor, places: Tensor) -> Tensor:
@@ -140,11 +171,12 @@ def _rows(states: Tensor, places: Tensor) -> Tensor:
     return states.index_select(0, places.flatten()).view(rows, columns, *states.shape[1:])
 
 
-def _padded_places(starts: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Of each sequence's tokens, a row each, and which of them are not padding."""
+def _padded_places(starts: Tensor, some: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """Of the tokens of some sequences, a row each, and which of them are not padding."""
+    first, end = starts[some], starts[some + 1]
     columns = torch.arange(most, device=starts.device)
-    real = columns < (starts[1:] - starts[:-1]).unsqueeze(1)
-    return (starts[:-1].unsqueeze(1) + columns).masked_fill(~real, 0).long(), real
+    real = columns < (end - first).unsqueeze(1)
+    return (first.unsqueeze(1) + columns).masked_fill(~real, 0).long(), real
 
 
 def has_kernel(states: Tensor) -> bool:

@@ -23,6 +23,7 @@ from hacrl.agents.packing import TokenPair, model_inputs, pack, whole_sequences
 from hacrl.agents.tree_attention import kernels_are_right
 
 NAME = "hacrl_ragged"
+EVERYTHING = -1  # a window that is none
 # Prompts and responses; any will do, but of different lengths, and one prompt with two responses.
 _PROBES: tuple[TokenPair, ...] = (((3, 1, 4, 1), (5, 9, 2)), ((2, 7), (1, 8)), ((3, 1, 4, 1), (6, 5)))
 # Mean difference, as a share of the logits' spread: above rounding, below what a wrong neighbour does. (The
@@ -75,7 +76,7 @@ def has_tree_attention(model: Any) -> bool:
     """Whether, besides, our own kernels compute all of its attention, prompts and responses as a tree."""
     if not has_fused_attention(model):
         return False
-    windows = _windows(model.config.get_text_config()) or []
+    windows = windows_of_layers(model.config.get_text_config()) or []
     asked = {(shapes, window) for layer, window in enumerate(windows) for shapes in _ASKED[model][layer]}
     return all(
         keys == values and kernels_are_right(model.device, model.dtype, heads, *keys, window)
@@ -112,7 +113,7 @@ def _same_when_packed(model: Any) -> bool:
         if is_out_of_memory(error):
             raise  # that says nothing of the model
         return False
-    windows = _windows(model.config.get_text_config())
+    windows = windows_of_layers(model.config.get_text_config())
     if windows is None or layers.windows != dict(enumerate(windows)):
         return False  # some of them look at other things, or not as far as the attention is told
     _ASKED[model], _QUERY_HEADS[model] = layers.asked, layers.query_heads
@@ -127,7 +128,7 @@ def _same_when_packed(model: Any) -> bool:
     return bool((found - expected).abs().mean() <= close * expected.std())
 
 
-def _windows(config: Any) -> list[int] | None:
+def windows_of_layers(config: Any) -> list[int] | None:
     """How many tokens before its own each layer sees, -1 for all, by the config; None: in another way.
 
     Our probes are shorter than any window, so that one which only a mask knows of would not show.
@@ -136,7 +137,7 @@ def _windows(config: Any) -> list[int] | None:
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
         kinds = ["full_attention" if window is None else "sliding_attention"] * config.num_hidden_layers
-    before = {"full_attention": -1} | ({} if window is None else {"sliding_attention": window - 1})
+    before = {"full_attention": EVERYTHING} | ({} if window is None else {"sliding_attention": window - 1})
     return [before[kind] for kind in kinds] if before.keys() >= set(kinds) else None
 
 

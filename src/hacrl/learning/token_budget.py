@@ -8,10 +8,10 @@ from typing import TypeVar
 
 from hacrl.agents.agent import Agent
 from hacrl.agents.kept_logits import logits_may_wait
+from hacrl.agents.logprobs import packs
 from hacrl.agents.out_of_memory import is_out_of_memory, let_go
-from hacrl.agents.ragged import has_fused_attention
 from hacrl.errors import TrainingError
-from hacrl.learning.minibatches import batch_tokens, micro_batches, sample_length
+from hacrl.learning.minibatches import batch_tokens, micro_batches, sample_length, token_pairs
 from hacrl.learning.stats import LearnStats
 from hacrl.types import LearnerSample
 
@@ -43,7 +43,10 @@ class TokenBudget:
 
     def micro_batches(self, samples: Sequence[LearnerSample]) -> list[list[LearnerSample]]:
         """The samples in groups that fit."""
-        return micro_batches(samples, self.tokens, has_fused_attention(self._agent.model))
+        return micro_batches(samples, self.tokens, self._are_packed(samples))
+
+    def _are_packed(self, samples: Sequence[LearnerSample]) -> bool:
+        return packs(self._agent.model, token_pairs(samples))
 
     @contextmanager
     def charged_to(self, micro_batch: Sequence[LearnerSample]) -> Iterator[None]:
@@ -54,7 +57,7 @@ class TokenBudget:
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
-                raise _TooLargeError(micro_batch, has_fused_attention(self._agent.model)) from error
+                raise _TooLargeError(micro_batch, self._are_packed(micro_batch)) from error
             finally:
                 self._has_kept_logits |= waiting.any_kept
 
