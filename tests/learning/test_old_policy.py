@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hacrl.agents.agent import Agent
+from hacrl.agents.ragged import can_be_ragged
 from hacrl.algorithms.methods import make_method
 from hacrl.algorithms.settings import (
     AnyMethodSettings,
@@ -44,7 +45,9 @@ ADVANTAGES = (1.0, -0.5, 2.0, -1.5, 0.5, 1.0)
 
 
 def fresh() -> Agent:
-    return sharpened(char_agent(), 10.0)
+    agent = sharpened(char_agent(), 10.0)
+    can_be_ragged(agent.model)  # found out by passes that are nobody's
+    return agent
 
 
 def learner(agent: Agent, method: AnyMethodSettings = GSPO, exact: bool = False, **settings) -> Learner:

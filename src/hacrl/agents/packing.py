@@ -49,7 +49,7 @@ def packed_tokens(pairs: Sequence[TokenPair]) -> int:
 
 def padded_tokens(pairs: Sequence[TokenPair]) -> int:
     """The same, in rows of equal length."""
-    return len(pairs) * max((len(prompt) + len(response) for prompt, response in pairs), default=0)
+    return len(pairs) * max(len(prompt) + len(response) for prompt, response in pairs)
 
 
 def pack(pairs: Sequence[TokenPair], device: torch.device, as_tree: bool = False) -> Packed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +24,7 @@ from hacrl.agents.packing import TokenPair, model_inputs, pack, whole_sequences
 from hacrl.agents.tree_attention import kernels_are_right
 
 NAME = "hacrl_ragged"
+_TRANSFORMERS = logging.getLogger("transformers.modeling_utils")
 EVERYTHING = -1  # a window that is none
 # Prompts and responses; any will do, but of different lengths, and one prompt with two responses.
 _PROBES: tuple[TokenPair, ...] = (((3, 1, 4, 1), (5, 9, 2)), ((2, 7), (1, 8)), ((3, 1, 4, 1), (6, 5)))
@@ -59,10 +61,17 @@ def _switched(model: Any) -> Iterator[None]:
     config = model.config
     before = config._attn_implementation
     config._attn_implementation = NAME
+    _TRANSFORMERS.addFilter(_is_not_about_masks)
     try:
         yield
     finally:
+        _TRANSFORMERS.removeFilter(_is_not_about_masks)
         config._attn_implementation = before
+
+
+def _is_not_about_masks(record: logging.LogRecord) -> bool:
+    """Some models, GPT-2 among them, ask for a mask if the first or the last token may be padding."""
+    return "passing in an `attention_mask`" not in str(record.msg)
 
 
 def has_fused_attention(model: Any) -> bool:

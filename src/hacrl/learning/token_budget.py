@@ -43,7 +43,7 @@ class TokenBudget:
 
     def micro_batches(self, samples: Sequence[LearnerSample]) -> list[list[LearnerSample]]:
         """The samples in groups that fit."""
-        return micro_batches(samples, self.tokens, self._are_packed(samples))
+        return micro_batches(samples, self.tokens, self._are_packed(samples)) if samples else []
 
     def _are_packed(self, samples: Sequence[LearnerSample]) -> bool:
         return packs(self._agent.model, token_pairs(samples))
