@@ -3,8 +3,8 @@
     python benchmarks/plot_performance.py       # of benchmarks/measured, into docs/images/performance.png
     python benchmarks/plot_performance.py --hacrl hacpo_vllm.json hacpo.json --out new.png
 
-`--trl` are runs of one agent, drawn as often as those of `--hacrl` have agents. A side that was measured by
-both engine files is taken from the last.
+`--trl` may be runs of one agent: each counts as often as those of `--hacrl` have agents. A side that was
+measured by both engine files is taken from the last.
 """
 
 from __future__ import annotations
@@ -46,11 +46,12 @@ def draw_rollouts(axes: Any, files: list[Path]) -> None:
 def draw_steps(axes: Any, trl: list[Path], hacrl: list[Path]) -> None:
     """Seconds of a whole step by phase, each the median of the steps."""
     agents = len(_read(hacrl[0])["work"]["shapes"])
-    bars = [(file, f"TRL, GSPO, {agents} in turn", agents) for file in trl]
-    bars += [(file, f"hacrl, HACPO, {agents} together", 1) for file in hacrl]
+    bars = [(file, f"TRL, GSPO, {agents} in turn") for file in trl]
+    bars += [(file, f"hacrl, HACPO, {agents} together") for file in hacrl]
     names = []
-    for place, (file, name, times) in enumerate(bars):
+    for place, (file, name) in enumerate(bars):
         record = _read(file)
+        times = agents // len(record["work"]["shapes"])
         names.append(f"{name},\n{record['work']['engine']}")
         steps, left = record["found"]["run 1"][0]["seconds"], 0.0
         for phase, colour in (("rollout", BLUE), ("learn", ORANGE), ("rest", GREY)):
