@@ -19,6 +19,7 @@ import random
 import statistics
 import string
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -47,6 +48,7 @@ from hacrl.tasks.rewards import RewardTask
 from hacrl.types import Problem, Rollout, Verdict, VerifiedRollout
 
 SHAPES = ("qwen3-tiny", "llama-tiny")
+BESIDE = " beside"  # in another thread than the main one
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class StepCost:
 
 
 class Clock:
-    """CPU seconds spent in wrapped functions, call by call."""
+    """CPU seconds spent in wrapped functions, call by call; those of other threads apart."""
 
     def __init__(self) -> None:
         self.spent: dict[str, float] = {}
@@ -78,11 +80,14 @@ class Clock:
 
         @functools.wraps(inner)
         def timed(*args: Any, **options: Any) -> Any:
-            start = time.process_time()
+            is_beside = threading.current_thread() is not threading.main_thread()
+            clock = time.thread_time if is_beside else time.process_time
+            key = name + BESIDE if is_beside else name
+            start = clock()
             try:
                 return inner(*args, **options)
             finally:
-                self.spent[name] = self.spent.get(name, 0.0) + time.process_time() - start
+                self.spent[key] = self.spent.get(key, 0.0) + clock() - start
 
         setattr(owner, name, timed)
 
@@ -128,8 +133,9 @@ def train(models: Sequence[Path], cap: int | None, options: argparse.Namespace, 
             cap=cap,
             rollout=one["_ask"],
             learning=one["learn"],
-            building=one["build"],
-            bookkeeping=one["step"] - one["_ask"] - one["learn"],
+            building=one.get("build", 0.0) + one.get("build" + BESIDE, 0.0),
+            # samples that are built while another agent learns count as learning above
+            bookkeeping=one["step"] - one["_ask"] - one["learn"] + one.get("build" + BESIDE, 0.0),
         )
         for one in steps[1:]
     ]
