@@ -59,13 +59,13 @@ def tune(group: int) -> None:
     lengths = (176, 300, 420)
     found = []
     for block, warps, stages in itertools.product((32, 64, 128), (2, 4, 8), (2, 3)):
-        ours.ALONE = ours.IN_GROUPS = Way(block, warps, stages)
+        ours.WAY = Way(block, warps, stages)
         try:
             times = [in_groups([length] * 256, *HEADS[0], group) for length in lengths]
         except Exception as error:  # more shared memory than there is, say
             print(group, block, warps, stages, type(error).__name__, flush=True)
             continue
-        found.append((sum(times), group, ours.IN_GROUPS))
+        found.append((sum(times), group, ours.WAY))
         print(group, block, warps, stages, *(f"{spent:7.1f}" for spent in times), flush=True)
     print(min(found), flush=True)
 

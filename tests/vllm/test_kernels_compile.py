@@ -35,23 +35,22 @@ def compiled(
 @pytest.mark.parametrize(("shared", "width"), [(2, 128), (4, 128), (1, 64), (7, 64), (16, 128)])
 def test_attention_is_pipelined_matrix_products(shared, width, capability) -> None:
     pytest.importorskip("triton")
-    from hacrl.rollout.vllm.paged_attention import ALONE, IN_GROUPS, LEAST_QUERIES, responses_together
+    from hacrl.rollout.vllm.paged_attention import LEAST_QUERIES, WAY, responses_together
     from hacrl.rollout.vllm.paged_kernels import attend
 
     group = responses_together(shared, 10**6)
-    way = ALONE if group == 1 else IN_GROUPS
     tensors = dict.fromkeys(("query", "keys", "values", "out"), "*bf16")
     strides = ("query_row", "query_head", "key_page", "key_token", "key_head")
     strides += ("value_page", "value_token", "value_head", "out_row", "out_head", "pages_row")
     types = tensors | {"pages": "*i32", "lengths": "*i32", "scale": "fp32", "rows": "i32"}
     sizes = {"SHARED": shared, "QUERIES": LEAST_QUERIES, "GROUP": group, "WIDTH": width}
-    sizes |= {"PAGE": 16, "MOST_PAGES": 64, "BLOCK": way.block}
-    made = compiled(attend, types | dict.fromkeys(strides, "i32"), sizes, capability, way.warps)
+    sizes |= {"PAGE": 16, "MOST_PAGES": 64, "BLOCK": WAY.block}
+    made = compiled(attend, types | dict.fromkeys(strides, "i32"), sizes, capability, WAY.warps)
     assert "mma.sync" in made["ptx"]
     assert "cp.async.cg.shared.global" in made["ptx"]  # 16 bytes a thread, past its registers
     # keys and values of two blocks are on their way while a third is looked at
-    assert f"memdesc<2x{way.block}x{width}xbf16" in made["ttgir"]
-    assert f"memdesc<1x{way.block}x{width}xbf16" not in made["ttgir"]
+    assert f"memdesc<2x{WAY.block}x{width}xbf16" in made["ttgir"]
+    assert f"memdesc<1x{WAY.block}x{width}xbf16" not in made["ttgir"]
 
 
 @pytest.mark.filterwarnings("ignore")
