@@ -10,6 +10,7 @@ from hacrl.agents.agent import Agent
 from hacrl.agents.kept_logits import logits_may_wait
 from hacrl.agents.logprobs import packs
 from hacrl.agents.out_of_memory import is_out_of_memory, let_go
+from hacrl.agents.ragged import has_fused_attention
 from hacrl.errors import TrainingError
 from hacrl.learning.minibatches import batch_tokens, micro_batches, sample_length, token_pairs
 from hacrl.learning.stats import LearnStats
@@ -46,7 +47,11 @@ class TokenBudget:
         return micro_batches(samples, self.tokens, self._are_packed(samples)) if samples else []
 
     def _are_packed(self, samples: Sequence[LearnerSample]) -> bool:
-        return packs(self._agent.model, token_pairs(samples))
+        """By what they are counted: a GPU without a kernel for it pads attention of all to one size."""
+        model = self._agent.model
+        if model.device.type == "cuda":
+            return has_fused_attention(model)
+        return packs(model, token_pairs(samples))
 
     @contextmanager
     def charged_to(self, micro_batch: Sequence[LearnerSample]) -> Iterator[None]:
