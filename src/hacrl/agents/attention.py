@@ -119,21 +119,17 @@ def _padded_attention(
     """The same where there is no such kernel: attention alone is padded, and everything else is not."""
     found, places = [], torch.empty_like(segments.queries[1:])  # of a sequence's first query in what is found
     padded = 0
-    for alike, most, most_keys in _of_similar_size(segments):
+    for alike, most, most_keys, are_whole in _of_similar_size(segments):
         queries, is_query = _padded_places(segments.queries, alike, most)
         keys, is_key = _padded_places(segments.keys, alike, most_keys)
-        first = is_key.sum(dim=1) - is_query.sum(dim=1)  # position of a sequence's first query
-        at = first[:, None, None] + torch.arange(most, device=query.device)[:, None]
-        columns = torch.arange(most_keys, device=query.device)
-        seen = (columns <= at) & is_key.unsqueeze(1)
-        if window >= 0:
-            seen &= columns >= at - window
-        seen |= ~is_query.unsqueeze(2) & (columns == 0)  # padding has to look at something
+        is_causal = are_whole and window < 0  # which needs no mask: padding comes last
+        seen = None if is_causal else _seen(is_query, is_key, window)
         out = scaled_dot_product_attention(
             _rows(query, queries).transpose(1, 2),
             _rows(key, keys).transpose(1, 2),
             _rows(value, keys).transpose(1, 2),
-            attn_mask=seen.unsqueeze(1),
+            attn_mask=seen,
+            is_causal=is_causal,
             scale=scale,
             enable_gqa=True,
         )
@@ -147,22 +143,36 @@ def _padded_attention(
     return together.index_select(0, places[row] + tokens - segments.queries[row])
 
 
-def _of_similar_size(segments: Segments) -> list[tuple[Tensor, int, int]]:
-    """Numbers of sequences that are padded together, with the most queries and keys that one of them has.
+def _seen(is_query: Tensor, is_key: Tensor, window: int) -> Tensor:
+    """Which keys each query may look at, (rows, 1, queries, keys)."""
+    first = is_key.sum(dim=1) - is_query.sum(dim=1)  # position of a sequence's first query
+    at = first[:, None, None] + torch.arange(is_query.shape[1], device=first.device)[:, None]
+    columns = torch.arange(is_key.shape[1], device=first.device)
+    seen = (columns <= at) & is_key.unsqueeze(1)
+    if window >= 0:
+        seen &= columns >= at - window
+    seen |= ~is_query.unsqueeze(2) & (columns == 0)  # padding has to look at something
+    return seen.unsqueeze(1)
+
+
+def _of_similar_size(segments: Segments) -> list[tuple[Tensor, int, int, bool]]:
+    """Numbers of sequences that are padded together, the most queries and keys of one, and if all are whole.
 
     Prompts may have many more queries than the responses to them. A GPU would have to be waited for to know,
     and a compiler cannot.
     """
     starts = segments.queries
-    if starts.is_cuda or torch.compiler.is_compiling():
+    if starts.device.type != "cpu" or torch.compiler.is_compiling():
         everyone = torch.arange(len(starts) - 1, device=starts.device)
-        return [(everyone, segments.most_queries, segments.most_keys)]
+        return [(everyone, segments.most_queries, segments.most_keys, False)]
     queries, keys = (each[1:] - each[:-1] for each in (starts, segments.keys))
-    sizes: dict[int, list[int]] = {}
-    for number, count in enumerate(queries.tolist()):
-        sizes.setdefault(count.bit_length(), []).append(number)
-    parts = [torch.tensor(alike) for alike in sizes.values()]
-    return [(alike, int(queries[alike].max()), int(keys[alike].max())) for alike in parts]
+    sizes: dict[tuple[int, bool], list[int]] = {}
+    for number, (asking, asked) in enumerate(zip(queries.tolist(), keys.tolist(), strict=True)):
+        sizes.setdefault((asking.bit_length(), asking == asked), []).append(number)
+    return [
+        (torch.tensor(alike), int(queries[alike].max()), int(keys[alike].max()), are_whole)
+        for (_, are_whole), alike in sizes.items()
+    ]
 
 
 def _rows(states: Tensor, places: Tensor) -> Tensor:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from hacrl.agents.attention import (
     KERNEL_TYPES,
-    CannotBeRagged,
     Segments,
     fused_is_right,
     packed_attention,
@@ -118,7 +117,7 @@ def _same_when_packed(model: Any) -> bool:
         with _switched(model):
             model(**model_inputs(tokens, positions, segments, slots=layers))
             found = model(**packed.inputs).logits[0, packed.before].float()
-    except (CannotBeRagged, TypeError, ValueError, RuntimeError, AttributeError) as error:
+    except Exception as error:  # whatever a model's code makes of it
         if is_out_of_memory(error):
             raise  # that says nothing of the model
         return False

@@ -38,45 +38,51 @@ def minibatches(
 
 
 def micro_batches(
-    samples: Sequence[LearnerSample], token_budget: int, packed: bool = False
+    samples: Sequence[LearnerSample], token_budget: int, packed: bool = False, most_seen: int | None = None
 ) -> list[list[LearnerSample]]:
     """Groups that fit the budget, longest first: padded ones of similar length, packed ones by prompt.
 
     Longest first, so that running out of memory shows in the first forward pass, not in the last.
     A sample longer than the budget goes alone. Packed ones are as few as the budget allows and about equal:
-    a GPU has done a small one before Python has launched the next.
+    a GPU has done a small one before Python has launched the next. ``most_seen``: their tokens, with a prompt
+    for each of them.
     """
     if not packed:
         return list(_cut(sorted(samples, key=sample_length, reverse=True), token_budget, packed))
     in_order = _by_prompt(samples)
-    fewest = len(list(_cut(in_order, token_budget, packed)))
+    fewest = len(list(_cut(in_order, token_budget, packed, most_seen)))
     too_low, enough = 0, token_budget
     while enough - too_low > max(1, token_budget // 256):
         between = (too_low + enough) // 2
-        if len(list(_cut(in_order, between, packed))) > fewest:
+        if len(list(_cut(in_order, between, packed, most_seen))) > fewest:
             too_low = between
         else:
             enough = between
-    return list(_cut(in_order, enough, packed))
+    return list(_cut(in_order, enough, packed, most_seen))
 
 
-def _cut(in_order: Sequence[LearnerSample], most_tokens: int, packed: bool) -> Iterator[list[LearnerSample]]:
+def _cut(
+    in_order: Sequence[LearnerSample], most_tokens: int, packed: bool, most_seen: int | None = None
+) -> Iterator[list[LearnerSample]]:
     """Groups of neighbours, each as large as it may be."""
     batch: list[LearnerSample] = []
-    tokens = 0
+    tokens = seen = 0
     for sample in in_order:
+        length = sample_length(sample)
         if not batch:
-            more = sample_length(sample)
+            more = length
         elif packed:  # a prompt that the one before has is there already
             same = sample.prompt_ids == batch[-1].prompt_ids
             more = len(sample.response_ids) + (0 if same else len(sample.prompt_ids))
         else:
             more = sample_length(batch[0])
-        if batch and tokens + more > most_tokens:
+        is_too_much = tokens + more > most_tokens or (most_seen is not None and seen + length > most_seen)
+        if batch and is_too_much:
             yield batch
-            batch, tokens, more = [], 0, sample_length(sample)
+            batch, tokens, seen, more = [], 0, 0, length
         batch.append(sample)
         tokens += more
+        seen += length
     if batch:
         yield batch
 

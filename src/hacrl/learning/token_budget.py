@@ -17,6 +17,9 @@ from hacrl.learning.stats import LearnStats
 from hacrl.types import LearnerSample
 
 Result = TypeVar("Result")
+# Where attention has no kernel for shared prompts, every response gets a copy of its prompt's keys: so many
+# times the budget, counted with their prompts, are learnt from at a time.
+SEEN = 4
 
 
 class _TooLargeError(Exception):
@@ -41,10 +44,16 @@ class TokenBudget:
         self._agent = agent
         self._keeps_logits = keeps_logits
         self._has_kept_logits = False
+        self._counts_packed = False  # tokens of the last samples that were cut
 
     def micro_batches(self, samples: Sequence[LearnerSample]) -> list[list[LearnerSample]]:
         """The samples in groups that fit."""
-        return micro_batches(samples, self.tokens, self._are_packed(samples)) if samples else []
+        if not samples:
+            return []
+        self._counts_packed = self._are_packed(samples)
+        has_kernel = has_fused_attention(self._agent.model)
+        most_seen = None if has_kernel else SEEN * self.tokens
+        return micro_batches(samples, self.tokens, self._counts_packed, most_seen)
 
     def _are_packed(self, samples: Sequence[LearnerSample]) -> bool:
         """By what they are counted: a GPU without a kernel for it pads attention of all to one size."""
@@ -62,7 +71,8 @@ class TokenBudget:
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
-                raise _TooLargeError(micro_batch, self._are_packed(micro_batch)) from error
+                # counted as it was cut, also if it is computed in rows after all: or nothing would shrink
+                raise _TooLargeError(micro_batch, self._counts_packed) from error
             finally:
                 self._has_kept_logits |= waiting.any_kept
 
