@@ -25,7 +25,16 @@ from hacrl.rollout import decoding
 from hacrl.rollout.transformers_engine import TransformersEngine
 from hacrl.types import Sampling
 
-WORK = ("8x8x32x32", "8x8x180x20", "8x8x32x128", "8x8x32x400", "4x16x256x64", "64x1x32x32", "64x1x500x5", "1x1x50x60")
+WORK = (
+    "8x8x32x32",
+    "8x8x180x20",
+    "8x8x32x128",
+    "8x8x32x400",
+    "4x16x256x64",
+    "64x1x32x32",
+    "64x1x500x5",
+    "1x1x50x60",
+)
 
 
 def main() -> None:
