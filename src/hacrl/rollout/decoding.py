@@ -33,7 +33,8 @@ class Decoding:
     """
 
     def __init__(self, model: Any, prompts: Sequence[Sequence[int]], group: int) -> None:
-        kind: Any = GroupedRows if can_be_grouped(model) else PaddedRows
+        shares = group > 1 and can_be_grouped(model)
+        kind: Any = GroupedRows if shares else PaddedRows
         self._computed: Rows = kind(model, prompts, group)
         self.rows = torch.arange(len(prompts) * group, device=model.device)
         self.running = torch.ones(len(self.rows), dtype=torch.bool, device=model.device)
