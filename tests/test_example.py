@@ -13,10 +13,10 @@ from hacrl.agents.references import bundled_agents
 from hacrl.algorithms.capability import CapabilityTracker
 from hacrl.algorithms.methods import make_method
 from hacrl.algorithms.settings import HacpoSettings
-from hacrl.exchange.base import PromptGroup
 from hacrl.learning.learner import Learner
 from hacrl.learning.samples import SampleBuilder
 from hacrl.learning.settings import LearningSettings
+from hacrl.rollouts.groups import PromptGroup
 from hacrl.types import Problem, Rollout, Sampling, Verdict, VerifiedRollout
 
 NAMES = ("qwen-small-a", "llama-pairs")

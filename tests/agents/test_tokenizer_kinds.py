@@ -23,8 +23,8 @@ from hacrl.agents.agent import Agent
 from hacrl.agents.retokenise import LearnerTokens, learner_tokens
 from hacrl.algorithms.methods import make_method
 from hacrl.algorithms.settings import NaiveSettings
-from hacrl.exchange.base import PromptGroup
 from hacrl.learning.samples import SampleBuilder
+from hacrl.rollouts.groups import PromptGroup
 from hacrl.types import Problem, Rollout, Verdict, VerifiedRollout
 from tests.support.smollm2 import needs_smollm2
 from tests.support.tiny import CHARACTERS, character_tokenizer

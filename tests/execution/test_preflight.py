@@ -15,6 +15,7 @@ from hacrl.config.schema import RunConfig
 from hacrl.errors import ConfigError, HacrlError, ModelError, TaskError
 from hacrl.execution.local import build_trainer, run_locally
 from hacrl.execution.preflight import preflight
+from hacrl.rollouts.log import RolloutLog
 from hacrl.tasks.base import Task
 from hacrl.types import Problem, Turn
 from tests.support.sevens import SevensTask, problem
@@ -237,8 +238,7 @@ def test_what_was_left_out_is_written_into_the_run(tmp_path: Path) -> None:
         "step 0: 4 training problems left out: longer than rollout.max_prompt_tokens=6 for an agent",
         "step 0: 2 held-out problems left out: longer than rollout.max_prompt_tokens=6 for an agent",
     ]
-    lines = (result.folder / "rollouts.jsonl").read_text().splitlines()
-    asked = {json.loads(line)["problem"] for line in lines}
+    asked = {row["problem"] for row in RolloutLog(result.folder / "rollouts").read()}
     assert asked <= {"++:", "+++:", "++++:", "+++++:"}
 
 

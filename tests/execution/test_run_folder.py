@@ -16,6 +16,7 @@ from hacrl.errors import ConfigError, ModelError, TrainingError
 from hacrl.execution.local import run_locally
 from hacrl.execution.results import read_result
 from hacrl.execution.run_folder import check_output
+from hacrl.rollouts.log import RolloutLog
 from hacrl.types import Problem
 from tests.support.sevens import SevensTask
 from tests.support.tiny import save_agents
@@ -56,10 +57,10 @@ def test_the_folder_tells_the_whole_run(finished):
     assert load_config(result.folder / "config.yaml") == config
     assert [line["step"] for line in lines(result.folder / "metrics.jsonl")] == [1, 2]
     assert [line["step"] for line in lines(result.folder / "evaluations.jsonl")] == [0, 2]
-    kept = [(line["step"], line["agent"]) for line in lines(result.folder / "rollouts.jsonl")]
-    assert kept == [(1, "char")] * 2 + [(1, "pair")] * 2 + [(2, "char")] * 2 + [(2, "pair")] * 2
-    problems = [line["problem"] for line in lines(result.folder / "rollouts.jsonl")[:2]]
-    assert len(set(problems)) == 2  # of different problems, not two answers to one
+    logged = list(RolloutLog(result.folder / "rollouts").read())
+    kept = [(row["step"], row["agent"]) for row in logged]  # 3 prompts x 2 responses each
+    assert kept == [(1, "char")] * 6 + [(1, "pair")] * 6 + [(2, "char")] * 6 + [(2, "pair")] * 6
+    assert [row["sample"] for row in logged[:6]] == [0, 1] * 3
     # 2 steps x 3 prompts x 2 responses; 2 steps x 2 sources x 2 updates
     assert result.rollouts == {"char": 12, "pair": 12}
     assert result.updates == {"char": 8, "pair": 8}
@@ -89,8 +90,8 @@ def test_half_a_character_in_an_id_does_not_end_the_run(models, tmp_path):
         }
     )
     run_locally(config, task=task)
-    lines = (tmp_path / "run" / "rollouts.jsonl").read_text("utf-8").splitlines()
-    assert {json.loads(line)["problem"][0] for line in lines} == {"\ud83d"}
+    logged = list(RolloutLog(tmp_path / "run" / "rollouts").read())
+    assert {row["problem"][0] for row in logged} == {"\ud83d"}
 
 
 def test_a_result_reads_back_from_its_folder(finished):

@@ -15,10 +15,10 @@ from hacrl.agents.retokenise import Retokeniser
 from hacrl.algorithms.advantage import NormaliserSettings
 from hacrl.algorithms.methods import make_method
 from hacrl.algorithms.settings import AnyMethodSettings, GspoSettings, HacpoSettings, NaiveSettings
-from hacrl.exchange.base import PromptGroup
 from hacrl.execution.local import run_locally
 from hacrl.learning.cross_cap import Candidate, ranked
 from hacrl.learning.samples import LearnerSamples, SampleBuilder
+from hacrl.rollouts.groups import PromptGroup
 from tests.execution.test_resume import go_on, left_after
 from tests.learning.runs import HACPO, Runs, assert_moved, assert_same_weights
 from tests.support.chaos import chaos_config, differing_files

@@ -10,11 +10,11 @@ import pytest
 from hacrl.agents.agent import Agent
 from hacrl.algorithms.methods import make_method
 from hacrl.algorithms.settings import AnyMethodSettings, GrpoSettings, GspoSettings, HacpoSettings
-from hacrl.exchange.base import PromptGroup
 from hacrl.learning.learner import Learner
 from hacrl.learning.samples import SampleBuilder
 from hacrl.learning.settings import LearningSettings
 from hacrl.rollout.transformers_engine import TransformersEngine
+from hacrl.rollouts.groups import PromptGroup
 from hacrl.types import Sampling
 from tests.learning.handmade import SAMPLING, largest_difference, sample, weights
 from tests.support.rollouts import judged

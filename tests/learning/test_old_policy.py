@@ -21,7 +21,6 @@ from hacrl.algorithms.settings import (
     HacpoSettings,
     NaiveSettings,
 )
-from hacrl.exchange.base import PromptGroup
 from hacrl.learning.learner import Learner
 from hacrl.learning.minibatches import minibatches
 from hacrl.learning.old_policy import OldLogprobs, spread_out
@@ -30,6 +29,7 @@ from hacrl.learning.samples import LearnerSamples, SampleBuilder
 from hacrl.learning.settings import LearningSettings
 from hacrl.learning.stats import LearnStats
 from hacrl.rollout.transformers_engine import TransformersEngine
+from hacrl.rollouts.groups import PromptGroup
 from hacrl.types import LearnerSample, Sampling
 from tests.learning.handmade import RESPONSES, SAMPLING, PlainAdamW, largest_difference, sample, weights
 from tests.learning.runs import Runs

@@ -13,13 +13,13 @@ from hacrl.agents.policy_gap import limit_of_proof, limit_of_responses
 from hacrl.algorithms.methods import make_method
 from hacrl.algorithms.settings import AnyMethodSettings, GspoSettings, NaiveSettings
 from hacrl.errors import TrainingError
-from hacrl.exchange.base import PromptGroup
 from hacrl.learning.learner import Learner
 from hacrl.learning.minibatches import minibatches
 from hacrl.learning.own_policy import check_own_policy
 from hacrl.learning.samples import SampleBuilder
 from hacrl.learning.settings import LearningSettings
 from hacrl.rollout.transformers_engine import TransformersEngine
+from hacrl.rollouts.groups import PromptGroup
 from hacrl.types import LearnerSample, Sampling
 from tests.learning.handmade import RESPONSES, SAMPLING, sample, weights
 from tests.learning.test_bad_updates import assert_same, everything

@@ -18,8 +18,8 @@ import pytest
 from hacrl.algorithms.advantage import NormaliserSettings
 from hacrl.algorithms.methods import make_method
 from hacrl.algorithms.settings import AnyMethodSettings, GspoSettings, HacpoSettings, NaiveSettings
-from hacrl.exchange.base import PromptGroup
 from hacrl.learning.samples import LearnerSamples, SampleBuilder
+from hacrl.rollouts.groups import PromptGroup
 from hacrl.types import LearnerSample, Rollout
 from tests.support.rollouts import judged, rollout
 from tests.support.sevens import problem

@@ -7,6 +7,7 @@ import io
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -24,6 +25,7 @@ from hacrl.report.comparison import compare, comparison_table
 from hacrl.report.literal import literal, say
 from hacrl.report.progress import RunProgress
 from hacrl.report.study import make_study, study_markdown
+from hacrl.rollouts.log import RolloutLog
 from hacrl.tracking.base import Tracker
 from hacrl.tracking.samples import as_text, sample_rows
 from hacrl.tracking.tensorboard import preformatted
@@ -155,13 +157,15 @@ def test_the_folders_of_runs_and_evaluations(tmp_path: Path) -> None:
     folder = RunFolder(build_config(data))
     folder.claim()
     hostile = replace(rollouts("qwen")[0].rollout, text=EVERYTHING)
-    folder.on_rollouts(1, "qwen", [replace(rollouts("qwen")[0], rollout=hostile)])
+    log = RolloutLog(tmp_path / "run" / "rollouts")
+    source = SimpleNamespace(name="qwen", tokenizer_fingerprint="f", encode_prompt=lambda _: (1, 2))
+    log.append(1, source, [replace(rollouts("qwen")[0], rollout=hostile)])
     folder.on_note(1, EVERYTHING)
     folder.on_note(2, "second")
     folder.unlock()
-    kept = (tmp_path / "run" / "rollouts.jsonl").read_text("utf-8")
+    kept = (tmp_path / "run" / "rollouts" / "step-000001" / "qwen.jsonl").read_text("utf-8")
     assert controls(kept) == []
-    assert [json.loads(line)["response"] for line in kept.splitlines()] == [EVERYTHING]
+    assert [json.loads(line)["text"] for line in kept.splitlines()] == [EVERYTHING]
     notes = (tmp_path / "run" / "notes.txt").read_text("utf-8")
     assert notes == f"step 1: {printable(EVERYTHING)}\nstep 2: second\n"
 

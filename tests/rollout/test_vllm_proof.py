@@ -15,7 +15,6 @@ from hacrl.agents.policy_gap import limit_of_responses
 from hacrl.algorithms.methods import make_method
 from hacrl.algorithms.settings import GspoSettings
 from hacrl.errors import TrainingError
-from hacrl.exchange.base import PromptGroup
 from hacrl.learning.learner import Learner
 from hacrl.learning.samples import SampleBuilder
 from hacrl.learning.settings import LearningSettings
@@ -24,6 +23,7 @@ from hacrl.rollout.vllm import engine as engine_module
 from hacrl.rollout.vllm.agreement import PROBED_PROMPTS, PROBED_TOKENS
 from hacrl.rollout.vllm.backend import Ask, Ended, EngineError, EngineLostError, Said
 from hacrl.rollout.vllm.engine import VllmEngine
+from hacrl.rollouts.groups import PromptGroup
 from hacrl.types import Rollout, Sampling
 from tests.support.engines import logprob_gap
 from tests.support.rollouts import judged

@@ -125,6 +125,13 @@ def chaos_config(output: Path, steps: int, **changes: Any) -> RunConfig:
 
 def differing_files(one: Path, other: Path) -> list[str]:
     """Of a run's files, those that are not the same byte for byte; times aside."""
-    names = ["metrics.jsonl", "rollouts.jsonl", "evaluations.jsonl"]
-    names += [str(path.relative_to(one)) for path in sorted((one / "agents").rglob("*")) if path.is_file()]
-    return [name for name in names if (one / name).read_bytes() != (other / name).read_bytes()]
+    names = {"metrics.jsonl", "evaluations.jsonl"}
+    for folder in ("agents", "rollouts"):
+        for run in (one, other):
+            names |= {str(path.relative_to(run)) for path in (run / folder).rglob("*") if path.is_file()}
+    return [
+        name
+        for name in sorted(names)
+        if not ((one / name).exists() and (other / name).exists())
+        or (one / name).read_bytes() != (other / name).read_bytes()
+    ]

@@ -20,6 +20,7 @@ from hacrl.execution.local import run_locally
 from hacrl.learning.observer import Observer
 from hacrl.learning.settings import LearningSettings
 from hacrl.rollout.settings import RolloutSettings
+from hacrl.rollouts.log import RolloutLog
 from hacrl.types import VerifiedRollout
 from tests.support.engines import engine_agent
 from tests.support.sevens import SevensTask
@@ -59,7 +60,6 @@ def hacpo_run(folder: Path, fast: AgentSettings, plain: str, steps: int) -> RunC
         rollout=RolloutSettings(prompts_per_step=4, rollouts_per_prompt=4, max_new_tokens=12),
         learning=LearningSettings(lr=5e-3, updates_per_step=UPDATES),
         evaluation=EvaluationSettings(problems=2),
-        logged_rollouts=2,
     )
 
 
@@ -67,7 +67,7 @@ def check_run(folder: Path, watcher: Watcher, way: str, steps: int) -> None:
     """Every step's rollouts are of the policy the step began with, and the engine computed with it."""
     updates = 0
     metrics = lines(folder / "metrics.jsonl")
-    logged = lines(folder / "rollouts.jsonl")
+    logged = list(RolloutLog(folder / "rollouts").read())
     assert len(metrics) == steps
     for number, line in enumerate(metrics, start=1):
         fast, plain = line["agents"]["fast"], line["agents"]["plain"]
@@ -77,7 +77,7 @@ def check_run(folder: Path, watcher: Watcher, way: str, steps: int) -> None:
         assert fast["engine"]["restarts"] == 0
         assert fast["engine"]["logprob_gap"] < 1e-4
         shown = [one["policy_version"] for one in logged if one["step"] == number and one["agent"] == "fast"]
-        assert shown == [updates] * 2
+        assert shown == [updates] * 16  # 4 prompts, 4 responses each
         assert {v.rollout.policy_version for v in watcher.rollouts[number, "fast"]} == {updates}
         assert fast["learning"]["sampler_gap"] < 1e-4
         updates += UPDATES

@@ -17,6 +17,7 @@ from hacrl.evaluation.settings import DEFAULT_PROBLEMS, EvaluationSettings
 from hacrl.learning.collapse_settings import CollapseSettings
 from hacrl.learning.settings import LearningSettings
 from hacrl.rollout.settings import RolloutSettings
+from hacrl.rollouts.settings import RolloutLogSettings
 
 Section = Mapping[str, Any]
 
@@ -65,6 +66,7 @@ class HACRLConfig:
     """The run's name in trackers; None: the output folder's."""
     logged_rollouts: int = 4
     """Rollouts kept per agent and step, to be read."""
+    rollouts: RolloutLogSettings | Section = field(default_factory=dict)
     checkpoint: CheckpointSettings | Section = field(default_factory=dict)
     """How often the whole state is written down, and how much of that is kept."""
     collapse: CollapseSettings | Section = field(default_factory=dict)
@@ -94,6 +96,7 @@ class HACRLConfig:
             "rollout": plain_section(self.rollout),
             "learning": plain_section(self.learning),
             "evaluation": evaluation,
+            "rollouts": plain_section(self.rollouts),
             "checkpoint": plain_section(self.checkpoint),
             "collapse": plain_section(self.collapse),
         }

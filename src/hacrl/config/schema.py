@@ -15,6 +15,7 @@ from hacrl.evaluation.settings import EvaluationSettings
 from hacrl.learning.collapse_settings import CollapseSettings
 from hacrl.learning.settings import LearningSettings
 from hacrl.rollout.settings import RolloutSettings
+from hacrl.rollouts.settings import RolloutLogSettings
 from hacrl.tasks.settings import TaskSettings
 
 
@@ -30,7 +31,7 @@ class RunConfig:
     seed: int = 0
     device: str = "auto"  # "cpu", "cuda", "cuda:1"; "auto": a GPU if there is one
     threads: int | None = None  # CPU threads of torch; None leaves its own choice
-    logged_rollouts: int = 4  # rollouts kept per agent and step, to be read
+    logged_rollouts: int = 4  # rollouts per agent and step in trackers' tables
     trackers: tuple[str, ...] = ()  # where metrics also go: tensorboard, wandb, trackio, mlflow
     project: str = "hacrl"  # what trackers file this run under ...
     run_name: str | None = None  # ... and its name there; None: the output folder's
@@ -39,6 +40,7 @@ class RunConfig:
     rollout: RolloutSettings = field(default_factory=RolloutSettings)
     learning: LearningSettings = field(default_factory=LearningSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    rollouts: RolloutLogSettings = field(default_factory=RolloutLogSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     collapse: CollapseSettings = field(default_factory=CollapseSettings)
     watchdog_minutes: float = 30.0  # without any movement, until the run says where it hangs; 0: never

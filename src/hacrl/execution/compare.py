@@ -26,7 +26,12 @@ from hacrl.tasks.registry import make_task
 
 # What a study's runs do without unless the recipe asks for it: a run that was broken off is begun again, so
 # checkpoints would only fill the disk.
-STUDY_DEFAULTS: Recipe = {"threads": 1, "logged_rollouts": 0, "checkpoint": {"every": 0}}
+STUDY_DEFAULTS: Recipe = {
+    "threads": 1,
+    "logged_rollouts": 0,
+    "rollouts": {"keep": "none"},
+    "checkpoint": {"every": 0},
+}
 
 
 PARENT_LOOKED_AFTER = 1.0  # seconds

@@ -17,7 +17,6 @@ from hacrl.algorithms.methods import make_method
 from hacrl.config.checks import updates_per_step
 from hacrl.config.schema import RunConfig
 from hacrl.evaluation.accuracy import Accuracy
-from hacrl.exchange.in_process import InProcessExchange
 from hacrl.execution.checkpoints import Checkpointer, data_fingerprint
 from hacrl.execution.engines import check_engines, engine_notes, make_engine
 from hacrl.execution.hub import hub_if_needed
@@ -25,7 +24,7 @@ from hacrl.execution.preflight import Checked, check_agents, preflight
 from hacrl.execution.residents import decide_memory
 from hacrl.execution.results import RunResult
 from hacrl.execution.resume_point import ResumePoint
-from hacrl.execution.run_folder import RunFolder, check_output
+from hacrl.execution.run_folder import ROLLOUTS, RunFolder, check_output
 from hacrl.execution.watchdog import Watchdog
 from hacrl.learning.learner import Learner
 from hacrl.learning.observer import Observer, Observers
@@ -33,6 +32,7 @@ from hacrl.learning.participant import Participant
 from hacrl.learning.residency import Residency
 from hacrl.learning.samples import SampleBuilder
 from hacrl.learning.trainer import Trainer, TrainingInterrupted
+from hacrl.rollouts.log import RolloutLog
 from hacrl.seeding import derive_seed
 from hacrl.tasks.base import Task
 from hacrl.tasks.registry import make_task
@@ -75,6 +75,7 @@ class LocalRun:
         self._is_closed = False
         self._participants: list[Participant] = []
         self._folder = RunFolder(config)
+        self._log = RolloutLog(self._folder.path / ROLLOUTS)
         self._checkpoints = Checkpointer(self._folder, config.checkpoint, self._note)
         self.result = RunResult(self._folder.path) if resumed is None else resumed.result
         check_agents(config, agents or ())
@@ -92,13 +93,13 @@ class LocalRun:
                 self._checkpoints.data = data_fingerprint(checked.train, checked.test)
                 if resumed is not None:
                     resumed.check_data(self._checkpoints.data)
-                self.trainer = build_trainer(config, checked, self._observer, agents)
+                self.trainer = build_trainer(config, checked, self._observer, agents, self._log)
                 self._participants = self.trainer.participants
                 self._open_folder(overwrite, resumed)
             except BaseException:
                 self.close()
                 raise
-        self.trainer.after_step = lambda: self._checkpoints.after_step(self.trainer)
+        self.trainer.after_step = self._after_step
         notes = checked.notes if resumed is None else resumed.notes
         devices = {one.name: str(one.agent.device) for one in self._participants}
         for note in (*notes, *engine_notes(config, devices), *self.trainer.residency.notes):
@@ -168,6 +169,7 @@ class LocalRun:
             self.trainer.residency.to_generate(participant.name)  # its weights are needed
             saved[participant.name] = self._folder.save_agent(participant.agent)
         self._folder.write_status("finished", self.trainer.steps_done)
+        self._prune_rollouts(is_finished=True)
         return saved
 
     def close(self) -> None:
@@ -180,6 +182,17 @@ class LocalRun:
         self._checkpoints.close()
         if self._participants:
             self.trainer.residency.everyone_home()
+
+    def _after_step(self) -> None:
+        self._checkpoints.after_step(self.trainer)
+        self._prune_rollouts()
+
+    def _prune_rollouts(self, is_finished: bool = False) -> None:
+        """Delete rollouts that the recipe does not keep, unless a resumed run would still need them."""
+        needed_from = None
+        if self.config.checkpoint.every and not is_finished:
+            needed_from = max((which.steps for which in self._checkpoints.store.ids()), default=0)
+        self._log.prune(self.config.rollouts.keep, self.trainer.steps_done, needed_from)
 
     def _note(self, note: str) -> None:
         self._observer.on_note(self.trainer.steps_done, note)
@@ -199,6 +212,7 @@ def build_trainer(
     checked: Checked | None = None,
     observer: Observer | None = None,
     loaded: Mapping[str, Agent] | None = None,
+    log: RolloutLog | None = None,
 ) -> Trainer:
     """Load the agents and wire everything together; what was not checked before is checked now."""
     checked = checked or preflight(config, make_task(config.task), loaded)
@@ -237,7 +251,6 @@ def build_trainer(
         task=task,
         train_stream=ProblemStream(checked.train, config.rollout.prompts_per_step, config.seed),
         test_problems=checked.test,
-        exchange=InProcessExchange(),
         sampling=sampling,
         evaluation=config.evaluation,
         updates_per_step=updates_per_step(config),
@@ -245,6 +258,7 @@ def build_trainer(
         observer=observer,
         collapse=config.collapse,
         residency=residency,
+        log=log,
     )
 
 

@@ -29,6 +29,7 @@ FREE = (
     "project",
     "run_name",
     "logged_rollouts",
+    "rollouts.*",
     "watchdog_minutes",
     "checkpoint.*",
     "collapse.*",

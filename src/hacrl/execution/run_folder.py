@@ -4,7 +4,7 @@ config.yaml       every key, defaults included
 metrics.jsonl     one line per step; equal runs have equal files
 evaluations.jsonl one line per evaluation
 notes.txt         what a user should know, a sentence a line
-rollouts.jsonl    a few rollouts per agent and step, to be read
+rollouts/         every verified rollout, a file per step and agent (docs/rollout_log.md)
 timings.jsonl     seconds per phase and agent; the only file that differs between equal runs
 agents/NAME/      each agent as a plain Hugging Face folder
 checkpoints/      the whole state after some steps, to go on from (``hacrl resume``)
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -33,19 +33,19 @@ from hacrl.execution.run_lock import LOCK, RunLock
 from hacrl.learning.observer import Observer
 from hacrl.learning.reports import StepReport
 from hacrl.plain_text import json_text, printable
-from hacrl.types import VerifiedRollout
 
 STATUS_SCHEMA = 1
+ROLLOUTS = "rollouts"  # in the run's folder: the rollout log
 RunState = Literal["running", "stopped", "failed", "finished"]
 # what a step adds lines to, in the order it does
-GROWING = ("rollouts.jsonl", "metrics.jsonl", "evaluations.jsonl", "timings.jsonl", "notes.txt")
+GROWING = ("metrics.jsonl", "evaluations.jsonl", "timings.jsonl", "notes.txt")
 RUN_FILES = frozenset(
     {
         "config.yaml",
         "metrics.jsonl",
         "evaluations.jsonl",
         "notes.txt",
-        "rollouts.jsonl",
+        ROLLOUTS,
         "timings.jsonl",
         "agents",
         "checkpoints",
@@ -112,28 +112,6 @@ class RunFolder(Observer):
             write_text(self.path / "config.yaml", config_to_yaml(self._config))
         except OSError as error:
             raise ConfigError(f"output: cannot write to {self.path}: {error}") from error
-
-    def on_rollouts(self, step: int, agent: str, rollouts: Sequence[VerifiedRollout]) -> None:
-        """Keep the first response to each of the first few problems."""
-        first_per_problem = {verified.rollout.problem.id: verified for verified in reversed(rollouts)}
-        kept = list(first_per_problem.values())[::-1][: self._config.logged_rollouts]
-        for verified in kept:
-            rollout = verified.rollout
-            self._append(
-                "rollouts.jsonl",
-                {
-                    "step": step,
-                    "agent": agent,
-                    "problem": rollout.problem.id,
-                    "response": rollout.text,
-                    "reward": verified.reward,
-                    "verdict": verified.verdict.label,
-                    "tokens": rollout.num_tokens,
-                    "logprob": rollout.logprob,
-                    "finish_reason": rollout.finish_reason,
-                    "policy_version": rollout.policy_version,
-                },
-            )
 
     def on_step(self, report: StepReport, seconds: Mapping[str, float]) -> None:
         """One line of metrics, one of timings."""

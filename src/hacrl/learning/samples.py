@@ -11,8 +11,8 @@ from hacrl.agents.agent import Agent
 from hacrl.agents.retokenise import DropReason, LearnerTokens, Retokeniser
 from hacrl.algorithms.advantage import CapabilityRatio
 from hacrl.algorithms.methods import Method
-from hacrl.exchange.base import PromptGroup
 from hacrl.learning.cross_cap import Candidate, ranked
+from hacrl.rollouts.groups import PromptGroup
 from hacrl.types import LearnerSample, Rollout
 
 

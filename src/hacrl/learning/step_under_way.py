@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from hacrl.errors import CheckpointError
 from hacrl.learning.reports import LearnReport, RetokeniseReport, SourceReport
-from hacrl.types import Problem, Rollout, Verdict, VerifiedRollout
+from hacrl.rollouts.log import RolloutLog
+from hacrl.types import Problem, VerifiedRollout
 
 
 @dataclass
@@ -24,54 +26,28 @@ class StepUnderWay:
         return len(self.rollouts) + len(self.learnt)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values; every number comes back as it was."""
+        """Return plain values. Rollouts are in the log; only who has answered is said here."""
         return {
             "step": self.step,
-            "rollouts": {
-                agent: [_rollout_json(one) for one in verified] for agent, verified in self.rollouts.items()
-            },
+            "answered": list(self.rollouts),
             "learnt": {agent: asdict(report) for agent, report in self.learnt.items()},
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any], problems: Sequence[Problem]) -> StepUnderWay:
-        """What :meth:`as_json` gave; ``problems`` are the step's."""
-        by_id = {problem.id: problem for problem in problems}
-        return cls(
-            step=int(data["step"]),
-            rollouts={
-                agent: [_rollout(one, agent, by_id) for one in listed]
-                for agent, listed in data["rollouts"].items()
-            },
-            learnt={agent: _report(one) for agent, one in data["learnt"].items()},
-        )
-
-
-def _rollout_json(verified: VerifiedRollout) -> dict[str, Any]:
-    rollout, verdict = verified.rollout, verified.verdict
-    return {
-        "problem": rollout.problem.id,
-        "text": rollout.text,
-        "token_ids": list(rollout.token_ids),
-        "token_logprobs": list(rollout.token_logprobs),
-        "finish_reason": rollout.finish_reason,
-        "policy_version": rollout.policy_version,
-        "reward": verdict.reward,
-        "label": verdict.label,
-    }
-
-
-def _rollout(data: Mapping[str, Any], agent: str, problems: Mapping[str, Problem]) -> VerifiedRollout:
-    rollout = Rollout(
-        problem=problems[data["problem"]],
-        agent=agent,
-        text=data["text"],
-        token_ids=tuple(data["token_ids"]),
-        token_logprobs=tuple(data["token_logprobs"]),
-        finish_reason=data["finish_reason"],
-        policy_version=data["policy_version"],
-    )
-    return VerifiedRollout(rollout, Verdict(data["reward"], data["label"]))
+    def from_json(
+        cls, data: Mapping[str, Any], problems: Sequence[Problem], log: RolloutLog | None
+    ) -> StepUnderWay:
+        """Rebuild what :meth:`as_json` described; ``problems`` are the step's, ``log`` holds its rollouts."""
+        step = int(data["step"])
+        rollouts = {}
+        for agent in data["answered"]:
+            if log is None or not log.has(step, agent):
+                raise CheckpointError(
+                    f"the rollouts of {agent} in step {step} are missing from the run's rollouts folder: the "
+                    "checkpoint was taken in the middle of that step and needs them"
+                )
+            rollouts[agent] = log.load(step, agent, problems)
+        return cls(step, rollouts, {agent: _report(one) for agent, one in data["learnt"].items()})
 
 
 def _report(data: Mapping[str, Any]) -> LearnReport:

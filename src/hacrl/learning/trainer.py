@@ -16,7 +16,6 @@ from hacrl.algorithms.methods import Method
 from hacrl.errors import TrainingError
 from hacrl.evaluation.accuracy import Accuracy, accuracy_by_problem
 from hacrl.evaluation.settings import EvaluationSettings
-from hacrl.exchange.base import Exchange, PromptGroup
 from hacrl.learning.ahead import Ahead
 from hacrl.learning.collapse import CollapseWatch
 from hacrl.learning.collapse_settings import CollapseSettings
@@ -30,6 +29,8 @@ from hacrl.learning.trainer_state import TrainerState
 from hacrl.rollout.engine import EngineReport, Finished
 from hacrl.rollout.side_by_side import There, answers, at_once
 from hacrl.rollout.verified import Judging
+from hacrl.rollouts.groups import PromptGroup, group_by_prompt
+from hacrl.rollouts.log import RolloutLog
 from hacrl.seeding import derive_seed
 from hacrl.tasks.base import Task
 from hacrl.tasks.stream import ProblemStream
@@ -50,7 +51,6 @@ class Trainer:
         task: Task,
         train_stream: ProblemStream,
         test_problems: Sequence[Problem],
-        exchange: Exchange,
         sampling: Sampling,
         evaluation: EvaluationSettings,
         updates_per_step: int,
@@ -58,6 +58,7 @@ class Trainer:
         observer: Observer | None = None,
         collapse: CollapseSettings | None = None,
         residency: Residency | None = None,
+        log: RolloutLog | None = None,
     ) -> None:
         self.participants = list(participants)
         names = [participant.name for participant in participants]
@@ -67,7 +68,8 @@ class Trainer:
         self._task = task
         self._stream = train_stream
         self._test_problems = test_problems
-        self._exchange = exchange
+        self._log = log
+        self._reads_log = False  # whether the user was told that rollouts come from the log
         self._sampling = sampling
         self._evaluation = evaluation
         self._updates_per_step = updates_per_step
@@ -102,13 +104,12 @@ class Trainer:
         """All agents answer the same problems with frozen policies; then each learns from all answers."""
         done = self._begin(step)
         questions = self._questions(step)
+        self._take_logged(done, questions.problems)
         for together in self._turns([one for one in self.active if one.name not in done.rollouts]):
-            done.rollouts.update(self._ask(together, questions, step))
+            answered = self._ask(together, questions, step)
             for participant in together:
-                self._observer.on_rollouts(step, participant.name, done.rollouts[participant.name])
-        for participant in self.active:
-            self._exchange.publish(step, participant.name, done.rollouts[participant.name])
-        groups = self._exchange.collect(step, [participant.name for participant in self.active])
+                self._take(done, participant, answered[participant.name], is_logged=False)
+        groups = group_by_prompt({one.name: done.rollouts[one.name] for one in self.active})
         rewards = _rewards_by_agent(groups)
         self.capabilities.record(rewards, absent=self._collapse.paused)
         self._note_rewards_without_ratio(step, rewards)
@@ -188,7 +189,7 @@ class Trainer:
 
     def load_state_dict(self, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Go on where :meth:`state_dict` was taken."""
-        self._state.load_state_dict(state, tensors, self._stream)
+        self._state.load_state_dict(state, tensors, self._stream, self._log)
 
     def tell_what_is_restored(self) -> None:
         """Whoever watches has not seen the rollouts of a step that another process began."""
@@ -255,6 +256,44 @@ class Trainer:
         samples, seed = questions.samples(asked), questions.seed(asked)
         with self._phase(step, questions.phase, asked.name, there):
             return asked.engine.generate(questions.problems, samples, questions.sampling, seed, on_finished)
+
+    def _take_logged(self, done: StepUnderWay, problems: Sequence[Problem]) -> None:
+        """Read what an earlier process sampled with the same policies: it is never sampled again."""
+        if self._log is None:
+            return
+        for one in self.active:
+            if one.name in done.rollouts or not self._log.has(done.step, one.name):
+                continue
+            rollouts = self._log.load(done.step, one.name, problems)
+            expected = len(problems) * one.rollouts_per_prompt
+            versions = {verified.rollout.policy_version for verified in rollouts}
+            if len(rollouts) == expected and versions == {one.agent.policy_version}:
+                self._take(done, one, rollouts, is_logged=True)
+                if not self._reads_log:
+                    self._reads_log = True
+                    self._observer.on_note(
+                        done.step, "rollouts that the log holds already are read from it, not sampled again"
+                    )
+            else:
+                self._observer.on_note(
+                    done.step,
+                    f"the log's rollouts of {one.name} are sampled again: the log has {len(rollouts)} of "
+                    f"{expected}, of policy versions {sorted(versions)}, and the agent is at version "
+                    f"{one.agent.policy_version}",
+                )
+
+    def _take(
+        self,
+        done: StepUnderWay,
+        participant: Participant,
+        rollouts: list[VerifiedRollout],
+        is_logged: bool,
+    ) -> None:
+        """Write one agent's rollouts to the log, then show them to whoever watches."""
+        if self._log is not None and not is_logged:
+            self._log.append(done.step, participant.agent, rollouts)
+        done.rollouts[participant.name] = rollouts
+        self._observer.on_rollouts(done.step, participant.name, rollouts)
 
     def _samples(self, learner: Participant, groups: Sequence[PromptGroup], step: int) -> LearnerSamples:
         seed = derive_seed(self._seed, "choose", learner.name, step)

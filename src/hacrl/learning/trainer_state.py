@@ -11,6 +11,7 @@ from hacrl.algorithms.capability import CapabilityTracker
 from hacrl.learning.collapse import CollapseWatch
 from hacrl.learning.participant import Participant
 from hacrl.learning.step_under_way import StepUnderWay
+from hacrl.rollouts.log import RolloutLog
 from hacrl.tasks.stream import ProblemStream
 
 
@@ -73,8 +74,12 @@ class TrainerState:
         state: Mapping[str, Any],
         tensors: Mapping[str, Mapping[str, Tensor]],
         stream: ProblemStream,
+        log: RolloutLog | None,
     ) -> None:
-        """Go on where :meth:`state_dict` was taken; ``stream`` gives the problems of a step under way."""
+        """Go on where :meth:`state_dict` was taken.
+
+        ``stream`` gives the problems of a step under way, ``log`` the rollouts of it.
+        """
         self.steps_done, self.evaluated = state["steps_done"], state["evaluated"]
         self._capabilities.load_state_dict(state["capabilities"])
         self.noted = set(state["noted"])
@@ -86,4 +91,4 @@ class TrainerState:
             one.learner.optimizer.load_tensors(tensors[one.name])
         if state["under_way"] is not None:
             problems = stream.batch(self.steps_done)
-            self.under_way = StepUnderWay.from_json(state["under_way"], problems)
+            self.under_way = StepUnderWay.from_json(state["under_way"], problems, log)

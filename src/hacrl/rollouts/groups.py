@@ -1,0 +1,36 @@
+"""All agents' responses to one prompt, side by side: what every learner compares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hacrl.types import Problem, VerifiedRollout
+
+
+@dataclass(frozen=True, slots=True)
+class PromptGroup:
+    """All agents' verified responses to one prompt of one step."""
+
+    problem: Problem
+    responses: dict[str, tuple[VerifiedRollout, ...]]  # agent -> its responses
+
+    @property
+    def rewards(self) -> dict[str, tuple[float, ...]]:
+        """Agent -> the rewards of its responses."""
+        return {agent: tuple(r.reward for r in responses) for agent, responses in self.responses.items()}
+
+
+def group_by_prompt(rollouts: Mapping[str, Sequence[VerifiedRollout]]) -> list[PromptGroup]:
+    """Group a step's rollouts (agent -> rollouts) by prompt, in the order in which prompts were asked."""
+    problems: dict[str, Problem] = {}
+    grouped: dict[str, dict[str, list[VerifiedRollout]]] = {}
+    for agent, answers in rollouts.items():
+        for verified in answers:
+            problem = verified.rollout.problem
+            problems.setdefault(problem.id, problem)
+            grouped.setdefault(problem.id, {}).setdefault(agent, []).append(verified)
+    return [
+        PromptGroup(problems[key], {agent: tuple(group) for agent, group in groups.items()})
+        for key, groups in grouped.items()
+    ]

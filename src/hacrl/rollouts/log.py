@@ -1,0 +1,220 @@
+"""The rollout log: every verified rollout of a run, on disk, one file per step and agent.
+
+``RUN/rollouts/step-000012/NAME.jsonl`` holds one JSON object per rollout; ``docs/rollout_log.md`` lists the
+fields. A file is written under a temporary name and then renamed, so a file that exists is complete. Three
+readers use it: people, a resumed run (which never samples again what the log holds), and other programs.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import orjson
+
+from hacrl.checkpoint.durable import sync
+from hacrl.errors import CheckpointError
+from hacrl.plain_text import json_text
+from hacrl.safe_files import check_file
+from hacrl.types import Problem, Rollout, Verdict, VerifiedRollout
+
+SCHEMA = 1
+Row = dict[str, Any]
+Keep = int | Literal["all", "none"]
+_STEP_FOLDER = re.compile(r"step-(\d{6,})")
+
+
+class Source(Protocol):
+    """What the log needs to know of the agent whose rollouts it writes."""
+
+    @property
+    def name(self) -> str:
+        """The agent's name."""
+        ...
+
+    @property
+    def tokenizer_fingerprint(self) -> str:
+        """Equal for two agents exactly if token ids of one mean the same text for the other."""
+        ...
+
+    def encode_prompt(self, problem: Problem) -> tuple[int, ...]:
+        """Return the token ids that the agent was asked with."""
+        ...
+
+
+class RolloutLog:
+    """Append and read the rollouts of one run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def append(self, step: int, source: Source, rollouts: Sequence[VerifiedRollout]) -> None:
+        """Write all of one agent's verified rollouts of a step. The file appears when it is complete."""
+        path = self._path(step, source.name)
+        unfinished = path.with_name(f".{path.name}.unfinished")
+        seen: dict[str, int] = {}
+        lines = []
+        for verified in rollouts:
+            problem = verified.rollout.problem
+            sample = seen.get(problem.id, 0)
+            seen[problem.id] = sample + 1
+            lines.append(_encoded(_row(step, source, sample, verified)))
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            unfinished.write_bytes(b"".join(lines))
+            sync(unfinished)
+            unfinished.replace(path)
+            sync(path.parent)
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot write {path}: {error.strerror or error}. Everything up to the last checkpoint is "
+                f"safe: free disk space or grant access, then `hacrl resume {self.folder.parent}`"
+            ) from error
+
+    def has(self, step: int, agent: str) -> bool:
+        """Return whether the log holds this agent's rollouts of this step."""
+        return self._path(step, agent).is_file()
+
+    def load(self, step: int, agent: str, problems: Iterable[Problem]) -> list[VerifiedRollout]:
+        """Return one agent's rollouts of a step exactly as they were appended.
+
+        ``problems`` are the step's: a rollout refers to its problem by id. Raises CheckpointError if the file
+        is damaged or names a problem that is not among them.
+        """
+        by_id = {problem.id: problem for problem in problems}
+        path = self._path(step, agent)
+        try:
+            return [_verified(row, by_id) for row in self._rows(path)]
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise CheckpointError(
+                f"{path} does not fit this run: {error!r}; delete it to sample again"
+            ) from error
+
+    def read(self, step: int | None = None, agent: str | None = None) -> Iterator[Row]:
+        """Yield rows in the order of steps, then agents' names, then sampling."""
+        for number in self.steps() if step is None else [step]:
+            folder = self.folder / _folder_name(number)
+            for path in sorted(folder.glob("*.jsonl")) if folder.is_dir() else []:
+                if agent is None or path.stem == agent:
+                    yield from self._rows(path)
+
+    def steps(self) -> list[int]:
+        """Return the steps that the log holds, in order."""
+        if not self.folder.is_dir():
+            return []
+        found = (_STEP_FOLDER.fullmatch(path.name) for path in self.folder.iterdir())
+        return sorted(int(match[1]) for match in found if match)
+
+    def prune(self, keep: Keep, steps_done: int, resumable_from: int | None) -> None:
+        """Delete the steps that need not be kept.
+
+        ``keep``: all steps, none, or the last so many of ``steps_done``. Steps after ``resumable_from`` stay:
+        a resumed run reads them. None means that no checkpoint will ever refer to them.
+        """
+        if keep == "all":
+            return
+        newest_to_go = steps_done if keep == "none" else steps_done - keep
+        if resumable_from is not None:
+            newest_to_go = min(newest_to_go, resumable_from)
+        for step in self.steps():
+            if step <= newest_to_go:
+                shutil.rmtree(self.folder / _folder_name(step), ignore_errors=True)
+
+    def _path(self, step: int, agent: str) -> Path:
+        return self.folder / _folder_name(step) / f"{agent}.jsonl"
+
+    def _rows(self, path: Path) -> Iterator[Row]:
+        check_file(path, self.folder)
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                try:
+                    row = _decoded(line)
+                except ValueError as error:
+                    raise CheckpointError(
+                        f"{path}, line {number}, is damaged: {error}; delete the file to sample again"
+                    ) from error
+                if not isinstance(row, dict) or row.get("schema") != SCHEMA:
+                    raise CheckpointError(
+                        f"{path}, line {number}, has another schema than {SCHEMA}, the one that this version "
+                        "of hacrl reads; use the version that wrote it"
+                    )
+                yield row
+
+
+def _folder_name(step: int) -> str:
+    return f"step-{step:06d}"
+
+
+def _row(step: int, source: Source, sample: int, verified: VerifiedRollout) -> Row:
+    rollout, problem = verified.rollout, verified.rollout.problem
+    logprobs: list[float | None] = list(rollout.token_logprobs)
+    if not math.isfinite(rollout.logprob):  # JSON has no NaN and no infinity
+        logprobs = [one if one is not None and math.isfinite(one) else None for one in logprobs]
+    row: Row = {
+        "schema": SCHEMA,
+        "step": step,
+        "agent": rollout.agent,
+        "problem": problem.id,
+        "sample": sample,
+        "prompt": problem.prompt,
+        "answer": problem.answer,
+        "text": rollout.text,
+        "verdict": verified.verdict.label,
+        "reward": verified.verdict.reward,
+        "finish_reason": rollout.finish_reason,
+        "tokens": rollout.num_tokens,
+        "logprob": rollout.logprob if math.isfinite(rollout.logprob) else None,
+        "policy_version": rollout.policy_version,
+        "tokenizer": source.tokenizer_fingerprint,
+        "prompt_ids": list(source.encode_prompt(problem)),
+        "segments": [
+            {
+                "kind": "action",
+                "text": rollout.text,
+                "token_ids": list(rollout.token_ids),
+                "token_logprobs": logprobs,
+            }
+        ],
+    }
+    if problem.context:
+        row["context"] = [turn._asdict() for turn in problem.context]
+    return row
+
+
+def _verified(row: Mapping[str, Any], problems: Mapping[str, Problem]) -> VerifiedRollout:
+    (segment,) = row["segments"]
+    logprobs = tuple(math.nan if one is None else one for one in segment["token_logprobs"])
+    rollout = Rollout(
+        problem=problems[row["problem"]],
+        agent=row["agent"],
+        text=segment["text"],
+        token_ids=tuple(segment["token_ids"]),
+        token_logprobs=logprobs,
+        finish_reason=row["finish_reason"],
+        policy_version=row["policy_version"],
+    )
+    return VerifiedRollout(rollout, Verdict(row["reward"], row["verdict"]))
+
+
+def _encoded(row: Row) -> bytes:
+    """Return one line of JSON in which no character can disturb a terminal."""
+    try:
+        line = orjson.dumps(row).decode()
+        if line.isprintable():
+            return line.encode() + b"\n"
+    except TypeError:  # half of a UTF-16 pair, or an integer of more than 64 bits
+        pass
+    return json_text(row).encode() + b"\n"
+
+
+def _decoded(line: bytes) -> Any:
+    try:
+        return orjson.loads(line)
+    except orjson.JSONDecodeError:
+        import json
+
+        return json.loads(line)  # reads halves of UTF-16 pairs and large integers too
