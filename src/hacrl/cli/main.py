@@ -176,6 +176,25 @@ def eval_(
 
 
 @app.command()
+def rollouts(
+    run: Annotated[Path, typer.Argument(help="The folder of a run, e.g. runs/size.")],
+    step: Annotated[int | None, typer.Option(min=1, help="Which step; default: the newest.")] = None,
+    agent: Annotated[str | None, typer.Option(help="Only this agent's rollouts.")] = None,
+    problem: Annotated[
+        str | None, typer.Option(help="Only this problem, by id or by prompt; of all steps.")
+    ] = None,
+    reward: Annotated[
+        str | None, typer.Option(help="Only rollouts with this reward: 1, '<0.5', '>=0.9', ...")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Most prompts to show.")] = 10,
+) -> None:
+    """Show a run's rollouts: every prompt with the answers of all agents together."""
+    from hacrl.cli.rollouts import show_rollouts
+
+    show_rollouts(run, step, agent, problem, reward, limit)
+
+
+@app.command()
 def serve(
     config: Annotated[Path, typer.Argument(help="A recipe: a YAML file, or one that comes with hacrl.")],
     agent: Annotated[str, typer.Argument(help="Which of its agents.")],
