@@ -21,6 +21,7 @@ from hacrl.errors import CheckpointError, ConfigError
 from hacrl.execution.local import LocalRun, run_locally
 from hacrl.execution.resume import open_run, resume_point_of
 from hacrl.learning.observer import Observer, Phase
+from hacrl.rollouts.log import RolloutLog
 from tests.support.chaos import chaos_config, differing_files
 
 STEPS = 3
@@ -94,6 +95,70 @@ def test_rollouts_of_a_step_under_way_are_not_asked_for_again(tmp_path):
         run.train()
     assert watch.phases[0] == (1, "learn", "llama")
     assert [phase for phase in watch.phases if phase[0] == 1] == [(1, "learn", "llama")]
+
+
+class Crash(Observer):
+    """Ends the process's run as a crash would, when a step's first learner begins."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_phase(self, step: int, phase: Phase, agent: str) -> None:
+        if (step, phase) == (self.step, "learn"):
+            raise OSError("crash")
+
+
+@pytest.mark.parametrize("every", [2, 10], ids=["after-a-checkpoint", "without-any"])
+def test_steps_after_the_last_checkpoint_are_learnt_again_from_the_log(calm, tmp_path, every):
+    folder = tmp_path / "run"
+    config = chaos_config(folder, STEPS, checkpoint={"every": every, "background": False})
+    with pytest.raises(OSError, match="crash"), LocalRun(config, [Crash(step=3)]) as run:
+        run.train()
+    found = open_run(folder)
+    watch = Interrupter(at=0)
+    with LocalRun(found.config, [watch], resumed=found.point) as run:
+        run.train()
+        run.save()
+    assert [phase for phase in watch.phases if phase[1] == "rollout"] == []  # all was in the log
+    learnt = [step for step, phase, agent in watch.phases if (phase, agent) == ("learn", "llama")]
+    assert learnt == ([3] if every == 2 else [1, 2, 3])
+    assert differing_files(calm, folder) == []
+
+
+def test_rollouts_of_another_policy_are_sampled_again(calm, tmp_path):
+    folder = tmp_path / "run"
+    left_after(chaos_config(folder, STEPS), 14)  # step 2 is done, step 3 not begun
+    foreign = folder / "rollouts" / "step-000003"
+    shutil.copytree(calm / "rollouts" / "step-000003", foreign)
+    for path in foreign.iterdir():  # 2 steps x 2 sources x 2 updates made version 8
+        path.write_text(path.read_text().replace('"policy_version":8', '"policy_version":7'))
+    assert '"policy_version":7' in (foreign / "small.jsonl").read_text()
+    go_on(folder)
+    assert "of policy versions [7], and the agent is at version 8" in (folder / "notes.txt").read_text()
+    assert differing_files(calm, folder) == []
+
+
+def test_a_log_of_other_problems_is_refused(calm, tmp_path):
+    folder = tmp_path / "run"
+    left_after(chaos_config(folder, STEPS), 14)
+    shutil.copytree(calm / "rollouts" / "step-000001", folder / "rollouts" / "step-000003")
+    with pytest.raises(CheckpointError, match="step-000003.*does not fit this run"):
+        go_on(folder)
+
+
+def test_a_step_under_way_needs_its_rollouts(tmp_path):
+    folder = tmp_path / "run"
+    left_after(chaos_config(folder, STEPS), 7)
+    (folder / "rollouts" / "step-000001" / "small.jsonl").unlink()
+    with pytest.raises(CheckpointError, match="rollouts of small in step 1 are missing"):
+        go_on(folder)
+
+
+@pytest.mark.parametrize(("keep", "left"), [("all", [1, 2, 3]), (2, [2, 3]), ("none", [])])
+def test_the_recipe_says_which_rollouts_are_kept(tmp_path, keep, left):
+    config = chaos_config(tmp_path / "run", STEPS, rollouts={"keep": keep})
+    run_locally(config)
+    assert RolloutLog(tmp_path / "run" / "rollouts").steps() == left
 
 
 @pytest.mark.parametrize(
