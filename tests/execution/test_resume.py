@@ -142,7 +142,7 @@ def test_a_log_of_other_problems_is_refused(calm, tmp_path):
     folder = tmp_path / "run"
     left_after(chaos_config(folder, STEPS), 14)
     shutil.copytree(calm / "rollouts" / "step-000001", folder / "rollouts" / "step-000003")
-    with pytest.raises(CheckpointError, match="step-000003.*does not fit this run"):
+    with pytest.raises(CheckpointError, match=r"step-000003.*does not fit this run"):
         go_on(folder)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,10 @@ import torch
 
 from hacrl.config.loading import build_config, load_config
 from hacrl.errors import ConfigError, ModelError, TrainingError
-from hacrl.execution.local import run_locally
+from hacrl.execution.local import LocalRun, run_locally
 from hacrl.execution.results import read_result
 from hacrl.execution.run_folder import check_output
+from hacrl.learning.observer import Observer, Phase
 from hacrl.rollouts.log import RolloutLog
 from hacrl.types import Problem
 from tests.support.sevens import SevensTask
@@ -132,6 +135,37 @@ def test_an_earlier_run_is_kept_unless_told_otherwise(models, tmp_path):
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
     run_locally(config, overwrite=True)
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before  # the same run again, to the byte
+
+
+def test_overwrite_leaves_a_live_run_alone(models, tmp_path):
+    config = small_config(models, tmp_path / "run")
+    with LocalRun(config) as live:
+        before = {path: path.read_bytes() for path in live.result.folder.rglob("*") if path.is_file()}
+        with pytest.raises(ConfigError, match=f"is being written by process {os.getpid()}"):
+            run_locally(config, overwrite=True)
+        assert {path: path.read_bytes() for path in before} == before
+        live.train()
+    run_locally(config, overwrite=True)
+
+
+class StatusReader(Observer):
+    """Reads status.json when each step begins to learn."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "status.json"
+        self.seen: list[tuple[int, str, int]] = []
+
+    def on_phase(self, step: int, phase: Phase, agent: str) -> None:
+        if (phase, agent) == ("learn", "char"):
+            status = json.loads(self.path.read_text())
+            self.seen.append((step, status["state"], status["steps_done"]))
+
+
+def test_the_status_says_how_far_a_live_run_has_come(models, tmp_path):
+    config = replace(small_config(models, tmp_path / "run"), steps=3)
+    watch = StatusReader(tmp_path / "run")
+    run_locally(config, [watch])
+    assert watch.seen == [(1, "running", 0), (2, "running", 1), (3, "running", 2)]
 
 
 def test_overwrite_never_deletes_a_folder_that_is_no_run(models, tmp_path):

@@ -186,6 +186,7 @@ class LocalRun:
     def _after_step(self) -> None:
         self._checkpoints.after_step(self.trainer)
         self._prune_rollouts()
+        self._folder.write_status("running", self.trainer.steps_done)
 
     def _prune_rollouts(self, is_finished: bool = False) -> None:
         """Delete rollouts that the recipe does not keep, unless a resumed run would still need them."""

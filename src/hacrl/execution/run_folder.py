@@ -79,6 +79,10 @@ def check_output(config: RunConfig, overwrite: bool) -> None:
             f"output: {path} is not overwritten, it holds more than a run ({', '.join(foreign[:3])}); "
             "use another output=FOLDER"
         )
+    if LOCK in present:  # raises if a live run writes there
+        lock = RunLock(path)
+        lock.take()
+        lock.give_up()
 
 
 def _check_writable(path: Path) -> None:
@@ -102,13 +106,13 @@ class RunFolder(Observer):
         """Make the folder, empty but for the config; an earlier run goes if it may."""
         check_output(self._config, overwrite)
         try:
-            for name in RUN_FILES:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock.take()  # before anything is deleted: another process may be writing here
+            for name in RUN_FILES - {LOCK}:
                 if (self.path / name).is_dir():
                     shutil.rmtree(self.path / name)
                 else:
                     (self.path / name).unlink(missing_ok=True)
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock.take()
             write_text(self.path / "config.yaml", config_to_yaml(self._config))
         except OSError as error:
             raise ConfigError(f"output: cannot write to {self.path}: {error}") from error
