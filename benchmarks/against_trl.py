@@ -167,7 +167,7 @@ def _options() -> argparse.Namespace:
     add("--engine", choices=["transformers", "vllm"], default="transformers", help="of both sides")
     add("--vllm-memory", type=float, default=0.3, help="share of the GPU for one vLLM engine")
     add("--vllm-awake", action="store_true", help="vLLM engines keep their memory while agents learn")
-    add("--vllm", type=json.loads, default={}, help='JSON, more of hacrl\'s, e.g. {"shortcuts": false}')
+    add("--vllm", type=json.loads, default={}, help='JSON, more of hacrl\'s, e.g. {"seeded": true}')
     add("--trl-dtype", choices=["bfloat16", "float32"], default="bfloat16", help="TRL's weights on a GPU")
     add("--trl-generation", type=json.loads, default={}, help="JSON, further generation options of TRL")
     add("--trl-once", action="store_true", help="TRL trains one of the equal agents, which counts for all")

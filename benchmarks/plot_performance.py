@@ -1,7 +1,7 @@
 """The picture of docs/performance.md, from what the other benchmarks wrote with --json.
 
     python benchmarks/plot_performance.py       # of benchmarks/measured, into docs/images/performance.png
-    python benchmarks/plot_performance.py --hacrl hacpo_vllm.json hacpo.json --out new.png
+    python benchmarks/plot_performance.py --hacrl hacpo.json --out new.png
 
 `--trl` may be runs of one agent: each counts as often as those of `--hacrl` have agents. A side that was
 measured by both engine files is taken from the last.
@@ -123,7 +123,7 @@ def main() -> None:
     for name, files in (
         ("--engines", ("engines_vllm", "engines")),
         ("--trl", ("step_trl", "step_trl_vllm")),
-        ("--hacrl", ("step_hacrl_vllm", "step_hacrl")),
+        ("--hacrl", ("step_hacrl",)),
         (
             "--learners",
             ("learn_hacrl_all", "learn_hacrl_stream", "learn_trl_float32", "learn_trl_bfloat16"),

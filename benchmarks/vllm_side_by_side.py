@@ -1,10 +1,10 @@
-"""vLLM engines of one size that answer at the same time: what their number and shortcuts change.
+"""vLLM engines of one size that answer at the same time: what their number changes.
 
     python benchmarks/vllm_side_by_side.py --shape qwen3-0.6b --engines 1 2
     python benchmarks/vllm_side_by_side.py --shape qwen3-tiny --device cpu --engines 1 --work 16x8x32x64
 
-Engines with and without shortcuts are started once; ways take turns, round by round, the first of which does
-not count. Weights are vLLM's random ones and prompts are random tokens: what is measured is the machinery.
+Engines are started once; numbers of them take turns, round by round, the first of which does not count.
+Weights are vLLM's random ones and prompts are random tokens: what is measured is the machinery.
 Every engine does all of the work: two that take twice as long as one gain nothing from each other. On a GPU
 they compute at the same time only if NVIDIA's MPS daemon runs.
 """
@@ -31,16 +31,13 @@ from hacrl.rollout.vllm.launch import engine_arguments, engine_environment
 from hacrl.types import Sampling
 
 
-def make_engines(
-    options: argparse.Namespace, model: str, folder: Path, shortcuts: bool
-) -> list[ChildBackend]:
+def make_engines(options: argparse.Namespace, model: str, folder: Path) -> list[ChildBackend]:
     """As many as the largest number that is asked at the same time, ready to answer."""
     work, device = options.work, torch.device(options.device)
     settings = VllmSettings(
         mode="child",
         max_sequences=work.responses,
         kv_cache_gib=options.kv_cache_gib,
-        shortcuts=shortcuts,
         engine_args=options.engine_args,
     )
     on_cpu = device.type == "cpu"
@@ -50,10 +47,9 @@ def make_engines(
     arguments["load_format"] = "dummy"
     engines = []
     for number in range(max(options.engines)):
-        name = f"{shortcuts}-{number}"
-        log = folder / f"{name}.log"
+        log = folder / f"{number}.log"
         environment = engine_environment(device, settings)
-        engines.append(ChildBackend(name, arguments, environment, False, log, 900.0, shortcuts))
+        engines.append(ChildBackend(str(number), arguments, environment, False, log, 900.0))
         engines[-1].launch()
     for engine in engines:
         engine.start()
@@ -92,47 +88,42 @@ def round_of(engines: list[ChildBackend], work: Work, draw: random.Random, vocab
 
 
 def main() -> None:
-    """Measure, print medians and speeds beside the first way's, and write JSON if asked to."""
+    """Measure, print medians and speeds beside the first number's, and write JSON if asked to."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--engines", type=int, nargs="+", default=[2])
     parser.add_argument("--work", type=Work.parse, default=Work.parse("32x8x160x256"))
-    parser.add_argument("--shortcuts", nargs="+", choices=("without", "with"), default=["without", "with"])
     parser.add_argument("--kv-cache-gib", type=float)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--engine-args", type=json.loads, default={})
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    ways = [(count, word == "with") for word in options.shortcuts for count in options.engines]
-    found: dict[tuple[int, bool], list[float]] = {way: [] for way in ways}
+    found: dict[int, list[float]] = {count: [] for count in options.engines}
     vocabulary = SHAPES[options.shape]["vocab_size"]
     with tempfile.TemporaryDirectory() as name:
         folder, dtype = Path(name), torch.float32 if options.device == "cpu" else torch.bfloat16
         model = str(make_agent(options.shape, folder / "agent", dtype, "cpu", stops=False))
-        kinds = dict.fromkeys(shortcuts for _, shortcuts in ways)
-        engines = {shortcuts: make_engines(options, model, folder, shortcuts) for shortcuts in kinds}
+        engines = make_engines(options, model, folder)
         try:
             for number in range(options.rounds + 1):
-                for count, shortcuts in ways:
-                    asked = engines[shortcuts][:count]
-                    seconds = round_of(asked, options.work, random.Random(number), vocabulary)
+                for count, rounds in found.items():
+                    seconds = round_of(engines[:count], options.work, random.Random(number), vocabulary)
                     if number:
-                        found[count, shortcuts].append(seconds)
+                        rounds.append(seconds)
         finally:
-            for engine in (one for group in engines.values() for one in group):
+            for engine in engines:
                 engine.close()
     tokens = options.work.responses * options.work.new_tokens
-    speeds = {way: way[0] * tokens / statistics.median(found[way]) for way in ways}
-    for (count, shortcuts), seconds in found.items():
-        speed = speeds[count, shortcuts]
+    speeds = {count: count * tokens / statistics.median(seconds) for count, seconds in found.items()}
+    for count, seconds in found.items():
         print(
-            f"engines: {count}, {options.work.name}, {'with' if shortcuts else 'without'} shortcuts: "
+            f"engines: {count}, {options.work.name}: "
             f"{statistics.median(seconds):.3f} s ({min(seconds):.3f} - {max(seconds):.3f}), "
-            f"{speed:,.0f} tokens/s, x{speed / speeds[ways[0]]:.3f}"
+            f"{speeds[count]:,.0f} tokens/s, x{speeds[count] / speeds[options.engines[0]]:.3f}"
         )
     if options.json:
-        options.json.write_text(json.dumps([[*way, seconds] for way, seconds in found.items()]) + "\n")
+        options.json.write_text(json.dumps(list(found.items())) + "\n")
 
 
 if __name__ == "__main__":

@@ -97,8 +97,8 @@ def test_a_mean_above_the_limit_is_refused_before_anything_moves(dtype, exact, s
             f"{max(shifts)}, over 66 tokens), allowed are 0.15. It learnt nothing from them, and nothing of "
             "this step was saved: hacrl resume goes on from the last checkpoint. Whatever said them computes "
             "something else than the learner, as happens with a wrong kernel or with processors limited by "
-            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE. If that is vLLM, try agents.ada.vllm.shortcuts=false or "
-            "agents.ada.engine=transformers; if it is only a matter of precision, raise "
+            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE. If that is vLLM, try agents.ada.engine=transformers; "
+            "if it is only a matter of precision, raise "
             "agents.ada.vllm.max_logprob_gap"
         )
 

@@ -21,7 +21,6 @@ from hacrl.rollout.vllm.child import ChildBackend
 SECONDS = 60.0  # a hang guard
 STAND_IN = """
 import os, pathlib, time
-__version__ = "0.0"
 here = pathlib.Path(__file__).parent.parent
 if (here / "broken").exists():
     raise ImportError("no such library")
@@ -36,18 +35,11 @@ class LLM:
             raise ValueError("no such model")
         with (here / "told").open("a") as told:
             told.write(f"built {model}\\n")
-        self.llm_engine = self.engine_core = self
 
-    @property
-    def scheduler(self):
-        with (here / "told").open("a") as told:
-            told.write("looked at for shortcuts\\n")
-
-    def collective_rpc(self, method, args):
+    def collective_rpc(self, method, timeout=None, args=()):
+        if method == "fails" or (here / "without workers").exists():
+            raise RuntimeError("no such thing")
         return [method]
-
-    def shutdown(self):
-        pass
 """
 
 
@@ -63,9 +55,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def backend(folder: Path) -> Iterator[Callable[..., ChildBackend]]:
     made: list[ChildBackend] = []
 
-    def make(model: str = "small", start_timeout: float = SECONDS, shortcuts: bool = False) -> ChildBackend:
+    def make(model: str = "small", start_timeout: float = SECONDS) -> ChildBackend:
         log = folder / "log"
-        made.append(ChildBackend("ada", {"model": model}, {}, False, log, start_timeout, shortcuts))
+        made.append(ChildBackend("ada", {"model": model}, {}, False, log, start_timeout))
         return made[-1]
 
     yield make
@@ -161,7 +153,13 @@ def test_one_that_is_never_ready_is_ended(folder: Path, backend) -> None:
     assert processes() == []
 
 
-@pytest.mark.parametrize("shortcuts", [True, False])
-def test_shortcuts_are_taken_if_they_are_wanted(folder: Path, backend, shortcuts: bool) -> None:
-    backend(shortcuts=shortcuts).start()
-    assert told(folder) == ["imported", "built small", *["looked at for shortcuts"] * shortcuts]
+def test_a_call_that_fails_is_told_from_workers_that_are_gone(folder: Path, backend) -> None:
+    child = backend()
+    child.start()
+    with pytest.raises(EngineError, match="failed while fails: no such thing") as caught:
+        child.call("fails")
+    assert not isinstance(caught.value, EngineLostError)
+    assert child.call("hello") == ["hello"]
+    (folder / "without workers").touch()
+    with pytest.raises(EngineLostError, match="died while hello: no such thing"):
+        child.call("hello")

@@ -19,7 +19,6 @@ from hacrl.execution.engines import make_engine
 from hacrl.execution.preflight import Checked, preflight
 from hacrl.execution.serve import plan_server
 from hacrl.rollout.settings import RolloutSettings
-from hacrl.rollout.vllm.child import ChildBackend
 from hacrl.rollout.vllm.launch import (
     WORKER_FOLDER,
     engine_arguments,
@@ -104,13 +103,6 @@ def test_a_proof_fits_beside_the_responses_into_a_graph_that_vllm_records(asked:
     assert sequences_at_once(settings) == given
     arguments = engine_arguments("/m", "bfloat16", settings, 99, on_cpu=False, can_sleep=True)
     assert arguments["max_num_seqs"] == given
-
-
-@pytest.mark.parametrize("shortcuts", [True, False])
-def test_a_child_is_told_whether_to_take_shortcuts(tmp_path: Path, shortcuts: bool) -> None:
-    engine = make_vllm_engine(engine_agent(), VllmSettings(shortcuts=shortcuts), PROBLEMS, 99, tmp_path)
-    assert isinstance(engine.backend, ChildBackend)
-    assert engine.backend._engine["shortcuts"] is shortcuts
 
 
 @pytest.mark.parametrize("engine_args", [{}, {"kv_cache_memory_bytes": 2**30}])
@@ -211,7 +203,7 @@ class TestServe:
     def config(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
         """A recipe whose interpreter claims to have vLLM."""
         python = tmp_path / "python"
-        python.write_text("#!/bin/sh\nexit 0\n")
+        python.write_text("#!/bin/sh\necho 0.32.0\n")
         python.chmod(0o755)
         char_agent("ada").save(tmp_path / "ada")
         settings = VllmSettings(python=str(python), max_length=60, url=None)

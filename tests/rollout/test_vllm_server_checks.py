@@ -29,7 +29,11 @@ from hacrl.types import Sampling
 
 Answers = dict[str, tuple[int, object]]  # path -> status, JSON
 NEVER = 0  # instead of a status: no answer
-MODELS: Answers = {"/health": (200, None), "/v1/models": (200, {"data": [{"id": "ada"}]})}
+MODELS: Answers = {
+    "/health": (200, None),
+    "/v1/models": (200, {"data": [{"id": "ada"}]}),
+    "/version": (200, {"version": "0.32.0"}),
+}
 DESCRIBED = (200, {"results": [{"protocol": 1, "device": "cpu", "gpu": None, "model": {}}]})
 
 

@@ -34,7 +34,6 @@ class VllmSettings:
     weight_sync: WeightSync = "auto"  # how weights travel; "auto": the best way the two ends have
     max_logprob_gap: float | None = None  # most nats per token between engine and learner
     seeded: bool = False  # a seed for every response: repeatable, but slower sampling on a GPU
-    shortcuts: bool = True  # of a child: less of vLLM's bookkeeping, and kernels of ours, to the same end
     start_timeout: float = 900.0  # seconds until an engine must be ready
     restarts: int = 3  # how often an engine that died is started again, in one generation
     engine_args: dict[str, Any] = field(default_factory=dict)  # anything else vLLM takes, by its name there

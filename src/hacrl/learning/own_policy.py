@@ -34,8 +34,8 @@ def check_own_policy(agent: str, differences: Sequence[float], sampling: Samplin
         "and nothing of this step was saved: hacrl resume goes on from the last checkpoint. Whatever said "
         "them computes something else than the learner, as happens with a wrong kernel or with processors "
         "limited by CUDA_MPS_ACTIVE_THREAD_PERCENTAGE. If that is vLLM, try "
-        f"agents.{agent}.vllm.shortcuts=false or agents.{agent}.engine=transformers; if it is only a matter "
-        f"of precision, raise agents.{agent}.vllm.max_logprob_gap"
+        f"agents.{agent}.engine=transformers; if it is only a matter of precision, raise "
+        f"agents.{agent}.vllm.max_logprob_gap"
     )
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import subprocess
+import sys
 
 from hacrl.agents.engine_settings import VllmSettings
 from hacrl.errors import ConfigError
+from hacrl.rollout.vllm import installed
+from hacrl.rollout.vllm.versions import is_supported, refusal
 
 LOOK_SECONDS = 120
 PROCESSOR_LIMIT = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"  # of a GPU, for processes under NVIDIA's MPS
@@ -19,7 +22,7 @@ def api_key_of(settings: VllmSettings) -> str | None:
 
 
 def check_vllm(name: str, settings: VllmSettings) -> None:
-    """vLLM is there, or the server answers as it should."""
+    """vLLM is there, in a version that is supported, or the server answers as it should."""
     key = f"agents.{name}.vllm"
     if settings.url is not None or settings.starts_server:
         _require("aiohttp", f"{key}: talking to a server needs aiohttp: pip install 'hacrl[server]'")
@@ -28,11 +31,13 @@ def check_vllm(name: str, settings: VllmSettings) -> None:
     elif settings.python is not None:
         _check_interpreter(f"{key}.python", settings.python)
     else:
-        _require(
-            "vllm",
-            f"agents.{name}.engine is vllm, but vllm is not installed here: pip install 'hacrl[vllm]', or "
-            f"name an interpreter that has it in {key}.python, or a server in {key}.url (docs/vllm.md)",
-        )
+        version = installed.installed_version()
+        if version is None:
+            raise ConfigError(
+                f"agents.{name}.engine is vllm, but vllm is not installed here: pip install 'hacrl[vllm]', "
+                f"or name an interpreter that has it in {key}.python, or a server in {key}.url (docs/vllm.md)"
+            )
+        _check_version(f"agents.{name}.engine is vllm, but {sys.executable}", version)
 
 
 def processor_limit() -> str | None:
@@ -50,17 +55,25 @@ def _require(module: str, message: str) -> None:
 
 
 def _check_interpreter(key: str, python: str) -> None:
-    code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
+    command = [python, installed.__file__]
     try:
-        found = subprocess.run([python, "-c", code], capture_output=True, timeout=LOOK_SECONDS, check=False)
+        found = subprocess.run(command, capture_output=True, text=True, timeout=LOOK_SECONDS, check=True)
+    except subprocess.CalledProcessError as error:
+        raise ConfigError(f"{key}: {python} cannot be run: {error}; {error.stderr[-500:]}") from error
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"{key}: {python} cannot be run: {error}") from error
-    if found.returncode:
+    if not (version := found.stdout.strip()):
         raise ConfigError(f"{key}: {python} has no vllm; install it there (docs/vllm.md)")
+    _check_version(f"{key}: {python}", version)
+
+
+def _check_version(where: str, version: str) -> None:
+    if not is_supported(version):
+        raise ConfigError(refusal(where, version))
 
 
 def _check_server(key: str, settings: VllmSettings) -> None:
-    """Reachable, takes our key, and lets weights in."""
+    """Reachable, takes our key, has a version that is supported, and lets weights in."""
     from hacrl.rollout.vllm.backend import EngineError
     from hacrl.rollout.vllm.client import ServerClient
     from hacrl.rollout.vllm.server import ServerBackend
@@ -70,6 +83,7 @@ def _check_server(key: str, settings: VllmSettings) -> None:
     backend = ServerBackend(client, process=None, can_sleep=False)
     try:
         backend.start()
+        _check_version(f"{key}.url: {client.name}", client.version())
         backend.call("hacrl_describe")
     except EngineError as error:
         hint = ""

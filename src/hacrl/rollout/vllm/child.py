@@ -43,11 +43,10 @@ class ChildBackend:
         can_sleep: bool,
         log: Path,
         start_timeout: float,
-        shortcuts: bool = True,
     ) -> None:
         self.name = f"vLLM engine of agent {name!r}"
         self.can_sleep = can_sleep
-        self._engine = {"engine_args": dict(engine_args), "worker": WORKER, "shortcuts": shortcuts}
+        self._engine = {"engine_args": dict(engine_args), "worker": WORKER}
         self._asked = 0
         here = {**environment, "PYTHONPATH": os.pathsep.join(_import_path())}
         command = [sys.executable, "-P", "-m", child_program.__name__]

@@ -15,12 +15,9 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hacrl.rollout.vllm.child_responses import Response, Responses
 from hacrl.rollout.vllm.numbers_as_text import floats_to_text, integers_to_text
-from hacrl.rollout.vllm.own_attention import take_over_decoding
-from hacrl.rollout.vllm.own_logprobs import take_over_logprobs
-from hacrl.rollout.vllm.shortcuts import take_shortcuts
 
+ANSWER_SECONDS = 30.0  # in which workers that are well say what they are
 Told = dict[str, Any]
 
 
@@ -65,22 +62,17 @@ class _Line:
 class Engine:
     """One ``vllm.LLM``."""
 
-    def __init__(self, engine_args: Mapping[str, Any], worker: str, shortcuts: bool) -> None:
-        import vllm
+    def __init__(self, engine_args: Mapping[str, Any], worker: str) -> None:
+        from vllm import LLM
 
-        if shortcuts:
-            take_over_decoding(vllm.__version__, engine_args)
-            take_over_logprobs(vllm.__version__)
-        self._llm = vllm.LLM(
+        self._llm = LLM(
             **engine_args,
             worker_extension_cls=worker,
             skip_tokenizer_init=True,  # token ids in, token ids out
             disable_log_stats=True,
         )
-        self._responses = Responses(self._llm)
+        self._asked = 0
         self._has_failed = False  # in the middle of a step: vLLM cannot go on after that
-        if shortcuts:
-            take_shortcuts(getattr(self._core(), "scheduler", None), vllm.__version__)
 
     def do(self, told: Told, line: _Line) -> Any:
         """What was asked for; the result fits into JSON."""
@@ -98,40 +90,44 @@ class Engine:
 
     def is_broken(self) -> bool:
         """Whether it has to be started again; a process that it computes with may be gone."""
-        executor = getattr(self._core(), "model_executor", None)
-        return self._has_failed or bool(getattr(executor, "is_failed", False))
-
-    def end(self) -> None:
-        """And all that it started."""
-        self._llm.llm_engine.engine_core.shutdown()
+        if self._has_failed:
+            return True
+        try:
+            self._llm.collective_rpc("hacrl_describe", timeout=ANSWER_SECONDS)
+        except Exception:  # whatever vLLM raises if a worker does not answer
+            return True
+        return False
 
     def _generate(self, asks: list[Any], number: int, line: _Line) -> None:
         """Say what has ended in each step, until all have or something else is asked for."""
-        responses = self._responses
-        places: dict[str, int] = {}
+        engine = self._llm.llm_engine
+        places: dict[str, int] = {}  # of those under way
         try:
+            place = 0
             for prompt_ids, fields, seeds in asks:
                 for seed in seeds:
-                    places[responses.ask(*_request(prompt_ids, seed, fields))] = len(places)
-            while responses.are_under_way() and line.told.empty():
-                ended = [(places[name], *_said(response)) for name, response in self._step().items()]
+                    self._asked += 1
+                    engine.add_request(str(self._asked), *_request(prompt_ids, seed, fields))
+                    places[str(self._asked)] = place
+                    place += 1
+            while engine.has_unfinished_requests() and line.told.empty():
+                ended = [
+                    (places.pop(output.request_id), *_said(output.outputs[0]))
+                    for output in self._step()
+                    if output.finished and output.request_id in places
+                ]
                 if ended:
                     line.say({"number": number, "ended": ended})
         finally:
-            # if any are: whoever asked has left, or one was refused
-            if responses.are_under_way() and not self._has_failed:
-                responses.leave()
+            if places and not self._has_failed:  # whoever asked has left, or one was refused
+                engine.abort_request(list(places))
 
-    def _step(self) -> dict[str, Response]:
+    def _step(self) -> Any:
         try:
-            return self._responses.step()
+            return self._llm.llm_engine.step()
         except Exception:
             self._has_failed = True
             raise
-
-    def _core(self) -> Any:
-        """What schedules and computes, in this process."""
-        return getattr(self._llm.llm_engine.engine_core, "engine_core", None)
 
     def _forget_prefixes(self) -> None:
         if self._llm.reset_prefix_cache() is False:
@@ -150,14 +146,18 @@ def _request(prompt_ids: list[int], seed: int | None, fields: Mapping[str, Any])
         seed=seed,
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
+        flat_logprobs=True,  # plain lists; else an object and a dict for every token
         skip_clone=True,  # nobody else has these parameters
     )
     return tokens_input(prompt_ids), params
 
 
-def _said(response: Response) -> tuple[str, str]:
+def _said(completion: Any) -> tuple[str, str]:
     """Token ids and their log-probabilities."""
-    return integers_to_text(response.token_ids), floats_to_text(response.logprobs)
+    flat = completion.logprobs
+    # the sampled token stands first at its position
+    logprobs = [flat.logprobs[first] for first in flat.start_indices]
+    return integers_to_text(completion.token_ids), floats_to_text(logprobs)
 
 
 def main() -> None:
@@ -187,7 +187,6 @@ def main() -> None:
             line.say({"number": told["number"], "error": _text(error), "lost": is_lost})
             traceback.print_exc()
     line.finish()
-    engine.end()
 
 
 def _text(error: Exception) -> str:

@@ -51,6 +51,14 @@ class ServerClient:
                 raise EngineError(f"{self.name} lists no model: is it a vLLM server?") from error
         return self._model
 
+    def version(self) -> str:
+        """Of the server's vLLM."""
+        answer = self._request("GET", "/version")
+        try:
+            return str(answer["version"])
+        except (KeyError, TypeError) as error:
+            raise EngineError(f"{self.name} does not say its version: is it a vLLM server?") from error
+
     def post(self, path: str, body: Any = None, seconds: float | None = None) -> Any:
         """A request and its JSON answer."""
         return self._request("POST", path, body, seconds)

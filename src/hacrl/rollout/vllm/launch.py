@@ -71,9 +71,7 @@ def make_vllm_engine(
         before = partial(write_model, agent, model)
         return VllmEngine(agent, backend, settings, probes, before_start=before, starts_alone=measures)
     log = folder / "engine.log"
-    child = ChildBackend(
-        agent.name, arguments, environment, can_sleep, log, settings.start_timeout, settings.shortcuts
-    )
+    child = ChildBackend(agent.name, arguments, environment, can_sleep, log, settings.start_timeout)
 
     def before_start() -> None:
         child.launch()
