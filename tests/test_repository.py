@@ -32,6 +32,7 @@ LAYERS = [
     "algorithms",
     "seeding",
     "safe_files",
+    "plugins",
     "errors",
     "plain_text",
     "types",

@@ -31,3 +31,7 @@ class TrainingError(HacrlError, RuntimeError):
 
 class CheckpointError(HacrlError, RuntimeError):
     """A checkpoint cannot be written, or is not as it was written."""
+
+
+class ForeignRolloutsError(TrainingError):
+    """An agent's own rollouts were not sampled from its policy; they must not be learnt from."""

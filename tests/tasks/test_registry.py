@@ -22,7 +22,7 @@ def test_names():
     assert build("arithmetic", largest=50).name == "arithmetic"
     assert refusal("gsm8") == (
         "task.name: there is no task 'gsm8'; did you mean 'gsm8k'?; there are arithmetic, boxed, math, "
-        "gsm8k, reward, gym:NAME"
+        "gsm8k, reward, gym:NAME, package.module:Task, file.py:Task"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from hacrl.errors import TrainingError
+from hacrl.errors import ForeignRolloutsError
 from hacrl.types import Sampling
 
 FEW_TOKENS = 64  # of fewer, one that rounding moves by a lot decides the mean
@@ -27,7 +27,7 @@ def check_own_policy(agent: str, differences: Sequence[float], sampling: Samplin
     mean, allowed = sum(gaps) / len(gaps), _allowed(limit, len(gaps), sampling)
     if mean <= allowed:
         return
-    raise TrainingError(
+    raise ForeignRolloutsError(
         f"agent {agent!r}: its own responses of this step do not come from its policy: the log-probabilities "
         f"they were sampled with differ from the learner's by {mean:.3g} nats per token on average (at most "
         f"{max(gaps):.3g}, over {len(gaps)} tokens), allowed are {allowed:.3g}. It learnt nothing from them, "

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hacrl.algorithms.capability import CapabilityTracker
 from hacrl.algorithms.methods import Method
-from hacrl.errors import TrainingError
+from hacrl.errors import ForeignRolloutsError, TrainingError
 from hacrl.evaluation.accuracy import Accuracy, accuracy_by_problem
 from hacrl.evaluation.settings import EvaluationSettings
 from hacrl.learning.ahead import Ahead
@@ -304,7 +304,12 @@ class Trainer:
             self.residency.to_learn(participant.name)
             samples = made.fetch()
             seed = derive_seed(self._seed, "learn", participant.name, step)
-            stats = participant.learner.learn(samples.samples, self._updates_per_step, seed)
+            try:
+                stats = participant.learner.learn(samples.samples, self._updates_per_step, seed)
+            except ForeignRolloutsError:
+                if self._log is not None:  # a resumed run samples them again
+                    self._log.discard(step, participant.name)
+                raise
             self._pass_on(step, stats.notes)
             return learn_report(stats, samples)
 

@@ -79,6 +79,10 @@ class RolloutLog:
         """Return whether the log holds this agent's rollouts of this step."""
         return self._path(step, agent).is_file()
 
+    def discard(self, step: int, agent: str) -> None:
+        """Forget one agent's rollouts of a step, so that they are sampled again."""
+        self._path(step, agent).unlink(missing_ok=True)
+
     def load(self, step: int, agent: str, problems: Iterable[Problem]) -> list[VerifiedRollout]:
         """Return one agent's rollouts of a step exactly as they were appended.
 

@@ -11,12 +11,14 @@ from importlib import import_module
 from typing import Any
 
 from hacrl.errors import TaskError
+from hacrl.plugins import installed_plugins, is_reference, load_reference
 from hacrl.tasks.arithmetic import ArithmeticTask
 from hacrl.tasks.base import Task
 from hacrl.tasks.presets import PRESETS
 from hacrl.tasks.settings import TaskSettings
 
 GYM_PREFIX = "gym:"
+ENTRY_POINTS = "hacrl.tasks"  # group under which installed packages offer tasks
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ _NO_OPTIONS = ("name", "verifier")  # given by the registry
 def make_task(settings: TaskSettings) -> Task:
     """Build the named task with its options; unknown names and options are refused."""
     factory, options = _find(settings.name)
+    if not callable(factory):
+        raise TaskError(f"task.name: {settings.name!r} is no class or function that makes a task")
     parameters = inspect.signature(factory).parameters
     known = [name for name in parameters if name not in _NO_OPTIONS]
     for option in settings.options:
@@ -60,7 +64,7 @@ def make_task(settings: TaskSettings) -> Task:
     if "verifier" in parameters:
         options["verifier"] = settings.verifier
     try:
-        return factory(**options)
+        return _checked(settings.name, factory(**options))
     except TaskError as error:
         message = str(error)
         raise TaskError(message if message.startswith("task") else f"task.options.{message}") from error
@@ -70,15 +74,31 @@ def make_task(settings: TaskSettings) -> Task:
         ) from error
 
 
+def _checked(name: str, task: Task) -> Task:
+    missing = [
+        part for part in ("name", "max_reward", "train", "test", "verify", "close") if not hasattr(task, part)
+    ]
+    if missing:
+        raise TaskError(
+            f"task.name: {name!r} makes no task: it has no {', '.join(missing)} (docs/extending.md)"
+        )
+    return task
+
+
 def _find(name: str) -> tuple[Callable[..., Task], dict[str, Any]]:
     """The task's class, and the options its name stands for."""
     if name.startswith(GYM_PREFIX):
         from hacrl.tasks.gym import GymTask
 
         return functools.partial(GymTask, name.removeprefix(GYM_PREFIX)), {}
+    if is_reference(name):
+        return load_reference(name, "task.name", TaskError), {}
+    plugins = {} if name in TASKS else installed_plugins(ENTRY_POINTS)
+    if name in plugins:
+        return load_reference(plugins[name], "task.name", TaskError), {}
     if name not in TASKS:
-        names = [*TASKS, f"{GYM_PREFIX}NAME"]
-        near = get_close_matches(name, TASKS, n=1)
+        names = [*TASKS, *plugins, f"{GYM_PREFIX}NAME", "package.module:Task", "file.py:Task"]
+        near = get_close_matches(name, [*TASKS, *plugins], n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise TaskError(f"task.name: there is no task {name!r}{hint}; there are {', '.join(names)}")
     found = TASKS[name]

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import functools
-import importlib
-import importlib.util
 import inspect
 import math
-import sys
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from difflib import get_close_matches
@@ -15,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hacrl.errors import TaskError
+from hacrl.plugins import is_reference, load_reference
 
 RewardFunction = Callable[..., Any]
 
@@ -103,58 +101,13 @@ class NamedFunction:
 
 
 def load_function(reference: str) -> RewardFunction:
-    """The function ``package.module:name`` or ``path/to/file.py:name``."""
-    place, colon, attribute = reference.rpartition(":")
-    if not colon or not place or not attribute:
+    """Import the function ``package.module:name`` or ``path/to/file.py:name``."""
+    if not is_reference(reference):
         raise TaskError(
             f"functions: {reference!r} must be package.module:function or path/to/file.py:function"
         )
-    try:
-        module = _load_file(Path(place)) if place.endswith(".py") else _import(place)
-    except TaskError:
-        raise
-    except Exception as error:  # whatever the user's own module does when it is imported
-        raise TaskError(
-            f"functions: {reference!r}: {place} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
-    found: Any = module
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            public = [name for name in vars(module) if not name.startswith("_")]
-            near = get_close_matches(part, public, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise TaskError(f"functions: {reference!r}: {place} has no {attribute!r}{hint}")
-        found = getattr(found, part)
-    function: RewardFunction = found
+    function: RewardFunction = load_reference(reference, "functions", TaskError)
     return function
-
-
-def _load_file(path: Path) -> Any:
-    path = path.expanduser().resolve()
-    if not path.is_file():
-        raise TaskError(f"functions: {path} does not exist")
-    name = f"hacrl_rewards_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickle look their module up there
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
-
-
-def _import(name: str) -> Any:
-    """Import a module; one in the working folder too, which a console script does not have on its path."""
-    folder = str(Path.cwd())
-    sys.path.append(folder)
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(folder)
 
 
 def _name_of(function: Any) -> str:

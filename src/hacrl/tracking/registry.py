@@ -14,6 +14,7 @@ from hacrl.config.loading import config_to_yaml
 from hacrl.config.schema import RunConfig
 from hacrl.errors import ConfigError
 from hacrl.learning.observer import Observer
+from hacrl.plugins import installed_plugins, is_reference, load_reference
 from hacrl.tracking.base import Backend, TrackedRun, Tracker
 
 # name -> where its class is; the name is also the package's, on PyPI and in Python
@@ -23,6 +24,8 @@ BACKENDS: dict[str, str] = {
     "trackio": "hacrl.tracking.trackio:Trackio",
     "mlflow": "hacrl.tracking.mlflow:Mlflow",
 }
+
+ENTRY_POINTS = "hacrl.trackers"  # group under which installed packages offer trackers
 
 
 def make_trackers(config: RunConfig, folder: Path) -> list[Observer]:
@@ -44,10 +47,25 @@ def tracked_run(config: RunConfig, folder: Path) -> TrackedRun:
     )
 
 
+def _make_plugin(name: str, make: Callable[[], Backend]) -> Backend:
+    try:
+        backend = make()
+    except Exception as error:  # whatever the user's own class does
+        raise ConfigError(f"trackers: {name!r} cannot be made: {type(error).__name__}: {error}") from error
+    if not isinstance(backend, Backend):
+        raise ConfigError(f"trackers: {name!r} makes no hacrl.tracking.base.Backend (docs/extending.md)")
+    return backend
+
+
 def _make_backend(name: str) -> Backend:
+    plugins = {} if name in BACKENDS else installed_plugins(ENTRY_POINTS)
+    reference = name if is_reference(name) else plugins.get(name)
+    if reference is not None:
+        return _make_plugin(name, load_reference(reference, "trackers", ConfigError))
     if name not in BACKENDS:
-        near = get_close_matches(name, BACKENDS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(BACKENDS)}"
+        known = [*BACKENDS, *plugins]
+        near = get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}, and module:Backend"
         raise ConfigError(f"trackers: there is no tracker {name!r}; {hint}")
     if find_spec(name) is None:
         raise ConfigError(
