@@ -183,7 +183,8 @@ def made_up(codec: Codec, problems: Sequence[Problem], samples: int, tokens: int
             text = "".join(rng.choices(letters, k=3 * tokens))
             ids = tuple(codec.tokenizer(text, add_special_tokens=False).input_ids)
             logprobs = tuple(-rng.random() for _ in ids)
-            said = Rollout(problem, codec.name, text, ids, logprobs, "length", 0)
+            tokenizer = codec.tokenizer_fingerprint
+            said = Rollout.single_turn(problem, codec.name, text, ids, logprobs, "length", 0, tokenizer)
             right = rng.random() < 0.5
             verified.append(VerifiedRollout(said, Verdict(float(right), "correct" if right else "wrong")))
     return verified
@@ -201,9 +202,8 @@ def keep_books(
         codecs.append(Codec(f"agent{i}", tokenizer, config, None))
     problems = [Problem(f"p{i}", prompt, "") for i, prompt in enumerate(prompts(options.real_prompts, 400))]
     said = {one.name: made_up(one, problems, options.samples, options.real_tokens) for one in codecs}
-    fingerprints = {one.name: one.tokenizer_fingerprint for one in codecs}
     retokeniser = Retokeniser()
-    builders = [SampleBuilder(one, fingerprints, method, True, cap, retokeniser) for one in codecs]
+    builders = [SampleBuilder(one, method, True, cap, retokeniser) for one in codecs]
     capabilities = CapabilityTracker(list(said), method.settings.capability)
     cpu, wall = time.process_time(), time.perf_counter()
     groups = group_by_prompt(said)

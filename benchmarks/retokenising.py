@@ -54,7 +54,7 @@ def rollouts(texts: Sequence[str], asked: Sequence[str]) -> list[Rollout]:
     """As a source of another tokenizer would say them, eight to a prompt."""
     problems = [Problem(f"p{i}", prompt, "") for i, prompt in enumerate(asked)]
     return [
-        Rollout(problems[i // 8 % len(problems)], "source", text, (0,), (0.0,), "length", 0)
+        Rollout.single_turn(problems[i // 8 % len(problems)], "source", text, (0,), (0.0,), "length", 0, "")
         for i, text in enumerate(texts)
     ]
 

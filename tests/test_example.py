@@ -41,8 +41,8 @@ def as_rollout(response: example.Response, problem: Problem, agent: Agent) -> Ve
     ids = agent.encode_response(response.text, ()) + (agent.stop_id,) * response.stopped
     assert len(ids) == response.length
     logprobs = (response.logprob / response.length,) * response.length
-    finish = "stop" if response.stopped else "length"
-    rollout = Rollout(problem, agent.name, response.text, ids, logprobs, finish, 0)
+    finish, tokenizer = "stop" if response.stopped else "length", agent.tokenizer_fingerprint
+    rollout = Rollout.single_turn(problem, agent.name, response.text, ids, logprobs, finish, 0, tokenizer)
     return VerifiedRollout(rollout, Verdict(response.reward, "correct" if response.reward else "wrong"))
 
 
@@ -61,7 +61,6 @@ def test_the_example_and_the_library_compute_the_same_loss(asked, updates_done):
     library = {
         a.name: Agent(a.name, a.model, a.tokenizer) for a in agents
     }  # the same weights, the library's code
-    fingerprints = {name: agent.tokenizer_fingerprint for name, agent in library.items()}
     tracker = CapabilityTracker(NAMES)
     tracker.record({name: [r.reward for group in answers[name] for r in group] for name in NAMES})
     groups = []
@@ -81,7 +80,7 @@ def test_the_example_and_the_library_compute_the_same_loss(asked, updates_done):
         expected = example.hacpo_loss(learner, pairs, updates_done)
 
         agent = library[learner.name]
-        samples = SampleBuilder(agent, fingerprints, method).build(groups, tracker.ratio).samples
+        samples = SampleBuilder(agent, method).build(groups, tracker.ratio).samples
         assert sorted(s.advantage for s in samples) == pytest.approx(sorted(a for _, a in pairs), abs=1e-5)
         teacher = Learner(agent, method, LearningSettings(), Sampling(max_new_tokens=32))
         loss = method.loss(teacher.loss_batch(samples, updates_done)).loss_B.mean()

@@ -36,6 +36,7 @@ LAYERS = [
     "errors",
     "plain_text",
     "types",
+    "json_values",
 ]
 # Settings records are plain data that config reads; they may not pull their layer in.
 HEAVY = ("torch", "transformers", "matplotlib", "numpy")

@@ -80,7 +80,9 @@ def test_answers_that_need_a_worker_are_judged_by_it() -> None:
     texts = ["a", "b", "c", "d", "e", "f"]
     problem = Problem("p", "?", "")
     try:
-        verdicts = task.verify([Rollout(problem, "a", text, (1,), (0.0,), "length", 0) for text in texts])
+        verdicts = task.verify(
+            [Rollout.single_turn(problem, "a", text, (1,), (0.0,), "length", 0, "") for text in texts]
+        )
     finally:
         task.close()
     # "… + n - n" is (x + 1) / 2 itself; "… + n - (n + 1)" is one less

@@ -12,14 +12,17 @@ The journey of one answer::
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from hacrl.json_values import is_plain_json
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 FinishReason = Literal["stop", "length"]
+SegmentKind = Literal["action", "observation"]
 # "scored": a reward function gave a number, which is no judgement of right and wrong
 VerdictLabel = Literal["correct", "wrong", "unparsable", "timeout", "crash", "scored"]
 Role = Literal["system", "user", "assistant"]
@@ -51,7 +54,15 @@ class Problem:
     prompt: str  # what an agent is asked, before its own chat template
     answer: str  # the gold answer, as text
     context: tuple[Turn, ...] = ()  # what comes before the prompt: a system prompt, worked demonstrations
-    fields: Mapping[str, Any] = field(default_factory=dict, hash=False)  # further columns of the data set
+    # further columns of the data set; plain JSON values only
+    fields: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        for name, value in self.fields.items():
+            if not is_plain_json(value):
+                raise ValueError(
+                    f"problem {self.id!r}: field {name!r} must be a plain JSON value, not {value!r:.100}"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,29 +74,96 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Rollout:
-    """One response of one agent, with the probabilities it was really sampled with.
+class Segment:
+    """One part of a rollout: an action that the policy sampled, or an observation from the environment.
 
-    ``token_logprobs`` are under the sampling distribution (temperature, top-k and top-p included) and
-    include the stop token, if there is one: ``len(token_ids) == len(token_logprobs)``.
+    ``text`` is what ``token_ids`` decode to. The last action's stop token is left out of the text.
+    Log-probabilities are under the sampling distribution: temperature, top-k and top-p included.
+    """
+
+    kind: SegmentKind
+    text: str
+    token_ids: tuple[int, ...]  # in the source's token space
+    token_logprobs: tuple[float, ...] = ()  # one per token of an action; empty for an observation
+
+    def __post_init__(self) -> None:
+        expected = len(self.token_ids) if self.kind == "action" else 0
+        if len(self.token_logprobs) != expected:
+            raise ValueError(
+                f"an {self.kind} segment of {len(self.token_ids)} tokens must have {expected} "
+                f"log-probabilities, not {len(self.token_logprobs)}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One response of one agent, with the probabilities it was sampled with.
+
+    A single-turn response is one action segment. In a multi-turn response, observations stand between
+    actions. Observations are context: they have no log-probability and no loss.
     """
 
     problem: Problem
     agent: str  # name of the source agent
-    text: str  # decoded without the stop token
-    token_ids: tuple[int, ...]  # source's token space, stop token last if finish_reason == "stop"
-    token_logprobs: tuple[float, ...]
-    finish_reason: FinishReason
+    segments: tuple[Segment, ...]
+    finish_reason: FinishReason  # "stop": the last segment is an action whose last token is a stop token
     policy_version: int  # number of updates the source had made when it sampled this
+    tokenizer: str  # the source's tokenizer fingerprint (Codec.tokenizer_fingerprint)
+    prompt_ids: tuple[int, ...] = ()  # the prompt as sampled, in the source's token space
+
+    def __post_init__(self) -> None:
+        if self.finish_reason == "stop" and (not self.segments or self.segments[-1].kind != "action"):
+            raise ValueError("a rollout with finish_reason 'stop' must end with an action segment")
+
+    @classmethod
+    def single_turn(
+        cls,
+        problem: Problem,
+        agent: str,
+        text: str,
+        token_ids: tuple[int, ...],
+        token_logprobs: tuple[float, ...],
+        finish_reason: FinishReason,
+        policy_version: int,
+        tokenizer: str,
+        prompt_ids: tuple[int, ...] = (),
+    ) -> Rollout:
+        """Return a rollout of one action segment."""
+        segment = Segment("action", text, token_ids, token_logprobs)
+        return cls(problem, agent, (segment,), finish_reason, policy_version, tokenizer, prompt_ids)
+
+    @property
+    def text(self) -> str:
+        """The text of all segments."""
+        return "".join([segment.text for segment in self.segments])
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The tokens of all segments; the stop token is last if finish_reason is "stop"."""
+        if len(self.segments) == 1:
+            return self.segments[0].token_ids
+        return tuple(token for segment in self.segments for token in segment.token_ids)
+
+    @property
+    def token_logprobs(self) -> tuple[float, ...]:
+        """One log-probability per action token, in order."""
+        if len(self.segments) == 1:
+            return self.segments[0].token_logprobs
+        return tuple(logprob for segment in self.segments for logprob in segment.token_logprobs)
+
+    @property
+    def loss_mask(self) -> tuple[bool, ...]:
+        """One value per token of ``token_ids``: True for action tokens."""
+        return tuple(segment.kind == "action" for segment in self.segments for _ in segment.token_ids)
 
     @property
     def num_tokens(self) -> int:
-        """|y|, the response's length in the source's tokens."""
-        return len(self.token_ids)
+        """|y|, the number of action tokens in the source's token space."""
+        return sum(len(segment.token_logprobs) for segment in self.segments)
 
     @property
     def logprob(self) -> float:
-        """log pi_j_old(y), the source's log-probability of the whole response."""
+        """log pi_j_old(y), the source's log-probability of all action tokens."""
         return float(sum(self.token_logprobs))
 
 
@@ -107,13 +185,31 @@ class LearnerSample:
     """One verified rollout as one learner sees it: the learner's token ids, the learner's advantage."""
 
     prompt_ids: tuple[int, ...]
-    response_ids: tuple[int, ...]  # the tokens that are learnt: all, or all but the stop token
-    behaviour_logprobs: tuple[float, ...] | None  # per token; None if retokenised: only the sum is known
+    response_ids: tuple[int, ...]  # actions and observations; without the stop token if it is not learnt
+    behaviour_logprobs: tuple[float, ...] | None  # per action token; None if retokenised
     behaviour_logprob: float  # log pi_j_old(y)
     source_length: int  # |y| in the source's tokens
     source: str
     is_own: bool
     advantage: float
+    loss_mask: tuple[bool, ...] = ()  # per response token: True for action tokens; default: all True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "loss_mask", full_loss_mask(self.response_ids, self.loss_mask))
+
+    @property
+    def loss_tokens(self) -> int:
+        """Number of action tokens, in the learner's token space."""
+        return sum(self.loss_mask)
+
+
+def full_loss_mask(response_ids: Sequence[int], loss_mask: tuple[bool, ...]) -> tuple[bool, ...]:
+    """Return the mask, or all True for an empty one. Raise ValueError if the lengths differ."""
+    if not loss_mask:
+        return (True,) * len(response_ids)
+    if len(loss_mask) != len(response_ids):
+        raise ValueError(f"a loss mask of {len(loss_mask)} values for {len(response_ids)} response tokens")
+    return loss_mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +217,7 @@ class LossBatch:
     """What every loss takes: one micro-batch of responses, right-padded over T."""
 
     logprobs_BT: Tensor  # learner's log pi_k per token, carries the gradient
-    mask_BT: Tensor  # bool: response tokens that count
+    mask_BT: Tensor  # bool: action tokens
     behaviour_logprobs_BT: Tensor  # log pi_j_old per token; 0 in retokenised rows, whose sum alone is known
     behaviour_logprob_B: Tensor  # log pi_j_old(y)
     source_length_B: Tensor  # |y| in the source's tokens

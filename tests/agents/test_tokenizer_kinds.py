@@ -161,7 +161,8 @@ def said(kind: str, ids: tuple[int, ...], stopped: bool = True) -> Rollout:
     text = source.decode_response(ids, source.encode_prompt(PROBLEM))
     ids = (*ids, source.tokenizer.eos_token_id) if stopped else ids
     logprobs = tuple(-0.5 - 0.25 * t for t in range(len(ids)))
-    return Rollout(PROBLEM, kind, text, ids, logprobs, "stop" if stopped else "length", 0)
+    finish, tokenizer = "stop" if stopped else "length", source.tokenizer_fingerprint
+    return Rollout.single_turn(PROBLEM, kind, text, ids, logprobs, finish, 0, tokenizer)
 
 
 def check_kept(learner: str, rollout: Rollout, tokens: LearnerTokens) -> None:
@@ -230,11 +231,8 @@ def test_a_step_s_samples_and_losses_add_up(learner: str) -> None:
             for source, listed in by_source.items()
         },
     )
-    fingerprints = {source: agent(source).tokenizer_fingerprint for source in available}
-    assert len(set(fingerprints.values())) == len(available)
-    built = SampleBuilder(agent(learner), fingerprints, make_method(NaiveSettings())).build(
-        [group], lambda *_: 1.0
-    )
+    assert len({agent(source).tokenizer_fingerprint for source in available}) == len(available)
+    built = SampleBuilder(agent(learner), make_method(NaiveSettings())).build([group], lambda *_: 1.0)
     for source, listed in by_source.items():
         # an empty text that did not stop has no tokens at all
         silent = sum(not case.rollout.token_ids for case in listed)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -17,15 +16,14 @@ def run(tmp_path: Path) -> Path:
     log = RolloutLog(tmp_path / "rollouts")
     for step in (1, 2):
         for name, right in (("large", 1), ("small", 0)):
-            source = SimpleNamespace(name=name, tokenizer_fingerprint="t", encode_prompt=lambda _: (1,))
             verified = []
             for number in range(2):
                 problem = Problem(f"q{number}", f"ask {number}", f"gold{number}")
                 text = f"\x1b[2J{name} says {number} in step {step}"
-                rollout = Rollout(problem, name, text, (1, 2), (-1.0, -1.0), "length", 0)
+                rollout = Rollout.single_turn(problem, name, text, (1, 2), (-1.0, -1.0), "length", 0, "t")
                 reward = float(number == right)
                 verified.append(VerifiedRollout(rollout, Verdict(reward, "correct" if reward else "wrong")))
-            log.append(step, source, verified)
+            log.append(step, name, verified)
     return tmp_path
 
 

@@ -147,4 +147,4 @@ def test_every_benchmark_has_its_problems_and_accepts_its_own_answers(name, coun
 
 
 def answered(problem, text: str) -> Rollout:
-    return Rollout(problem, "a", text, (1,), (0.0,), "stop", 0)
+    return Rollout.single_turn(problem, "a", text, (1,), (0.0,), "stop", 0, "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from hacrl.execution.local import run_locally
 from hacrl.rollout.transformers_engine import TransformersEngine
 from hacrl.types import Rollout
 from tests.support.chaos import chaos_config, differing_files
+from tests.support.rollouts import with_logprobs
 
 STEPS = 3
 LIE = 6.0  # nats, for all tokens but the first
@@ -27,7 +27,7 @@ def lying_from(policy_version: int):
         if engine.agent.name != "llama" or engine.agent.policy_version < policy_version:
             return rollouts
         return [
-            replace(one, token_logprobs=(*one.token_logprobs[:1], *(p - LIE for p in one.token_logprobs[1:])))
+            with_logprobs(one, (*one.token_logprobs[:1], *(p - LIE for p in one.token_logprobs[1:])))
             for one in rollouts
         ]
 

@@ -20,7 +20,7 @@ from tests.support.tiny import with_logit_bias
 
 
 def said(text: str, reward: float, reason: str = "stop") -> VerifiedRollout:
-    rollout = Rollout(problem("1:"), "ada", text, (1,), (-0.5,), reason, 0)
+    rollout = Rollout.single_turn(problem("1:"), "ada", text, (1,), (-0.5,), reason, 0, "")
     return VerifiedRollout(rollout, Verdict(reward, "correct" if reward else "wrong"))
 
 

@@ -94,7 +94,6 @@ def test_any_order_is_ranked_alike_and_by_the_rules(told: list[Candidate], seed:
 
 
 AGENTS = {"ada": char_agent("ada"), "bob": pair_agent("bob"), "carl": pair_agent("carl", seed=5)}
-FINGERPRINTS = {name: agent.tokenizer_fingerprint for name, agent in AGENTS.items()}
 
 
 def group(prompt: str, **said: Said) -> PromptGroup:
@@ -117,7 +116,7 @@ def build(
 ) -> LearnerSamples:
     agent = AGENTS[learner] if isinstance(learner, str) else learner
     made = make_method(method or NaiveSettings(std=EXACT))
-    builder = SampleBuilder(agent, FINGERPRINTS, made, max_cross_rollouts=cap, retokeniser=retokeniser)
+    builder = SampleBuilder(agent, made, max_cross_rollouts=cap, retokeniser=retokeniser)
     return builder.build(groups, lambda k, j: {"ada": 0.5, "bob": 1.0, "carl": 0.25}[k] / 0.5, seed)
 
 

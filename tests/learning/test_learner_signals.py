@@ -128,7 +128,7 @@ def test_fresh_rollouts_have_ratio_one_and_no_gap(make, sampling: Sampling) -> N
     rollouts = TransformersEngine(agent).generate([one], 8, sampling, seed=0)
     group = PromptGroup(one, {agent.name: tuple(judged(r, i % 2) for i, r in enumerate(rollouts))})
     method = make_method(GspoSettings())
-    builder = SampleBuilder(agent, {agent.name: agent.tokenizer_fingerprint}, method)
+    builder = SampleBuilder(agent, method)
     samples = builder.build([group], lambda *_: 1.0).samples
     stats = Learner(agent, method, LearningSettings(lr=1e-3), sampling).learn(samples, updates=1, seed=0)
     assert stats.sources[agent.name].ratios == pytest.approx([1.0] * 8, abs=1e-5)

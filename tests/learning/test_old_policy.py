@@ -34,7 +34,7 @@ from hacrl.types import LearnerSample, Sampling
 from tests.learning.handmade import RESPONSES, SAMPLING, PlainAdamW, largest_difference, sample, weights
 from tests.learning.runs import Runs
 from tests.support.forward import plain_logprobs
-from tests.support.rollouts import judged
+from tests.support.rollouts import judged, with_logprobs
 from tests.support.sevens import problem
 from tests.support.tiny import char_agent, sharpened, with_logit_bias
 
@@ -336,14 +336,14 @@ def test_the_stop_token_counts_where_it_is_learnt(learn_stop_token: bool) -> Non
     agent = with_logit_bias(sharpened(char_agent()), {"<eos>": 3.0})
     one, sampling = problem("12+3:"), Sampling(8)
     rollouts = [
-        replace(r, token_logprobs=(*r.token_logprobs[:-1], r.token_logprobs[-1] + 0.5))
+        with_logprobs(r, (*r.token_logprobs[:-1], r.token_logprobs[-1] + 0.5))
         for r in TransformersEngine(agent).generate([one], 32, sampling, seed=0)
         if r.finish_reason == "stop" and r.num_tokens > 1
     ]
     assert len(rollouts) > 3
     group = PromptGroup(one, {agent.name: tuple(judged(r, i % 2) for i, r in enumerate(rollouts))})
     method = make_method(GSPO)
-    builder = SampleBuilder(agent, {agent.name: agent.tokenizer_fingerprint}, method, learn_stop_token)
+    builder = SampleBuilder(agent, method, learn_stop_token)
     samples = builder.build([group], lambda *_: 1.0).samples
     mine = Learner(agent, method, LearningSettings(lr=1e-9), sampling, exact_sampler=False)
     stats = mine.learn(samples, updates=2, seed=0)

@@ -69,7 +69,7 @@ def honest(agent: Agent, sampling: Sampling, responses: int = 16) -> list[Learne
     one = problem("12+3:")
     rollouts = TransformersEngine(agent).generate([one], responses, sampling, seed=0)
     group = PromptGroup(one, {agent.name: tuple(judged(r, i % 2) for i, r in enumerate(rollouts))})
-    builder = SampleBuilder(agent, {agent.name: agent.tokenizer_fingerprint}, make_method(GSPO))
+    builder = SampleBuilder(agent, make_method(GSPO))
     return builder.build([group], lambda *_: 1.0).samples
 
 

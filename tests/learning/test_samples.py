@@ -27,7 +27,6 @@ from tests.support.tiny import char_agent, pair_agent
 
 ADA, BOB = char_agent("ada"), pair_agent("bob")
 AGENTS = {"ada": ADA, "bob": BOB}
-FINGERPRINTS = {agent.name: agent.tokenizer_fingerprint for agent in AGENTS.values()}
 EXACT = NormaliserSettings(epsilon=0.0)
 ANSWERS: dict[str, dict[str, list[tuple[str, float]]]] = {
     "1:": {"ada": [("7", 1), ("1", 0)], "bob": [("77", 1), ("17", 1)]},
@@ -54,7 +53,7 @@ def groups(answers=ANSWERS, make: Callable[..., Rollout] = rollout) -> list[Prom
 
 
 def build(learner: str, method: AnyMethodSettings, stop: bool = True, given=None) -> LearnerSamples:
-    builder = SampleBuilder(AGENTS[learner], FINGERPRINTS, make_method(method), stop)
+    builder = SampleBuilder(AGENTS[learner], make_method(method), stop)
     return builder.build(groups() if given is None else given, omega)
 
 
@@ -142,10 +141,9 @@ def test_stop_token_can_be_left_unlearnt() -> None:
 
 def test_source_with_the_same_tokenizer_keeps_its_ids() -> None:
     carl = char_agent("carl", seed=4)
-    fingerprints = {**FINGERPRINTS, "carl": carl.tokenizer_fingerprint}
     said = (judged(rollout(carl, "7"), 1.0), judged(rollout(carl, "1"), 0.0))
     group = PromptGroup(problem("1:"), {**groups()[0].responses, "carl": said})
-    builder = SampleBuilder(ADA, fingerprints, make_method(NaiveSettings()))
+    builder = SampleBuilder(ADA, make_method(NaiveSettings()))
     built = builder.build([group], lambda *_: 1.0)
     per_token = {one.source: one.behaviour_logprobs for one in built.samples}
     assert per_token == {"ada": (-0.25, -0.5), "bob": None, "carl": (-0.25, -0.5)}

@@ -7,7 +7,6 @@ import io
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -156,10 +155,10 @@ def test_the_folders_of_runs_and_evaluations(tmp_path: Path) -> None:
     data = {"agents": [{"name": "qwen", "model": "bundled:qwen-large"}], "output": str(tmp_path / "run")}
     folder = RunFolder(build_config(data))
     folder.claim()
-    hostile = replace(rollouts("qwen")[0].rollout, text=EVERYTHING)
+    first = rollouts("qwen")[0].rollout
+    hostile = replace(first, segments=(replace(first.segments[0], text=EVERYTHING),))
     log = RolloutLog(tmp_path / "run" / "rollouts")
-    source = SimpleNamespace(name="qwen", tokenizer_fingerprint="f", encode_prompt=lambda _: (1, 2))
-    log.append(1, source, [replace(rollouts("qwen")[0], rollout=hostile)])
+    log.append(1, "qwen", [replace(rollouts("qwen")[0], rollout=hostile)])
     folder.on_note(1, EVERYTHING)
     folder.on_note(2, "second")
     folder.unlock()
@@ -182,7 +181,8 @@ def test_the_folders_of_runs_and_evaluations(tmp_path: Path) -> None:
 
 
 def test_rollouts_in_trackers(tmp_path: Path, capsys) -> None:
-    hostile = replace(rollouts("qwen")[0].rollout, text=EVERYTHING)
+    first = rollouts("qwen")[0].rollout
+    hostile = replace(first, segments=(replace(first.segments[0], text=EVERYTHING),))
     (row,) = sample_rows(1, "qwen", [replace(rollouts("qwen")[0], rollout=hostile)], 1)
     text = as_text([row])
     assert controls(text) == []

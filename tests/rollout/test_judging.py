@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
@@ -168,7 +167,10 @@ def test_a_real_reward_function_is_called_once_and_a_real_verifier_judges_ahead(
 
     arithmetic = make_task(TaskSettings(name="arithmetic"))
     problem = arithmetic.train[0]
-    answers = [replace(SAID[0], problem=problem, text=text) for text in (f"#{problem.answer}", "#0")]
+    answers = [
+        Rollout.single_turn(problem, "ada", text, (1,), (-1.0,), "stop", 0, "")
+        for text in (f"#{problem.answer}", "#0")
+    ]
     with Judging(arithmetic) as judging:
         judging.take("ada", 1, answers[1])
         judging.take("ada", 0, answers[0])

@@ -13,7 +13,7 @@ SECONDS = 20.0  # far more than is needed
 
 
 def rollout(agent: str, text: str) -> Rollout:
-    return Rollout(
+    return Rollout.single_turn(
         problem=Problem("1", "1+1:", "2"),
         agent=agent,
         text=text,
@@ -21,6 +21,7 @@ def rollout(agent: str, text: str) -> Rollout:
         token_logprobs=(-1.0,),
         finish_reason="stop",
         policy_version=0,
+        tokenizer="",
     )
 
 

@@ -235,7 +235,7 @@ def test_who_goes_wrong_beside_its_proof_is_refused_by_the_learner(made) -> None
         PromptGroup(one, {agent.name: tuple(judged(r, i % 2) for i, r in enumerate(part))})
         for one, part in zip(PROBLEMS, (rollouts[:8], rollouts[8:]), strict=True)
     ]
-    builder = SampleBuilder(agent, {agent.name: agent.tokenizer_fingerprint}, method)
+    builder = SampleBuilder(agent, method)
     samples = builder.build(groups, lambda *_: 1.0).samples
     limit = limit_of_responses(None)
     learner = Learner(agent, method, LearningSettings(), sampling, exact_sampler=False, most_gap=limit)

@@ -5,7 +5,9 @@ from hacrl.types import Problem, Rollout, Verdict, VerifiedRollout
 
 
 def said(agent: str, problem: str, reward: float) -> VerifiedRollout:
-    rollout = Rollout(Problem(problem, f"{problem}?", "1"), agent, "x", (1,), (-1.0,), "stop", 0)
+    rollout = Rollout.single_turn(
+        Problem(problem, f"{problem}?", "1"), agent, "x", (1,), (-1.0,), "stop", 0, "t"
+    )
     return VerifiedRollout(rollout, Verdict(reward, "correct" if reward else "wrong"))
 
 

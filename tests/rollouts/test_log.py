@@ -4,7 +4,6 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import datasets
 import pandas
@@ -12,9 +11,8 @@ import pytest
 
 from hacrl.errors import CheckpointError
 from hacrl.rollouts.log import RolloutLog
-from hacrl.types import Problem, Rollout, Turn, Verdict, VerifiedRollout
+from hacrl.types import Problem, Rollout, Segment, Turn, Verdict, VerifiedRollout
 
-SOURCE = SimpleNamespace(name="small", tokenizer_fingerprint="abc", encode_prompt=lambda problem: (7, 8, 9))
 PROBLEMS = [
     Problem("p1", "1+1:", "2", context=(Turn("system", "Be brief."),)),
     Problem("p\ud83d2", "say \u202e\ud83d", "3"),  # half of a UTF-16 pair, and a mark that turns text around
@@ -26,7 +24,17 @@ def rollouts() -> list[VerifiedRollout]:
     values = [(-0.1 - 0.2, -5e-324), (-1e300, -1 / 3), (-0.0, -math.pi)]
     made = []
     for number, (problem, logprobs) in enumerate(zip([PROBLEMS[0], *PROBLEMS], values, strict=True)):
-        rollout = Rollout(problem, "small", f"4 \x1b[2J {number}", (5, 2**31 + number), logprobs, "stop", 3)
+        rollout = Rollout.single_turn(
+            problem,
+            "small",
+            f"4 \x1b[2J {number}",
+            (5, 2**31 + number),
+            logprobs,
+            "stop",
+            3,
+            tokenizer="abc",
+            prompt_ids=(7, 8, 9),
+        )
         made.append(VerifiedRollout(rollout, Verdict(0.1 * number, "wrong")))
     return made
 
@@ -34,7 +42,7 @@ def rollouts() -> list[VerifiedRollout]:
 @pytest.fixture
 def log(tmp_path: Path) -> RolloutLog:
     log = RolloutLog(tmp_path / "run" / "rollouts")
-    log.append(4, SOURCE, rollouts())
+    log.append(4, "small", rollouts())
     return log
 
 
@@ -57,17 +65,44 @@ def test_a_row_tells_prompt_and_gold_answer(log: RolloutLog):
 
 def test_log_probabilities_that_are_not_finite_come_back_as_nan(log: RolloutLog):
     one = rollouts()[0]
-    log.append(5, SOURCE, [replace(one, rollout=replace(one.rollout, token_logprobs=(-1.5, -math.inf)))])
+    log.append(
+        5,
+        "small",
+        [
+            replace(
+                one,
+                rollout=replace(
+                    one.rollout,
+                    segments=(replace(one.rollout.segments[0], token_logprobs=(-1.5, -math.inf)),),
+                ),
+            )
+        ],
+    )
     (loaded,) = log.load(5, "small", PROBLEMS)
     assert loaded.rollout.token_logprobs[0] == -1.5
     assert math.isnan(loaded.rollout.token_logprobs[1])
     assert "Infinity" not in (log.folder / "step-000005" / "small.jsonl").read_text()
 
 
+def test_observations_are_kept_between_actions(log: RolloutLog):
+    segments = (
+        Segment("action", "look", (4, 5), (-0.25, -0.5)),
+        Segment("observation", "a door", (6, 7, 8)),
+        Segment("action", "open", (9, 1), (-0.125, -1.0)),
+    )
+    one = rollouts()[0]
+    log.append(5, "small", [replace(one, rollout=replace(one.rollout, segments=segments))])
+    (row,) = log.read(step=5)
+    assert [part["kind"] for part in row["segments"]] == ["action", "observation", "action"]
+    assert row["tokens"] == 4  # of actions
+    assert row["logprob"] == -1.875
+    assert log.load(5, "small", PROBLEMS)[0].rollout.segments == segments
+
+
 def test_other_programs_read_it(tmp_path: Path):
     log = RolloutLog(tmp_path / "rollouts")
-    log.append(1, SOURCE, rollouts()[:2])
-    log.append(2, SOURCE, rollouts()[:1])
+    log.append(1, "small", rollouts()[:2])
+    log.append(2, "small", rollouts()[:1])
     path = tmp_path / "rollouts" / "step-000001" / "small.jsonl"
     table = pandas.read_json(path, lines=True)
     assert table["reward"].tolist() == [0.0, 0.1]
@@ -108,7 +143,7 @@ def test_a_disk_that_cannot_be_written_to(tmp_path: Path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "rollouts").write_text("a file where the folder should be")
     with pytest.raises(CheckpointError, match="hacrl resume"):
-        RolloutLog(tmp_path / "run" / "rollouts").append(1, SOURCE, rollouts())
+        RolloutLog(tmp_path / "run" / "rollouts").append(1, "small", rollouts())
 
 
 @pytest.mark.parametrize(
@@ -125,7 +160,7 @@ def test_a_disk_that_cannot_be_written_to(tmp_path: Path):
 def test_retention(tmp_path: Path, keep, resumable_from, left):
     log = RolloutLog(tmp_path / "rollouts")
     for step in range(1, 6):
-        log.append(step, SOURCE, rollouts()[:1])
+        log.append(step, "small", rollouts()[:1])
     log.prune(keep, steps_done=5, resumable_from=resumable_from)
     assert log.steps() == left
 

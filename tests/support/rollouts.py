@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hacrl.agents.agent import Agent
 from hacrl.types import Rollout, Verdict, VerifiedRollout
@@ -21,7 +22,7 @@ def rollout(
     spelled = (*agent.tokenizer(text, add_special_tokens=False).input_ids, *[agent.stop_id] * stopped)
     ids = tuple(token_ids) if token_ids is not None else spelled
     given = tuple(logprobs) if logprobs is not None else tuple(-0.25 * (t + 1) for t in range(len(ids)))
-    return Rollout(
+    return Rollout.single_turn(
         problem=problem(prompt),
         agent=agent.name,
         text=text,
@@ -29,7 +30,15 @@ def rollout(
         token_logprobs=given,
         finish_reason="stop" if stopped else "length",
         policy_version=0,
+        tokenizer=agent.tokenizer_fingerprint,
+        prompt_ids=agent.encode_prompt(problem(prompt)),
     )
+
+
+def with_logprobs(one: Rollout, logprobs: Sequence[float]) -> Rollout:
+    """The same single-turn rollout, sampled with other log-probabilities."""
+    (segment,) = one.segments
+    return replace(one, segments=(replace(segment, token_logprobs=tuple(logprobs)),))
 
 
 def judged(one: Rollout, reward: float) -> VerifiedRollout:

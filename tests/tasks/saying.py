@@ -30,4 +30,4 @@ def refusal(name: str, **options: Any) -> str:
 
 def says(problem: Problem, text: str, token_ids: tuple[int, ...] = (5, 6)) -> Rollout:
     """An agent's response to a problem."""
-    return Rollout(problem, "ada", text, token_ids, tuple(-0.5 for _ in token_ids), "stop", 0)
+    return Rollout.single_turn(problem, "ada", text, token_ids, tuple(-0.5 for _ in token_ids), "stop", 0, "")

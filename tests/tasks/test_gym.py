@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -221,4 +222,4 @@ def test_thousands_of_questions_come_in_one_piece():
     questions, draws = draw_questions("chain_sum", config, 0, 4000, avoid=[], answer="boxed")
     assert len({one.question for one in questions}) == 4000 < draws
     # more than a message of the verifier's may have, so that this shows
-    assert sum(len(one.question) + len(one.entry) for one in questions) > LONGEST
+    assert sum(len(one.question) + len(json.dumps(one.entry)) for one in questions) > LONGEST

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from hacrl.json_values import from_tagged_json, is_plain_json
 from hacrl.tasks.gym_questions import answer_request
 from hacrl.tasks.gym_worker import _label
 from hacrl.tasks.splits import question_key
@@ -38,6 +41,17 @@ def test_the_right_answer_is_correct_and_more_than_it_is_wrong(kind: str):
         # reasoning-gym itself gives most kinds part of a point for this
         assert _label(dataset, f"perhaps {one['answer']}", one["entry"]) == "wrong"
         assert _label(dataset, "", one["entry"]) == "wrong"
+
+
+@pytest.mark.parametrize(
+    "kind", ["graph_color", "knights_knaves", "rubiks_cube", "mini_sudoku", "zebra_puzzles"]
+)
+def test_entries_are_plain_json_and_come_back_exactly(kind: str):
+    reply = asked(kind, count=3)
+    made = {entry["question"]: entry for entry in reasoning_gym.create_dataset(kind, size=3, seed=0)}
+    for one in reply["questions"]:
+        assert is_plain_json(one["entry"])
+        assert from_tagged_json(json.loads(json.dumps(one["entry"]))) == made[one["question"]]
 
 
 def test_part_of_a_point_is_wrong():

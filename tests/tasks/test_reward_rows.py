@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 from hacrl.tasks.rewards import RewardTask
+from tests.tasks.saying import says
 
 SCRIPT = """
 from hacrl.tasks.rewards import RewardTask
@@ -29,7 +30,17 @@ def test_equal_data_has_equal_ids_and_order_in_every_process():
 
 
 def test_rows_that_differ_in_an_object_only_are_all_kept():
-    rows = [{"prompt": "Say seven.", "checker": object()} for _ in range(3)]
-    task = RewardTask(functions=lambda completions, **_: [0.0] * len(completions), train=rows)
+    rows = [{"prompt": "Say seven.", "level": 3, "checker": object(), "pair": (1, 2)} for _ in range(3)]
+    given = []
+
+    def reward(completions, level, checker, pair, **_):
+        given.extend(zip(level, checker, pair, strict=True))
+        return [0.0] * len(completions)
+
+    task = RewardTask(functions=reward, train=rows)
     assert len({one.id for one in task.train}) == 3
-    assert [one.fields["checker"] in [row["checker"] for row in rows] for one in task.train] == [True] * 3
+    # fields hold plain JSON only; the function gets every column as it was given
+    assert [one.fields for one in task.train] == [{"level": 3}] * 3
+    task.verify([says(one, "7") for one in task.train])
+    assert {id(checker) for _, checker, _ in given} == {id(row["checker"]) for row in rows}
+    assert [(level, pair) for level, _, pair in given] == [(3, (1, 2))] * 3

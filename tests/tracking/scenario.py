@@ -46,7 +46,9 @@ def rollouts(agent: str) -> list[VerifiedRollout]:
     ]
     return [
         VerifiedRollout(
-            Rollout(problem, agent, f"{NASTY} {problem.id}/{i}", (5, 6, 1), (-0.5,) * 3, "stop", 0),
+            Rollout.single_turn(
+                problem, agent, f"{NASTY} {problem.id}/{i}", (5, 6, 1), (-0.5,) * 3, "stop", 0, ""
+            ),
             Verdict(float(i == 0), "correct" if i == 0 else "timeout"),
         )
         for problem in problems

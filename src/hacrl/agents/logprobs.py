@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hacrl.agents import output_layer
 from hacrl.agents.output_layer import logprobs_in_pieces, plain_model, separate_head
-from hacrl.agents.packing import TokenPair, pack, packed_tokens, padded_tokens
+from hacrl.agents.packing import LossMasks, TokenPair, pack, packed_tokens, padded_tokens
 from hacrl.agents.ragged import can_be_ragged, has_fused_attention, has_tree_attention, ragged
 from hacrl.agents.sampling import token_logprobs
 from hacrl.agents.upload import upload
@@ -32,27 +32,42 @@ def packs(model: Any, pairs: Sequence[TokenPair]) -> bool:
 
 
 def response_logprobs(
-    model: Any, pairs: Sequence[TokenPair], sampling: Sampling, device: torch.device
+    model: Any,
+    pairs: Sequence[TokenPair],
+    sampling: Sampling,
+    device: torch.device,
+    loss_masks: LossMasks = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities (B, T) of response tokens under the sampling distribution, and their mask.
+
+    ``loss_masks`` says which response tokens are wanted; the others are context, 0 and not in the mask.
 
     Nothing in here waits for the device: what it is given can be prepared while it computes something else.
     """
     compute = packed_logprobs if packs(model, pairs) else padded_logprobs
-    return compute(model, pairs, sampling, device), upload(response_mask(pairs), device)
+    mask_BT = upload(response_mask(pairs, loss_masks), device)
+    return compute(model, pairs, sampling, device, loss_masks), mask_BT
 
 
-def response_mask(pairs: Sequence[TokenPair]) -> Tensor:
-    """(B, T), in the machine's memory."""
+def response_mask(pairs: Sequence[TokenPair], loss_masks: LossMasks = None) -> Tensor:
+    """Return (B, T) on the CPU: True for response tokens, as far as ``loss_masks`` wants them."""
     lengths = torch.tensor([len(response) for _, response in pairs])
-    return torch.arange(int(lengths.max())) < lengths.unsqueeze(1)
+    mask_BT = torch.arange(int(lengths.max())) < lengths.unsqueeze(1)
+    if loss_masks is not None:
+        for row, loss_mask in enumerate(loss_masks):
+            mask_BT[row, : len(loss_mask)] = torch.tensor(loss_mask, dtype=torch.bool)
+    return mask_BT
 
 
 def packed_logprobs(
-    model: Any, pairs: Sequence[TokenPair], sampling: Sampling, device: torch.device
+    model: Any,
+    pairs: Sequence[TokenPair],
+    sampling: Sampling,
+    device: torch.device,
+    loss_masks: LossMasks = None,
 ) -> Tensor:
     """(B, T), all sequences in one row."""
-    packed = pack(pairs, device, as_tree=has_tree_attention(model))
+    packed = pack(pairs, device, has_tree_attention(model), loss_masks)
     vocabulary = model.get_output_embeddings().weight.shape[0]
     with ragged(model):
         head = separate_head(model)
@@ -64,14 +79,18 @@ def packed_logprobs(
             logprobs_N = logprobs_in_pieces(
                 head, hidden.index_select(0, packed.before), packed.targets, sampling, vocabulary
             )
-    return _spread(logprobs_N, response_mask(pairs))
+    return _spread(logprobs_N, response_mask(pairs, loss_masks))
 
 
 def padded_logprobs(
-    model: Any, pairs: Sequence[TokenPair], sampling: Sampling, device: torch.device
+    model: Any,
+    pairs: Sequence[TokenPair],
+    sampling: Sampling,
+    device: torch.device,
+    loss_masks: LossMasks = None,
 ) -> Tensor:
     """(B, T), a row for each sequence."""
-    mask_BT = response_mask(pairs)
+    mask_BT = response_mask(pairs, loss_masks)
     starts = torch.tensor([len(prompt) for prompt, _ in pairs])
     total = max(len(prompt) + len(response) for prompt, response in pairs)
     input_ids = torch.zeros(len(pairs), total, dtype=torch.long)

@@ -22,6 +22,7 @@ from hacrl.agents.tree import Tree, plant, ranges
 from hacrl.agents.upload import upload
 
 TokenPair = tuple[Sequence[int], Sequence[int]]  # prompt ids, response ids
+LossMasks = Sequence[Sequence[bool]] | None  # per pair and response token: whether it is wanted; None: all
 
 
 class _Told(TypedDict, total=False):
@@ -37,8 +38,8 @@ class Packed:
     """What the model is called with, and where in it the responses are."""
 
     inputs: dict[str, Any]
-    before: Tensor  # (N,) places of the tokens before the response tokens of all pairs, in the pairs' order
-    targets: Tensor  # (N,) the response tokens
+    before: Tensor  # (N,) places of the tokens before the wanted response tokens, in the pairs' order
+    targets: Tensor  # (N,) the wanted response tokens
 
 
 def packed_tokens(pairs: Sequence[TokenPair]) -> int:
@@ -52,7 +53,9 @@ def padded_tokens(pairs: Sequence[TokenPair]) -> int:
     return len(pairs) * max(len(prompt) + len(response) for prompt, response in pairs)
 
 
-def pack(pairs: Sequence[TokenPair], device: torch.device, as_tree: bool = False) -> Packed:
+def pack(
+    pairs: Sequence[TokenPair], device: torch.device, as_tree: bool = False, loss_masks: LossMasks = None
+) -> Packed:
     """Prompt after prompt, each followed by its responses.
 
     Attention is told of a tree, or of keys that are handed out to all who see them.
@@ -104,12 +107,23 @@ def pack(pairs: Sequence[TokenPair], device: torch.device, as_tree: bool = False
             told["shared_keys"] = share(keys, len(tokens), device)
     ids = torch.frombuffer(tokens, dtype=torch.int64)
     lengths = torch.tensor([len(response) for _, response in pairs])
-    places = ranges(lengths, torch.tensor(starts))
-    is_first = ranges(lengths) == 0
-    before = torch.where(is_first, torch.tensor(prompt_ends).repeat_interleave(lengths), places - 1)
+    places, before = _wanted_places(lengths, starts, prompt_ends, loss_masks)
     positions = ranges(own_length, seen_length)
     inputs = model_inputs(upload(ids, device), upload(positions, device), **told)
     return Packed(inputs, upload(before, device), upload(ids[places], device))
+
+
+def _wanted_places(
+    lengths: Tensor, starts: Sequence[int], prompt_ends: Sequence[int], loss_masks: LossMasks
+) -> tuple[Tensor, Tensor]:
+    """Return the places of the wanted response tokens and of the tokens before them, (N,) each."""
+    places = ranges(lengths, torch.tensor(starts))
+    is_first = ranges(lengths) == 0
+    before = torch.where(is_first, torch.tensor(prompt_ends).repeat_interleave(lengths), places - 1)
+    if loss_masks is None:
+        return places, before
+    wanted = torch.tensor([one for loss_mask in loss_masks for one in loss_mask], dtype=torch.bool)
+    return places[wanted], before[wanted]
 
 
 def whole_sequences(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from hacrl.agents.codec import BROKEN_CHARACTER, Codec, PlainIds
-from hacrl.types import Rollout
+from hacrl.types import Rollout, full_loss_mask
 
 DropReason = Literal["too_long", "not_representable", "non_finite", "empty"]
 
@@ -19,6 +19,10 @@ class LearnerTokens:
     prompt_ids: tuple[int, ...]
     response_ids: tuple[int, ...]
     reused: bool
+    loss_mask: tuple[bool, ...] = ()  # per response token: True for action tokens; default: all True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "loss_mask", full_loss_mask(self.response_ids, self.loss_mask))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,22 +56,51 @@ class Retokeniser:
     def tokens(
         self, learner: Codec, rollouts: Sequence[Rollout], same_tokenizer: Sequence[bool]
     ) -> list[LearnerTokens | DropReason]:
-        """The learner's view of each rollout, whole or not at all: it is never cut to fit."""
+        """Return the learner's view of each rollout, whole or not at all: none is cut to fit."""
         prompts = [learner.encode_prompt(rollout.problem) for rollout in rollouts]
-        foreign = [
-            i
-            for i, (rollout, same) in enumerate(zip(rollouts, same_tokenizer, strict=True))
-            # where the source's bytes are lost, the text is not what it said
-            if not same and BROKEN_CHARACTER not in rollout.text
-        ]
-        texts = [rollouts[i].text for i in foreign]
-        written = dict(zip(foreign, self._encode(learner, texts, [prompts[i] for i in foreign]), strict=True))
+        written = self._write_segments(learner, rollouts, prompts, same_tokenizer)
         return [
-            _learner_tokens(learner, rollout, prompt_ids, same, written.get(i))
-            for i, (rollout, prompt_ids, same) in enumerate(
-                zip(rollouts, prompts, same_tokenizer, strict=True)
+            _learner_tokens(learner, rollout, prompt_ids, same, segments)
+            for rollout, prompt_ids, same, segments in zip(
+                rollouts, prompts, same_tokenizer, written, strict=True
             )
         ]
+
+    def _write_segments(
+        self,
+        learner: Codec,
+        rollouts: Sequence[Rollout],
+        prompts: Sequence[tuple[int, ...]],
+        same_tokenizer: Sequence[bool],
+    ) -> list[list[tuple[int, ...]] | None]:
+        """Return the tokens of each segment of each rollout, None for what the learner cannot write.
+
+        The source's tokens are kept where the tokenizer is the same, without the stop token. Otherwise each
+        segment's text is encoded as a continuation of the prompt and the segments before it.
+        """
+        written: list[list[tuple[int, ...]] | None] = []
+        for rollout, same in zip(rollouts, same_tokenizer, strict=True):
+            if same:
+                kept = [segment.token_ids for segment in rollout.segments]
+                if rollout.finish_reason == "stop":
+                    kept[-1] = kept[-1][:-1]
+                written.append(kept)
+            else:  # a broken character stands for bytes that are lost: the text is not what the source said
+                written.append(None if BROKEN_CHARACTER in rollout.text else [])
+        contexts = list(prompts)
+        for number in range(max((len(rollout.segments) for rollout in rollouts), default=0)):
+            waiting = [
+                i
+                for i, (rollout, same) in enumerate(zip(rollouts, same_tokenizer, strict=True))
+                if not same and written[i] is not None and number < len(rollout.segments)
+            ]
+            texts = [rollouts[i].segments[number].text for i in waiting]
+            encoded = self._encode(learner, texts, [contexts[i] for i in waiting])
+            for i, ids in zip(waiting, encoded, strict=True):
+                before = written[i]
+                written[i] = None if ids is None or before is None else [*before, ids]
+                contexts[i] = (*contexts[i], *(ids or ()))
+        return written
 
     def _encode(
         self, learner: Codec, texts: Sequence[str], prompts: Sequence[tuple[int, ...]]
@@ -92,22 +125,26 @@ def _learner_tokens(
     rollout: Rollout,
     prompt_ids: tuple[int, ...],
     same_tokenizer: bool,
-    written: tuple[int, ...] | None,
+    written: list[tuple[int, ...]] | None,
 ) -> LearnerTokens | DropReason:
-    """``written``: the text in the learner's tokens, of a rollout with another tokenizer."""
-    stopped = rollout.finish_reason == "stop"
-    response_ids = rollout.token_ids[: rollout.num_tokens - stopped] if same_tokenizer else written
-    if response_ids is None:
+    """``written``: the segments in the learner's tokens, without the stop token."""
+    if written is None:
         return "not_representable"
-    if stopped:
-        response_ids = (*response_ids, _stop_id(learner, rollout, same_tokenizer))
+    if rollout.finish_reason == "stop":
+        written = [*written[:-1], (*written[-1], _stop_id(learner, rollout, same_tokenizer))]
+    response_ids = tuple(token for ids in written for token in ids)
     limit = learner.context_length
     if limit is not None and len(prompt_ids) + len(response_ids) > limit:
         return "too_long"
-    return LearnerTokens(prompt_ids, response_ids, reused=same_tokenizer)
+    loss_mask = tuple(
+        segment.kind == "action" for segment, ids in zip(rollout.segments, written, strict=True) for _ in ids
+    )
+    return LearnerTokens(prompt_ids, response_ids, same_tokenizer, loss_mask)
 
 
 def _stop_id(learner: Codec, rollout: Rollout, same_tokenizer: bool) -> int:
-    """The source's own stop token if it ends the learner's responses too, else the learner's."""
-    source_stop = rollout.token_ids[-1]
-    return source_stop if same_tokenizer and source_stop in learner.stop_ids else learner.stop_id
+    """Return the source's own stop token if it ends the learner's responses too, else the learner's."""
+    if not same_tokenizer:
+        return learner.stop_id
+    source_stop = rollout.segments[-1].token_ids[-1]
+    return source_stop if source_stop in learner.stop_ids else learner.stop_id

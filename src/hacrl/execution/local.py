@@ -222,7 +222,6 @@ def build_trainer(
     task = checked.task
     method = make_method(config.method, task.max_reward)
     agents = _load_agents(config, checked, loaded or {})
-    fingerprints = {agent.name: agent.tokenizer_fingerprint for agent in agents}
     sampling = config.rollout.sampling
     retokeniser = Retokeniser()
     decided = decide_memory(config, checked, agents)
@@ -242,7 +241,7 @@ def build_trainer(
         residency.add(agent, learner, level)
         residency.leave(agent.name)  # before the next agent's masters are made
         stop_token, cap = config.learning.learn_stop_token, config.learning.max_cross_rollouts
-        builder = SampleBuilder(agent, fingerprints, method, stop_token, cap, retokeniser)
+        builder = SampleBuilder(agent, method, stop_token, cap, retokeniser)
         participants.append(
             Participant(agent, engine, builder, learner, config.rollouts_per_prompt(settings))
         )

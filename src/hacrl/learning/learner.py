@@ -27,7 +27,7 @@ from hacrl.agents.upload import upload
 from hacrl.algorithms.methods import Method
 from hacrl.errors import TrainingError
 from hacrl.learning.checkpointing import checkpointed_layers
-from hacrl.learning.minibatches import minibatches, token_pairs
+from hacrl.learning.minibatches import loss_masks, minibatches, token_pairs
 from hacrl.learning.offload import Transfers
 from hacrl.learning.old_policy import OldLogprobs, first_uses, sampler_differences, spread_out
 from hacrl.learning.optimizer import MasterWeightAdamW
@@ -262,7 +262,8 @@ class Learner:
     def _logprobs(self, samples: Sequence[LearnerSample], model: Any = None) -> tuple[Tensor, Tensor]:
         """(B, T) and mask, by this agent's model or the given one."""
         model = self.agent.model if model is None else model
-        return response_logprobs(model, token_pairs(samples), self._sampling, self.agent.device)
+        pairs, masks = token_pairs(samples), loss_masks(samples)
+        return response_logprobs(model, pairs, self._sampling, self.agent.device, masks)
 
     def loss_batch(
         self, samples: Sequence[LearnerSample], updates_done: int, old: OldLogprobs | None = None
@@ -277,7 +278,7 @@ class Learner:
         if self._reference is not None:
             with self._reference.policy() as reference:
                 reference_BT, _ = self._logprobs(samples, reference)
-        behaviour = [sample.behaviour_logprobs or () for sample in samples]
+        behaviour = [_per_response_token(sample) for sample in samples]
         longest = logprobs_BT.shape[1]
         behaviour_BT = torch.tensor(
             [[*row, *[0.0] * (longest - len(row))] for row in behaviour], dtype=logprobs_BT.dtype
@@ -313,3 +314,12 @@ class Learner:
             sampler_logprobs_BT=batch.behaviour_logprobs_BT,
             mismatch_cap=self._settings.mismatch_cap,
         )
+
+
+def _per_response_token(sample: LearnerSample) -> Sequence[float]:
+    """Return the source's log-probabilities aligned with the response: 0 for observations; () if unknown."""
+    logprobs = sample.behaviour_logprobs
+    if logprobs is None or len(logprobs) == len(sample.loss_mask):
+        return logprobs or ()
+    left = iter(logprobs)
+    return [next(left) if is_action else 0.0 for is_action in sample.loss_mask]

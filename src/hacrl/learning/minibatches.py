@@ -105,6 +105,12 @@ def token_pairs(samples: Sequence[LearnerSample]) -> list[TokenPair]:
     return [(sample.prompt_ids, sample.response_ids) for sample in samples]
 
 
+def loss_masks(samples: Sequence[LearnerSample]) -> list[tuple[bool, ...]] | None:
+    """Return the loss mask of each response; None if every token of every response is an action's."""
+    masks = [sample.loss_mask for sample in samples]
+    return None if all(map(all, masks)) else masks
+
+
 def sample_length(sample: LearnerSample) -> int:
     """Tokens of prompt and response."""
     return len(sample.prompt_ids) + len(sample.response_ids)

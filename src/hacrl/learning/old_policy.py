@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import compress
 
 from torch import Tensor
 
@@ -37,11 +38,12 @@ class OldLogprobs:
 
 
 def sampler_differences(samples: Iterable[LearnerSample], logprobs_BT: Tensor) -> list[float]:
-    """log pi_sampler - log pi_old of every own token, from a forward pass before the first update."""
+    """log pi_sampler - log pi_old of every own action token, from a forward pass before the first update."""
     differences: list[float] = []
     for sample, learners in zip(samples, logprobs_BT.tolist(), strict=True):
         if sample.is_own and sample.behaviour_logprobs is not None:
-            pairs = zip(sample.behaviour_logprobs, learners, strict=False)  # behind the response is padding
+            actions = compress(learners, sample.loss_mask)  # leaves out observations and padding
+            pairs = zip(sample.behaviour_logprobs, actions, strict=True)
             differences += [sampler - learner for sampler, learner in pairs]
     return differences
 

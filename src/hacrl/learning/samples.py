@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hacrl.agents.agent import Agent
@@ -29,7 +29,7 @@ class LearnerSamples:
         """One more."""
         self.samples.append(sample)
         if sample.behaviour_logprobs is None:
-            ratio_of_lengths = len(sample.response_ids) / sample.source_length
+            ratio_of_lengths = sample.loss_tokens / sample.source_length
             self.length_ratios.setdefault(sample.source, []).append(ratio_of_lengths)
 
 
@@ -63,7 +63,6 @@ class SampleBuilder:
     def __init__(
         self,
         learner: Agent,
-        fingerprints: Mapping[str, str],
         method: Method,
         learn_stop_token: bool = True,
         max_cross_rollouts: int | None = None,
@@ -74,8 +73,6 @@ class SampleBuilder:
         self._learn_stop_token = learn_stop_token
         self._max_cross_rollouts = max_cross_rollouts
         self._retokeniser = retokeniser or Retokeniser()
-        own = learner.tokenizer_fingerprint
-        self._same_tokenizer = {agent: fingerprint == own for agent, fingerprint in fingerprints.items()}
 
     def build(self, groups: Sequence[PromptGroup], ratio: CapabilityRatio, seed: int = 0) -> LearnerSamples:
         """All samples of a step, prompt by prompt; advantages compare all rollouts, the lost ones included.
@@ -118,7 +115,7 @@ class SampleBuilder:
     def _samples(self, seen: Sequence[tuple[Rollout, float]]) -> list[LearnerSample | DropReason]:
         """Rollouts and their advantages, as samples."""
         finite = [rollout for rollout, _ in seen if math.isfinite(rollout.logprob)]
-        same = [self._same_tokenizer[rollout.agent] for rollout in finite]
+        same = [rollout.tokenizer == self._learner.tokenizer_fingerprint for rollout in finite]
         tokens = iter(self._retokeniser.tokens(self._learner, finite, same))
         return [
             self._sample(rollout, advantage, next(tokens)) if math.isfinite(rollout.logprob) else "non_finite"
@@ -132,16 +129,18 @@ class SampleBuilder:
             return tokens
         unlearnt = 1 if rollout.finish_reason == "stop" and not self._learn_stop_token else 0
         source_logprobs = rollout.token_logprobs[: rollout.num_tokens - unlearnt]
-        loss_tokens = len(tokens.response_ids) - unlearnt
-        if loss_tokens == 0 or not source_logprobs:
+        kept = len(tokens.response_ids) - unlearnt
+        loss_mask = tokens.loss_mask[:kept]
+        if not any(loss_mask) or not source_logprobs:
             return "empty"
         return LearnerSample(
             prompt_ids=tokens.prompt_ids,
-            response_ids=tokens.response_ids[:loss_tokens],
+            response_ids=tokens.response_ids[:kept],
             behaviour_logprobs=source_logprobs if tokens.reused else None,
             behaviour_logprob=math.fsum(source_logprobs),
             source_length=len(source_logprobs),
             source=rollout.agent,
             is_own=rollout.agent == self._learner.name,
             advantage=advantage,
+            loss_mask=loss_mask,
         )

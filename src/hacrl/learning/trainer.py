@@ -291,7 +291,7 @@ class Trainer:
     ) -> None:
         """Write one agent's rollouts to the log, then show them to whoever watches."""
         if self._log is not None and not is_logged:
-            self._log.append(done.step, participant.agent, rollouts)
+            self._log.append(done.step, participant.name, rollouts)
         done.rollouts[participant.name] = rollouts
         self._observer.on_rollouts(done.step, participant.name, rollouts)
 

@@ -289,12 +289,13 @@ class TransformersEngine:
 
     def _rollouts(self, responses: Sequence[tuple[Problem, list[int], list[float]]]) -> list[Rollout]:
         stopped = [ids[-1] in self.agent.stop_ids for _, ids, _ in responses]
+        prompts = [self.agent.encode_prompt(problem) for problem, _, _ in responses]
         texts = self.agent.decode_responses(
             [ids[:-1] if stop else ids for (_, ids, _), stop in zip(responses, stopped, strict=True)],
-            [self.agent.encode_prompt(problem) for problem, _, _ in responses],
+            prompts,
         )
         return [
-            Rollout(
+            Rollout.single_turn(
                 problem=problem,
                 agent=self.agent.name,
                 text=text,
@@ -302,6 +303,10 @@ class TransformersEngine:
                 token_logprobs=tuple(logprobs),
                 finish_reason="stop" if stop else "length",
                 policy_version=self.agent.policy_version,
+                tokenizer=self.agent.tokenizer_fingerprint,
+                prompt_ids=prompt,
             )
-            for (problem, ids, logprobs), text, stop in zip(responses, texts, stopped, strict=True)
+            for (problem, ids, logprobs), prompt, text, stop in zip(
+                responses, prompts, texts, stopped, strict=True
+            )
         ]

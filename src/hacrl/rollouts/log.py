@@ -12,7 +12,7 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import orjson
 
@@ -20,30 +20,12 @@ from hacrl.checkpoint.durable import sync
 from hacrl.errors import CheckpointError
 from hacrl.plain_text import json_text
 from hacrl.safe_files import check_file
-from hacrl.types import Problem, Rollout, Verdict, VerifiedRollout
+from hacrl.types import Problem, Rollout, Segment, Verdict, VerifiedRollout
 
 SCHEMA = 1
 Row = dict[str, Any]
 Keep = int | Literal["all", "none"]
 _STEP_FOLDER = re.compile(r"step-(\d{6,})")
-
-
-class Source(Protocol):
-    """What the log needs to know of the agent whose rollouts it writes."""
-
-    @property
-    def name(self) -> str:
-        """The agent's name."""
-        ...
-
-    @property
-    def tokenizer_fingerprint(self) -> str:
-        """Equal for two agents exactly if token ids of one mean the same text for the other."""
-        ...
-
-    def encode_prompt(self, problem: Problem) -> tuple[int, ...]:
-        """Return the token ids that the agent was asked with."""
-        ...
 
 
 class RolloutLog:
@@ -52,9 +34,9 @@ class RolloutLog:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def append(self, step: int, source: Source, rollouts: Sequence[VerifiedRollout]) -> None:
+    def append(self, step: int, agent: str, rollouts: Sequence[VerifiedRollout]) -> None:
         """Write all of one agent's verified rollouts of a step. The file appears when it is complete."""
-        path = self._path(step, source.name)
+        path = self._path(step, agent)
         unfinished = path.with_name(f".{path.name}.unfinished")
         seen: dict[str, int] = {}
         lines = []
@@ -62,7 +44,7 @@ class RolloutLog:
             problem = verified.rollout.problem
             sample = seen.get(problem.id, 0)
             seen[problem.id] = sample + 1
-            lines.append(_encoded(_row(step, source, sample, verified)))
+            lines.append(_encoded(_row(step, sample, verified)))
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             unfinished.write_bytes(b"".join(lines))
@@ -153,11 +135,8 @@ def _folder_name(step: int) -> str:
     return f"step-{step:06d}"
 
 
-def _row(step: int, source: Source, sample: int, verified: VerifiedRollout) -> Row:
+def _row(step: int, sample: int, verified: VerifiedRollout) -> Row:
     rollout, problem = verified.rollout, verified.rollout.problem
-    logprobs: list[float | None] = list(rollout.token_logprobs)
-    if not math.isfinite(rollout.logprob):  # JSON has no NaN and no infinity
-        logprobs = [one if one is not None and math.isfinite(one) else None for one in logprobs]
     row: Row = {
         "schema": SCHEMA,
         "step": step,
@@ -173,35 +152,52 @@ def _row(step: int, source: Source, sample: int, verified: VerifiedRollout) -> R
         "tokens": rollout.num_tokens,
         "logprob": rollout.logprob if math.isfinite(rollout.logprob) else None,
         "policy_version": rollout.policy_version,
-        "tokenizer": source.tokenizer_fingerprint,
-        "prompt_ids": list(source.encode_prompt(problem)),
+        "tokenizer": rollout.tokenizer,
+        "prompt_ids": list(rollout.prompt_ids),
         "segments": [
             {
-                "kind": "action",
-                "text": rollout.text,
-                "token_ids": list(rollout.token_ids),
-                "token_logprobs": logprobs,
+                "kind": segment.kind,
+                "text": segment.text,
+                "token_ids": list(segment.token_ids),
+                "token_logprobs": _json_numbers(segment.token_logprobs),
             }
+            for segment in rollout.segments
         ],
     }
     if problem.context:
         row["context"] = [turn._asdict() for turn in problem.context]
+    if problem.fields:
+        row["fields"] = dict(problem.fields)
     return row
 
 
 def _verified(row: Mapping[str, Any], problems: Mapping[str, Problem]) -> VerifiedRollout:
-    (segment,) = row["segments"]
-    logprobs = tuple(math.nan if one is None else one for one in segment["token_logprobs"])
+    segments = tuple(
+        Segment(
+            kind=segment["kind"],
+            text=segment["text"],
+            token_ids=tuple(segment["token_ids"]),
+            token_logprobs=tuple(math.nan if one is None else one for one in segment["token_logprobs"]),
+        )
+        for segment in row["segments"]
+    )
     rollout = Rollout(
         problem=problems[row["problem"]],
         agent=row["agent"],
-        text=segment["text"],
-        token_ids=tuple(segment["token_ids"]),
-        token_logprobs=logprobs,
+        segments=segments,
         finish_reason=row["finish_reason"],
         policy_version=row["policy_version"],
+        tokenizer=row["tokenizer"],
+        prompt_ids=tuple(row["prompt_ids"]),
     )
     return VerifiedRollout(rollout, Verdict(row["reward"], row["verdict"]))
+
+
+def _json_numbers(values: Sequence[float]) -> list[float | None]:
+    """Return the values with None for what JSON cannot hold: NaN and infinities."""
+    if math.isfinite(sum(values)):
+        return list(values)
+    return [one if math.isfinite(one) else None for one in values]
 
 
 def _encoded(row: Row) -> bytes:

@@ -27,11 +27,11 @@ _START_LIMIT = 300.0  # seconds to import reasoning-gym, on a busy machine
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question; ``entry`` is what the scorer needs, unread."""
+    """One question; ``entry`` is what the scorer needs, in tagged JSON."""
 
     question: str
     answer: str | None  # None: many answers are right, and reasoning-gym names none
-    entry: str
+    entry: Any
 
 
 class Child:
@@ -125,7 +125,7 @@ class GymScorer:
         self._time_limit = settings.time_limit
         self._child: Child | None = None
 
-    def judge(self, answer: str, entry: str) -> Verdict:
+    def judge(self, answer: str, entry: Any) -> Verdict:
         """Correct for a score of 1 only. A scorer that raises or dies is a crash, one too slow a timeout."""
         child = self._child or self._start()
         child.send({"answer": answer, "entry": entry})

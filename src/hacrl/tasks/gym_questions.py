@@ -6,8 +6,6 @@ generators, and would ask other questions in every process, with no regard to th
 
 from __future__ import annotations
 
-import base64
-import pickle
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -16,6 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from hacrl.errors import TaskError
+from hacrl.json_values import to_tagged_json
 from hacrl.tasks.gym_formats import FORMATS
 from hacrl.tasks.gym_scoring import is_answerable, is_correct
 from hacrl.tasks.splits import question_hash, question_key
@@ -117,21 +116,27 @@ class QuestionSource:
 
 
 def answer_request(request: Mapping[str, Any]) -> dict[str, Any]:
-    """What the parent process asked for, as plain JSON; ``entry`` is for the scoring process to read."""
+    """Return the questions that the parent process asked for, as plain JSON.
+
+    ``entry`` is reasoning-gym's record in tagged JSON, from which the scoring process restores it exactly.
+    """
     try:
         source = QuestionSource(request["kind"], request["config"], request["seed"])
         entries = source.draw(request["count"], request["avoid"])
         source.check_golds(entries, request["answer"])
         source.check_scorer(entries)
+        written = [to_tagged_json(entry) for entry in entries]
     except TaskError as error:
         return {"error": str(error)}
+    except TypeError as error:
+        return {"error": f"task.name: questions of gym:{request['kind']} cannot be stored: {error}"}
     questions = [
         {
             "question": entry["question"],
             "answer": entry["answer"] if isinstance(entry["answer"], str) else None,
-            "entry": base64.b64encode(pickle.dumps(entry)).decode("ascii"),
+            "entry": stored,
         }
-        for entry in entries
+        for entry, stored in zip(entries, written, strict=True)
     ]
     return {"questions": questions, "draws": source.draws}
 

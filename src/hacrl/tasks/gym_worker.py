@@ -6,18 +6,17 @@ answer: what a model wrote, such as ``9**9**9**9``, must not be able to hang or 
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import logging
 import math
 import os
-import pickle
 import resource
 import signal
 import sys
 from importlib import import_module
 from typing import Any
 
+from hacrl.json_values import from_tagged_json
 from hacrl.tasks.gym_scoring import is_correct
 from hacrl.tasks.verification.wire import receive, send
 
@@ -56,11 +55,10 @@ def _serve_scores(replies: int) -> None:
         signal.alarm(0)
 
 
-def _label(dataset: Any, answer: str, entry: str) -> str:
+def _label(dataset: Any, answer: str, entry: Any) -> str:
     """The verdict on an answer that could be read."""
     try:
-        # Pickled by the process that made the questions, which has never seen a model's text.
-        right = is_correct(dataset, answer, pickle.loads(base64.b64decode(entry)))
+        right = is_correct(dataset, answer, from_tagged_json(entry))
     except MemoryError:
         raise  # ends this process, whose state is doubtful
     except Exception:  # odd text makes some scorers raise: counted as such, never silently as wrong

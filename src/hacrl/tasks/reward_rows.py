@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, cast, get_args
 
+from hacrl.json_values import is_plain_json
 from hacrl.tasks.columns import as_text, columns_of, find_column, is_missing, need_column, value_of
 from hacrl.tasks.files import Row
 from hacrl.tasks.sources import Table
@@ -24,10 +25,15 @@ class PromptReader:
 
     def __init__(self, columns: Mapping[str, str]) -> None:
         self.conversational: bool | None = None
+        # problem id -> the row's columns, of rows with values that JSON cannot hold
+        self.python_columns: dict[str, Mapping[str, Any]] = {}
         self._columns = columns
 
     def candidates(self, table: Table) -> list[Candidate]:
-        """Every row, with all of its columns but the prompt."""
+        """Return every row as a candidate, with all columns but the prompt that are plain JSON.
+
+        Columns with other values, such as objects, are kept in ``python_columns``.
+        """
         columns = columns_of(table, self._columns, PURPOSES)
         prompt_column = need_column(table, "prompt", columns, ("prompt",))
         answer_column = find_column(table, "answer", columns)
@@ -49,7 +55,10 @@ class PromptReader:
             answer = (
                 as_text(table, row, answer_column) if answer_column else _plain(row.values.get("answer"))
             ) or ""
-            problem = Problem(own_id, turns[-1].content, answer, turns[:-1], fields)
+            plain = {name: value for name, value in fields.items() if is_plain_json(value)}
+            if len(plain) < len(fields):
+                self.python_columns[own_id] = fields
+            problem = Problem(own_id, turns[-1].content, answer, turns[:-1], plain)
             found.append(Candidate(question, problem, variant))
         return found
 

@@ -54,6 +54,7 @@ class RewardTask:
         asked = reader.candidates(load_table("train", train))
         held_out = None if test is None else reader.candidates(load_table("test", test))
         self._conversational = bool(reader.conversational)
+        self._python_columns = reader.python_columns
         splits = make_splits(asked, held_out, test_share=share, limit=limit)
         self._train, self._test, self.notes = splits.train, splits.test, splits.notes
         self._loop = LoopThread()
@@ -102,12 +103,13 @@ class RewardTask:
     def _arguments(
         self, problems: Sequence[Problem], texts: Sequence[str], token_ids: Sequence[Sequence[int]]
     ) -> dict[str, Any]:
-        columns = dict.fromkeys(key for problem in problems for key in problem.fields)
+        rows = [self._python_columns.get(problem.id, problem.fields) for problem in problems]
+        columns = dict.fromkeys(key for row in rows for key in row)
         return {
             "prompts": [self._prompt(problem) for problem in problems],
             "completions": [self._completion(text) for text in texts],
             "completion_ids": token_ids,
-            **{key: [problem.fields.get(key) for problem in problems] for key in columns},
+            **{key: [row.get(key) for row in rows] for key in columns},
             "trainer_state": None,
         }
 

@@ -311,14 +311,15 @@ class VllmEngine:
         if not all(one.token_ids for one in said):
             raise TrainingError(f"{self.backend.name} gave a response without a token")
         stopped = [one.token_ids[-1] in self.agent.stop_ids for one in said]
+        prompts = [self.agent.encode_prompt(problem) for problem in problems]
         texts = self.agent.decode_responses(
             [one.token_ids[:-1] if stop else one.token_ids for one, stop in zip(said, stopped, strict=True)],
-            [self.agent.encode_prompt(problem) for problem in problems],
+            prompts,
         )
         greedy = sampling.temperature == 0  # its tokens have probability 1 under the distribution used
         assert self._version is not None
         return [
-            Rollout(
+            Rollout.single_turn(
                 problem=problem,
                 agent=self.agent.name,
                 text=text,
@@ -326,8 +327,10 @@ class VllmEngine:
                 token_logprobs=(0.0,) * len(one.token_ids) if greedy else one.logprobs,
                 finish_reason="stop" if stop else "length",
                 policy_version=self._version,
+                tokenizer=self.agent.tokenizer_fingerprint,
+                prompt_ids=prompt,
             )
-            for problem, one, stop, text in zip(problems, said, stopped, texts, strict=True)
+            for problem, prompt, one, stop, text in zip(problems, prompts, said, stopped, texts, strict=True)
         ]
 
 
