@@ -20,7 +20,7 @@ test-slow: $(VENV)/.installed-dev  ## tests with the real pretrained SmolLM2-135
 
 test-vllm: $(VENV)/.installed-dev $(VLLM_VENV)/.installed  ## tests against a real vLLM on a CPU, in an environment of its own
 	HACRL_VLLM_PYTHON=$(abspath $(VLLM_BIN)/python) $(BIN)/pytest -m vllm $(ARGS)
-	$(VLLM_BIN)/python -m pytest tests/vllm tests/agents/test_tree_kernel.py -m "vllm_installed or triton" $(ARGS)
+	$(VLLM_BIN)/python -m pytest tests/vllm tests/models/test_tree_kernel.py -m "vllm_installed or triton" $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -34,7 +34,7 @@ from comparison_tables import step_table, update_table
 from shapes import SHAPES
 from training_work import Measured, Work, dump, load_measured, load_work, make_agents, matmul_peak
 
-from hacrl.learning.settings import OffloadLevel
+from hacrl.config.schema import OffloadLevel
 
 SIDES = ("hacrl gspo", "hacrl hacpo", "trl")
 

@@ -20,9 +20,9 @@ from pathlib import Path
 import torch
 from shapes import SHAPES, make_agent, prompts
 
-from hacrl.checkpoint.store import CheckpointId, CheckpointStore
-from hacrl.config.loading import build_config
-from hacrl.execution.local import LocalRun
+from hacrl.config.load import build_config
+from hacrl.runs.checkpoint import CheckpointId, CheckpointStore
+from hacrl.runs.run import LocalRun
 from hacrl.tasks.rewards import RewardTask
 
 WAYS = ("background", "inline")

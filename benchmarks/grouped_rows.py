@@ -19,10 +19,10 @@ from rollout_work import Work, make_problems
 from shapes import SHAPES, make_agent
 from timing import timed
 
-from hacrl.agents.agent import Agent
-from hacrl.agents.settings import AgentSettings
-from hacrl.rollout import decoding
-from hacrl.rollout.transformers_engine import TransformersEngine
+from hacrl.config.schema import AgentSettings
+from hacrl.engines.hf import batch_decoding as decoding
+from hacrl.engines.hf.engine import TransformersEngine
+from hacrl.models.agent import Agent
 from hacrl.types import Sampling
 
 WORK = ("8x8x32x32", "8x8x180x20", "8x8x32x128", "8x8x32x400", "4x16x256x64", "32x2x32x32")

@@ -22,19 +22,16 @@ from training_work import (
     peak_memory,
 )
 
-from hacrl.agents.agent import Agent
-from hacrl.agents.settings import AgentSettings
 from hacrl.algorithms.methods import make_method
-from hacrl.algorithms.settings import GspoSettings
-from hacrl.config.loading import build_config
-from hacrl.config.schema import RunConfig
-from hacrl.execution.local import LocalRun
-from hacrl.learning.learner import Learner
-from hacrl.learning.observer import Observer, Phase
-from hacrl.learning.reports import StepReport
-from hacrl.learning.residency import Residency
-from hacrl.learning.settings import LearningSettings, OffloadLevel
+from hacrl.config.load import build_config
+from hacrl.config.schema import AgentSettings, GspoSettings, LearningSettings, OffloadLevel, RunConfig
+from hacrl.memory.residency import Residency
+from hacrl.models.agent import Agent
+from hacrl.runs.run import LocalRun
 from hacrl.tasks.rewards import RewardTask
+from hacrl.training.learner import Learner
+from hacrl.training.metrics import StepReport
+from hacrl.training.observer import Observer, Phase
 from hacrl.types import LearnerSample, Sampling, VerifiedRollout
 
 

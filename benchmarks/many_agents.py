@@ -31,20 +31,19 @@ import torch
 from shapes import letter_tokenizer, make_agent, prompts
 from transformers.utils import logging
 
-from hacrl.agents.codec import Codec
-from hacrl.agents.retokenise import Retokeniser
 from hacrl.algorithms.capability import CapabilityTracker
 from hacrl.algorithms.methods import make_method
-from hacrl.algorithms.settings import HacpoSettings
-from hacrl.config.loading import build_config
-from hacrl.execution.local import LocalRun
-from hacrl.learning.learner import Learner
-from hacrl.learning.reports import learn_report, rollout_report
-from hacrl.learning.samples import SampleBuilder
-from hacrl.learning.stats import LearnStats
-from hacrl.learning.trainer import Trainer
+from hacrl.config.load import build_config
+from hacrl.config.schema import HacpoSettings
+from hacrl.models.retokenizing import Retokeniser
+from hacrl.models.tokenizing import Codec
 from hacrl.rollouts.groups import group_by_prompt
+from hacrl.runs.run import LocalRun
 from hacrl.tasks.rewards import RewardTask
+from hacrl.training.learner import Learner
+from hacrl.training.metrics import LearnStats, learn_report, rollout_report
+from hacrl.training.samples import SampleBuilder
+from hacrl.training.trainer import Trainer
 from hacrl.types import Problem, Rollout, Verdict, VerifiedRollout
 
 SHAPES = ("qwen3-tiny", "llama-tiny")

@@ -27,11 +27,11 @@ from rollout_work import make_problems
 from shapes import SHAPES, make_agent
 from timing import timed
 
-from hacrl.agents.agent import Agent
-from hacrl.agents.compiled import worth_compiling
-from hacrl.agents.settings import AgentSettings
-from hacrl.rollout.continuous import Ended, Prompts, Request, decode_all
-from hacrl.rollout.slot_decoder import Group, SlotDecoder
+from hacrl.config.schema import AgentSettings
+from hacrl.engines.hf.continuous_batching import Ended, Prompts, Request, decode_all
+from hacrl.engines.hf.slot_decoder import Group, SlotDecoder
+from hacrl.models.agent import Agent
+from hacrl.models.compile import worth_compiling
 from hacrl.types import Sampling
 
 MEASURED_STEPS = 64

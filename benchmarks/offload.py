@@ -20,8 +20,8 @@ from shapes import SHAPES
 from timing import timed
 from torch import Tensor
 
-from hacrl.learning.offload import CudaTransfers
-from hacrl.learning.optimizer import MasterWeightAdamW
+from hacrl.training.offload import CudaTransfers
+from hacrl.training.optimizer import MasterWeightAdamW
 
 GIB = 2**30
 REPEATS = 3

@@ -22,12 +22,10 @@ from shapes import SHAPES, make_agent
 from timing import synchronize, timed
 from torch.profiler import ProfilerActivity, profile
 
-from hacrl.agents.agent import Agent
-from hacrl.agents.settings import AgentSettings
 from hacrl.algorithms.methods import make_method
-from hacrl.algorithms.settings import GspoSettings
-from hacrl.learning.learner import Learner
-from hacrl.learning.settings import LearningSettings
+from hacrl.config.schema import AgentSettings, GspoSettings, LearningSettings
+from hacrl.models.agent import Agent
+from hacrl.training.learner import Learner
 from hacrl.types import LearnerSample, Sampling
 
 WARM_UP = 3

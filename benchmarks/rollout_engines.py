@@ -32,9 +32,8 @@ from rollout_sides import GENERATE, SIDES, Made, Setup, Side, let_go, make_side
 from rollout_work import Work, make_problems
 from shapes import SHAPES, make_agent
 
-from hacrl.agents.agent import Agent
-from hacrl.agents.engine_settings import VllmSettings
-from hacrl.agents.settings import AgentSettings
+from hacrl.config.schema import AgentSettings, VllmSettings
+from hacrl.models.agent import Agent
 from hacrl.types import Problem
 
 GIB = 2**30

@@ -14,18 +14,18 @@ from typing import Any, Protocol
 import torch
 from rollout_work import AnsweringTask, Work
 
-from hacrl.agents.agent import Agent
-from hacrl.agents.engine_settings import VllmSettings
-from hacrl.rollout.engine import RolloutEngine
-from hacrl.rollout.transformers_engine import TransformersEngine
-from hacrl.rollout.verified import Judging
-from hacrl.rollout.vllm.launch import (
+from hacrl.config.schema import VllmSettings
+from hacrl.engines.base import RolloutEngine
+from hacrl.engines.hf.engine import TransformersEngine
+from hacrl.engines.judging import Judging
+from hacrl.engines.vllm.launch import (
     engine_arguments,
     engine_environment,
     make_vllm_engine,
     runs_on_cpu,
     sleeps,
 )
+from hacrl.models.agent import Agent
 from hacrl.types import Problem, Sampling
 
 GENERATE = ("generate", "static")

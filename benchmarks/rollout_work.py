@@ -12,8 +12,8 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hacrl.agents.agent import Agent
-from hacrl.tasks.verification.pool import MathVerifier
+from hacrl.models.agent import Agent
+from hacrl.tasks.math.pool import MathVerifier
 from hacrl.types import Problem, Rollout, Verdict
 
 GOLD = r"\frac{x + 1}{2}"

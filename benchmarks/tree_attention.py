@@ -17,11 +17,10 @@ import torch
 from timing import best_of
 from torch import Tensor
 
-from hacrl.agents.attention import Segments, packed_attention
-from hacrl.agents.packing import pack
-from hacrl.agents.shared_keys import Shared, handed_out
-from hacrl.agents.tree import Tree
-from hacrl.agents.tree_attention import tree_attention
+from hacrl.models.attention.packed import Segments, packed_attention
+from hacrl.models.attention.tree import Tree
+from hacrl.models.attention.tree_attention import Shared, handed_out, tree_attention
+from hacrl.models.packing import pack
 
 HEADS = ((16, 8), (12, 2))  # of queries, and of keys
 WIDTH = 128

@@ -18,9 +18,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hacrl.tasks.verification import matching
-from hacrl.tasks.verification.pool import MathVerifier, judge_plainly
-from hacrl.tasks.verification.settings import VerifierSettings
+from hacrl.config.schema import VerifierSettings
+from hacrl.tasks.math import matching
+from hacrl.tasks.math.pool import MathVerifier, judge_plainly
 
 Pair = tuple[str, str]  # gold answer, response
 

@@ -24,10 +24,10 @@ import torch
 from rollout_work import Work
 from shapes import SHAPES, make_agent
 
-from hacrl.agents.engine_settings import VllmSettings
-from hacrl.rollout.vllm.backend import Ask
-from hacrl.rollout.vllm.child import ChildBackend
-from hacrl.rollout.vllm.launch import engine_arguments, engine_environment
+from hacrl.config.schema import VllmSettings
+from hacrl.engines.vllm.backend import Ask
+from hacrl.engines.vllm.child import ChildBackend
+from hacrl.engines.vllm.launch import engine_arguments, engine_environment
 from hacrl.types import Sampling
 
 

@@ -24,11 +24,11 @@ from typing import Any
 import torch
 from shapes import SHAPES, make_agent, prompts
 
-from hacrl.config.loading import build_config
-from hacrl.execution.local import LocalRun
-from hacrl.learning.observer import Observer, Phase
-from hacrl.learning.reports import StepReport
+from hacrl.config.load import build_config
+from hacrl.runs.run import LocalRun
 from hacrl.tasks.rewards import RewardTask
+from hacrl.training.metrics import StepReport
+from hacrl.training.observer import Observer, Phase
 from hacrl.types import VerifiedRollout
 
 GIB = 2**30

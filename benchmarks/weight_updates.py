@@ -25,12 +25,11 @@ import torch
 from rollout_work import make_problems
 from shapes import SHAPES, make_agent
 
-from hacrl.agents.agent import Agent
-from hacrl.agents.engine_settings import VllmSettings
-from hacrl.agents.settings import AgentSettings
-from hacrl.rollout.vllm.backend import Ask, Backend, Ended
-from hacrl.rollout.vllm.engine import VllmEngine
-from hacrl.rollout.vllm.launch import make_vllm_engine
+from hacrl.config.schema import AgentSettings, VllmSettings
+from hacrl.engines.vllm.backend import Ask, Backend, Ended
+from hacrl.engines.vllm.engine import VllmEngine
+from hacrl.engines.vllm.launch import make_vllm_engine
+from hacrl.models.agent import Agent
 
 GIB = 2**30
 CONTEXT = 512
@@ -56,32 +55,32 @@ class Watched:
         self.calls: list[tuple[str, float, float]] = []
 
     def start(self) -> None:
-        """See :class:`hacrl.rollout.vllm.backend.Backend`."""
+        """See :class:`hacrl.engines.vllm.backend.Backend`."""
         self._note("start", self._backend.start)
 
     def generate(self, asks: Sequence[Ask]) -> Iterator[Ended]:
-        """See :class:`hacrl.rollout.vllm.backend.Backend`."""
+        """See :class:`hacrl.engines.vllm.backend.Backend`."""
         return self._backend.generate(asks)
 
     def call(self, method: str, *arguments: str) -> list[Any]:
-        """See :class:`hacrl.rollout.vllm.backend.Backend`."""
+        """See :class:`hacrl.engines.vllm.backend.Backend`."""
         results: list[Any] = self._note(method, self._backend.call, method, *arguments)
         return results
 
     def forget_prefixes(self) -> None:
-        """See :class:`hacrl.rollout.vllm.backend.Backend`."""
+        """See :class:`hacrl.engines.vllm.backend.Backend`."""
         self._note("forget", self._backend.forget_prefixes)
 
     def sleep(self) -> None:
-        """See :class:`hacrl.rollout.vllm.backend.Backend`."""
+        """See :class:`hacrl.engines.vllm.backend.Backend`."""
         self._note("sleep", self._backend.sleep)
 
     def wake(self, part: str) -> None:
-        """See :class:`hacrl.rollout.vllm.backend.Backend`."""
+        """See :class:`hacrl.engines.vllm.backend.Backend`."""
         self._note("wake", self._backend.wake, part)
 
     def close(self) -> None:
-        """See :class:`hacrl.rollout.vllm.backend.Backend`."""
+        """See :class:`hacrl.engines.vllm.backend.Backend`."""
         self._backend.close()
 
     def _note(self, name: str, work: Any, *arguments: Any) -> Any:

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Mapping
 
 from hacrl import Callback, HACRLConfig, HACRLTrainer
-from hacrl.evaluation.accuracy import Accuracy
-from hacrl.learning.reports import StepReport
+from hacrl.training.accuracy import Accuracy
+from hacrl.training.metrics import StepReport
 
 
 class StopAt(Callback):

@@ -15,15 +15,15 @@ from pathlib import Path
 
 import torch
 
-from hacrl.config.loading import load_config
+from hacrl.config.load import load_config
 from hacrl.config.schema import RunConfig
-from hacrl.execution.local import build_trainer
-from hacrl.learning.trainer import Participant, Trainer
-from hacrl.rollout.verified import verify_rollouts
+from hacrl.engines.judging import verify_rollouts
 from hacrl.rollouts.groups import group_by_prompt
+from hacrl.runs.run import build_trainer
 from hacrl.seeding import derive_seed
 from hacrl.tasks.registry import make_task
-from hacrl.tasks.stream import ProblemStream
+from hacrl.tasks.splits import ProblemStream
+from hacrl.training.trainer import Participant, Trainer
 from hacrl.types import LearnerSample
 
 

@@ -27,7 +27,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from hacrl.config.loading import load_config
+from hacrl.config.load import load_config
 from hacrl.tasks.registry import make_task
 
 PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"

@@ -15,9 +15,9 @@ from hacrl_side import measure, measure_updates
 from shapes import SHAPES, make_agent
 from training_work import Measured, Work, learning_flops, make_agents, matrix_parameters
 
-from hacrl.agents.agent import Agent
-from hacrl.agents.settings import AgentSettings
-from hacrl.rollout.transformers_engine import TransformersEngine
+from hacrl.config.schema import AgentSettings
+from hacrl.engines.hf.engine import TransformersEngine
+from hacrl.models.agent import Agent
 from hacrl.types import Problem, Sampling
 
 WORK = Work(

@@ -8,15 +8,14 @@ import minimal_hacpo as example
 import pytest
 import torch
 
-from hacrl.agents.agent import Agent
-from hacrl.agents.references import bundled_agents
 from hacrl.algorithms.capability import CapabilityTracker
 from hacrl.algorithms.methods import make_method
-from hacrl.algorithms.settings import HacpoSettings
-from hacrl.learning.learner import Learner
-from hacrl.learning.samples import SampleBuilder
-from hacrl.learning.settings import LearningSettings
+from hacrl.config.schema import HacpoSettings, LearningSettings
+from hacrl.models.agent import Agent
+from hacrl.models.references import bundled_agents
 from hacrl.rollouts.groups import PromptGroup
+from hacrl.training.learner import Learner
+from hacrl.training.samples import SampleBuilder
 from hacrl.types import Problem, Rollout, Sampling, Verdict, VerifiedRollout
 
 NAMES = ("qwen-small-a", "llama-pairs")

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from hacrl.config.loading import build_config
+from hacrl.config.load import build_config
+from hacrl.config.schema import TaskSettings
 from hacrl.errors import ConfigError, TaskError
-from hacrl.execution.local import run_locally
+from hacrl.runs.run import run_locally
 from hacrl.tasks.registry import make_task
-from hacrl.tasks.settings import TaskSettings
 from hacrl.tracking.registry import make_trackers
 
 DOCS = Path(__file__).parent.parent / "docs" / "extending.md"

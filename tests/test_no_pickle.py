@@ -98,4 +98,4 @@ def test_every_model_is_loaded_from_safetensors_alone():
                 loads.append(
                     (path.relative_to(SOURCE).as_posix(), bool(keywords & {"use_safetensors", "gguf_file"}))
                 )
-    assert loads == [("agents/loading.py", True), ("agents/smollm2.py", True)]
+    assert loads == [("models/loading.py", True), ("models/smollm2.py", True)]

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from hacrl.agents.codec import Codec
-from hacrl.tasks.verification.pool import judge_plainly
+from hacrl.models.tokenizing import Codec
+from hacrl.tasks.math.pool import judge_plainly
 from hacrl.types import Problem, Rollout
 
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))  # scripts, no package

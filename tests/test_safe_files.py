@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hacrl import safe_files
+from hacrl import files as safe_files
 from hacrl.errors import ConfigError, HacrlError
-from hacrl.safe_files import (
+from hacrl.files import (
     MissingFileError,
     UnreadableFileError,
     as_record,

@@ -6,10 +6,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hacrl.agents.settings import AgentSettings
     from hacrl.api.callback import Callback
     from hacrl.api.config import HACRLConfig
     from hacrl.api.trainer import HACRLTrainer
+    from hacrl.config.schema import AgentSettings
     from hacrl.types import Problem, Rollout, Verdict
 
 __version__ = "0.1.0"
@@ -17,7 +17,7 @@ __all__ = ["AgentSettings", "Callback", "HACRLConfig", "HACRLTrainer", "Problem"
 
 # Where each name is defined. Imported when it is first asked for: ``import hacrl`` stays light.
 _HOMES = {
-    "AgentSettings": "hacrl.agents.settings",
+    "AgentSettings": "hacrl.config.schema",
     "Callback": "hacrl.api.callback",
     "HACRLConfig": "hacrl.api.config",
     "HACRLTrainer": "hacrl.api.trainer",

@@ -1,4 +1,7 @@
-"""Code of others that a recipe names: ``module:attribute``, ``file.py:attribute``, or an entry point."""
+"""Code of others that a recipe names: ``module:attribute``, ``file.py:attribute``, or an entry point.
+
+Libraries that only some tasks need: imported when asked for, or an error that says how to get them.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,12 @@ import importlib
 import importlib.util
 import sys
 from difflib import get_close_matches
+from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from hacrl.errors import HacrlError
+from hacrl.errors import HacrlError, TaskError
 
 
 def is_reference(name: str) -> bool:
@@ -76,3 +80,14 @@ def _import(name: str) -> Any:
         return importlib.import_module(name)
     finally:
         sys.path.remove(folder)
+
+
+def optional_module(name: str, *, extra: str, needed_for: str) -> Any:
+    """The module, or a :class:`TaskError` with the pip command; ``extra`` is hacrl's own extra for it."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise TaskError(
+            f"{needed_for} needs the package {name.partition('.')[0]!r}, which cannot be imported ({error}); "
+            f"install it with: pip install 'hacrl[{extra}]'"
+        ) from error

@@ -6,15 +6,10 @@ import math
 
 import pytest
 
-from hacrl.algorithms.advantage import (
-    NormaliserSettings,
-    capability_aware_baseline,
-    equal_capability,
-    joint_std,
-)
+from hacrl.algorithms.advantage import capability_aware_baseline, equal_capability, joint_std
 from hacrl.algorithms.capability import CapabilityTracker
 from hacrl.algorithms.methods import make_method
-from hacrl.algorithms.settings import GrpoSettings, GspoSettings, HacpoSettings, NaiveSettings
+from hacrl.config.schema import GrpoSettings, GspoSettings, HacpoSettings, NaiveSettings, NormaliserSettings
 
 EXACT_STD = NormaliserSettings(unbiased=False, epsilon=0.0)
 # Pooled rewards 1 0 1 1 0 1 0 0: mean 1/2, squared deviations 8 * 1/4 = 2, biased std sqrt(2/8) = 1/2.

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from hacrl.algorithms.advantage import NormaliserSettings
-from hacrl.algorithms.capability import CapabilitySettings, CapabilityTracker
+from hacrl.algorithms.capability import CapabilityTracker
 from hacrl.algorithms.methods import make_method
-from hacrl.algorithms.settings import HacpoSettings
+from hacrl.config.schema import CapabilitySettings, HacpoSettings, NormaliserSettings
 
 from . import independent
 from .batches import Row, make_batch

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from hacrl.algorithms.capability import CapabilitySettings, CapabilityTracker, batch_capability
+from hacrl.algorithms.capability import CapabilityTracker, batch_capability
+from hacrl.config.schema import CapabilitySettings
 
 
 def tracker_with(steps: dict[str, list[float]], **settings) -> CapabilityTracker:

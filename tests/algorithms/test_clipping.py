@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hacrl.algorithms.clipping import check_schedule, clip_cross_agent, clip_own, stepwise_lower_bound
-from hacrl.algorithms.settings import GrpoSettings, GspoSettings, HacpoSettings, NaiveSettings
+from hacrl.algorithms.clipping import clip_cross_agent, clip_own, stepwise_lower_bound
+from hacrl.config.schema import GrpoSettings, GspoSettings, HacpoSettings, NaiveSettings, check_schedule
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hacrl.algorithms.methods import make_method
-from hacrl.algorithms.settings import GrpoSettings, GspoSettings, HacpoSettings, NaiveSettings
+from hacrl.config.schema import GrpoSettings, GspoSettings, HacpoSettings, NaiveSettings
 
 from .batches import Row, loss_and_gradient, make_batch, row_with_ratio
 

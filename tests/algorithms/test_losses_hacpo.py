@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hacrl.algorithms.methods import make_method
-from hacrl.algorithms.settings import GspoSettings, HacpoSettings
+from hacrl.config.schema import GspoSettings, HacpoSettings
 
 from .batches import Row, loss_and_gradient, make_batch, row_with_ratio
 

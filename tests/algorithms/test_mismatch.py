@@ -12,7 +12,7 @@ import torch
 
 from hacrl.algorithms.methods import make_method
 from hacrl.algorithms.mismatch import sequence_weight, token_weight
-from hacrl.algorithms.settings import GrpoSettings, GspoSettings, HacpoSettings, NaiveSettings
+from hacrl.config.schema import GrpoSettings, GspoSettings, HacpoSettings, NaiveSettings
 from hacrl.types import LossBatch
 
 from . import independent

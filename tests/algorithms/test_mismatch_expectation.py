@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hacrl.algorithms.methods import make_method
-from hacrl.algorithms.settings import GrpoSettings, GspoSettings, HacpoSettings, NaiveSettings
+from hacrl.config.schema import GrpoSettings, GspoSettings, HacpoSettings, NaiveSettings
 from hacrl.types import LossBatch
 
 STOP = 2

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hacrl.algorithms.advantage import NormaliserSettings, equal_capability
+from hacrl.algorithms.advantage import equal_capability
 from hacrl.algorithms.capability import CapabilityTracker
 from hacrl.algorithms.importance import sequence_ratio
 from hacrl.algorithms.methods import make_method
-from hacrl.algorithms.settings import GspoSettings, HacpoSettings, NaiveSettings
+from hacrl.config.schema import GspoSettings, HacpoSettings, NaiveSettings, NormaliserSettings
 
 from .batches import Row, gradient, loss_and_gradient, make_batch
 

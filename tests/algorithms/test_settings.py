@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hacrl.algorithms.settings import GrpoSettings, GspoSettings, HacpoSettings, MethodSettings, NaiveSettings
+from hacrl.config.schema import GrpoSettings, GspoSettings, HacpoSettings, MethodSettings, NaiveSettings
 
 
 def test_defaults_of_the_paper() -> None:

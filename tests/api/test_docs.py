@@ -11,9 +11,9 @@ from dataclasses import fields
 from pathlib import Path
 
 from hacrl import Callback, HACRLConfig
-from hacrl.learning.observer import Observer
 from hacrl.tracking.registry import BACKENDS
 from hacrl.tracking.scalars import evaluation_scalars, step_scalars
+from hacrl.training.observer import Observer
 from tests.tracking.scenario import SECONDS, accuracies, report
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hacrl.execution.results import read_result
+from hacrl.runs.results import read_result
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -10,13 +10,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hacrl
 from hacrl import AgentSettings, Callback, HACRLConfig, HACRLTrainer
-from hacrl.algorithms.settings import GspoSettings, HacpoSettings
 from hacrl.api.agents import agent_requests
+from hacrl.config.schema import (
+    EvaluationSettings,
+    GspoSettings,
+    HacpoSettings,
+    LearningSettings,
+    RolloutSettings,
+    TaskSettings,
+)
 from hacrl.errors import ConfigError, HacrlError
-from hacrl.evaluation.settings import EvaluationSettings
-from hacrl.learning.settings import LearningSettings
-from hacrl.rollout.settings import RolloutSettings
-from hacrl.tasks.settings import TaskSettings
 from tests.api.conftest import ROWS, has_digit, small
 from tests.support.sevens import SevensTask
 from tests.support.tiny import char_agent
@@ -83,7 +86,7 @@ def test_every_key_of_a_run_can_be_said():
 
 
 def test_defaults_are_a_recipes():
-    from hacrl.config.loading import build_config
+    from hacrl.config.load import build_config
 
     assert run_config() == build_config({"agents": [AGENT], "output": "out"})
 
@@ -264,8 +267,8 @@ def test_a_script_without_a_guard(models, tmp_path):
     script.write_text(
         "import sys\n"
         "from hacrl import HACRLConfig, HACRLTrainer\n"
-        "from hacrl.tasks.verification.pool import MathVerifier\n"
-        "from hacrl.tasks.verification.settings import VerifierSettings\n"
+        "from hacrl.tasks.math.pool import MathVerifier\n"
+        "from hacrl.config.schema import VerifierSettings\n"
         "print('started')\n"
         "verifier = MathVerifier(VerifierSettings(workers=1, time_limit=60.0))\n"
         "def equal(completions, **_):\n"

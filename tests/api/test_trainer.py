@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hacrl import AgentSettings, Callback, HACRLTrainer
-from hacrl.config.loading import build_config, load_config
+from hacrl.config.load import build_config, load_config
 from hacrl.errors import TrainingError
-from hacrl.execution import hub
-from hacrl.execution.local import run_locally
 from hacrl.rollouts.log import RolloutLog
+from hacrl.runs import hub
+from hacrl.runs.run import run_locally
 from hacrl.tasks.arithmetic import ArithmeticTask
 from tests.api.conftest import ROWS, SMALL, has_digit, shortness, small
 from tests.support.sevens import SevensTask

@@ -115,7 +115,7 @@ def test_an_earlier_demo_keeps_its_folder(tmp_path):
 
 
 def test_compare_help_names_every_variant(tmp_path):
-    from hacrl.execution.variants import VARIANTS
+    from hacrl.studies.variants import VARIANTS
 
     shown = "".join(hacrl("compare", "--help", cwd=tmp_path).stdout.split())  # wherever lines are broken
     for variant in VARIANTS:
@@ -128,7 +128,7 @@ def test_a_run_interrupted_before_it_begins_says_so(recipe, tmp_path, monkeypatc
         raise KeyboardInterrupt
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("hacrl.execution.local.LocalRun", interrupted)
+    monkeypatch.setattr("hacrl.runs.run.LocalRun", interrupted)
     with pytest.raises(typer.Exit) as ended:
         run_training(recipe, ["output=out"], overwrite=False, dry_run=False)
     assert ended.value.exit_code == 130

@@ -17,7 +17,7 @@ import pytest
 
 from hacrl.cli import interrupts
 from hacrl.cli.interrupts import STOPPING, stopping_on_signals
-from hacrl.execution.child_processes import child_processes
+from hacrl.runs.watchdog import child_processes
 
 GUARD = 120.0  # seconds that nothing may take which is not stuck
 SAID = "finishing the phase under way, then saving everything; once more to exit at once, without saving"
@@ -166,8 +166,8 @@ def state_of(pid: int) -> str:
 def test_workers_end_with_a_process_that_exits_at_once() -> None:
     """One worker is idle; the other computes, which its limit of CPU time ends."""
     code = """
-from hacrl.tasks.verification.pool import MathVerifier
-from hacrl.tasks.verification.settings import VerifierSettings
+from hacrl.tasks.math.pool import MathVerifier
+from hacrl.config.schema import VerifierSettings
 
 if __name__ == "__main__":
     verifier = MathVerifier(VerifierSettings(workers=2, time_limit=3.0))

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hacrl.agents.settings import AgentSettings, LoraSettings
-from hacrl.config.loading import build_config, config_to_yaml, load_config
+from hacrl.config.load import build_config, config_to_yaml, load_config
+from hacrl.config.schema import AgentSettings, LoraSettings
 from hacrl.errors import ConfigError
 
 

@@ -14,10 +14,8 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hacrl.config.loading import build_config, config_to_yaml, load_config
-from hacrl.config.overrides import apply_override
+from hacrl.config.load import apply_override, build_config, config_to_yaml, load_config, parse_yaml
 from hacrl.config.schema import RunConfig
-from hacrl.config.yaml_loader import parse_yaml
 from hacrl.errors import HacrlError
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hacrl.config.loading import RECIPE_LIMIT, build_config, config_to_yaml, load_config
+from hacrl.config.load import RECIPE_LIMIT, build_config, config_to_yaml, load_config
 from hacrl.config.plain import DEEPEST, MOST_VALUES, one_line
 from hacrl.errors import ConfigError
 
@@ -46,7 +46,7 @@ BOMBS = {
 LOAD = """
 import sys
 from pathlib import Path
-from hacrl.config.loading import load_config
+from hacrl.config.load import load_config
 from hacrl.errors import HacrlError
 try:
     load_config(Path(sys.argv[1]))

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from hacrl.algorithms.settings import GspoSettings, HacpoSettings
 from hacrl.config.checks import updates_per_step
-from hacrl.config.loading import build_config, config_to_yaml, load_config
+from hacrl.config.load import build_config, config_to_yaml, load_config
+from hacrl.config.schema import GspoSettings, HacpoSettings
 from hacrl.errors import ConfigError
 
 AGENTS = [{"name": "ada", "model": "bundled:qwen-small-a"}, {"name": "ben", "model": "bundled:llama-pairs"}]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hacrl.config.loading import load_config
+from hacrl.config.load import load_config
 from hacrl.errors import ConfigError
 
 DEMO = Path("demo")

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from hacrl.evaluation.accuracy import Accuracy, accuracy_by_problem, accuracy_of
-from hacrl.evaluation.settings import EvaluationSettings
-from hacrl.rollout.transformers_engine import TransformersEngine
-from hacrl.rollout.verified import ask_and_judge
+from hacrl.config.schema import EvaluationSettings
+from hacrl.engines.hf.engine import TransformersEngine
+from hacrl.engines.judging import ask_and_judge
+from hacrl.training.accuracy import Accuracy, accuracy_by_problem, accuracy_of
 from hacrl.types import Sampling
 from tests.support.sevens import SevensTask
 from tests.support.tiny import char_agent, with_logit_bias

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hacrl.evaluation.chunks import plan_chunks
-from hacrl.evaluation.results import PairResult, Results
-from hacrl.evaluation.scores import Mark, score
+from hacrl.evaluation.results import Mark, PairResult, Results, score
 from hacrl.evaluation.tables import TextTable, result_tables, results_markdown
 
 

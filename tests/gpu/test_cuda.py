@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hacrl.config.loading import load_config
-from hacrl.execution.local import build_trainer, run_locally
+from hacrl.config.load import load_config
+from hacrl.runs.run import build_trainer, run_locally
 
 pytestmark = [
     pytest.mark.gpu,

@@ -9,18 +9,17 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from hacrl.agents.agent import Agent
-from hacrl.agents.download import Download
-from hacrl.agents.logprobs import packed_logprobs, padded_logprobs
-from hacrl.agents.ragged import has_fused_attention
 from hacrl.algorithms.methods import make_method
-from hacrl.algorithms.settings import GspoSettings
-from hacrl.learning.learner import Learner
-from hacrl.learning.settings import LearningSettings
-from hacrl.learning.stats import LearnStats, PassResult
-from hacrl.rollout.continuous import Ended, Request, decode_all
-from hacrl.rollout.slot_decoder import Said, SlotDecoder
-from hacrl.rollout.transformers_engine import TransformersEngine
+from hacrl.config.schema import GspoSettings, LearningSettings
+from hacrl.engines.hf.continuous_batching import Ended, Request, decode_all
+from hacrl.engines.hf.engine import TransformersEngine
+from hacrl.engines.hf.slot_decoder import Said, SlotDecoder
+from hacrl.models.agent import Agent
+from hacrl.models.device import Download
+from hacrl.models.logprobs import packed_logprobs, padded_logprobs
+from hacrl.models.packing import has_fused_attention
+from hacrl.training.learner import Learner
+from hacrl.training.metrics import LearnStats, PassResult
 from hacrl.types import LearnerSample, Problem, Sampling
 from tests.support.tiny import character_tokenizer
 
@@ -175,7 +174,7 @@ def gradients(checkpointing: bool, packed: bool, monkeypatch: pytest.MonkeyPatch
     if not packed:
         for place in ("agents.logprobs", "learning.learner"):
             monkeypatch.setattr(f"hacrl.{place}.packs", lambda *_: False)
-        monkeypatch.setattr("hacrl.learning.token_budget.has_fused_attention", lambda model: False)
+        monkeypatch.setattr("hacrl.training.batching.has_fused_attention", lambda model: False)
     settings = LearningSettings(micro_batch_tokens=100, compile=compile, max_grad_norm=1e9)
     learner = Learner(agent, make_method(GspoSettings(clip_low=0.99, clip_high=9)), settings, Sampling(64))
     kept = []
@@ -277,7 +276,7 @@ def test_packed_logprobs_in_16_bits_are_as_near_to_the_truth_as_padded_ones() ->
 @pytest.mark.parametrize("window", [-1, 0, 5, 70])
 @pytest.mark.parametrize(("heads", "key_heads", "width"), [(16, 8, 128), (12, 2, 64), (8, 8, 64)])
 def test_the_decode_kernel_is_plain_attention(heads, key_heads, width, window) -> None:
-    from hacrl.rollout.decode_kernel import can_decode, decode_attention
+    from hacrl.engines.hf.decode_kernel import can_decode, decode_attention
 
     torch.manual_seed(0)
     rows, slots, length = 300, 310, 200
@@ -314,7 +313,7 @@ def test_the_decode_kernel_is_plain_attention(heads, key_heads, width, window) -
 
 
 def test_the_kernel_that_adds_up_gradients_of_shared_prompts() -> None:
-    from hacrl.agents.shared_keys import handed_out, share
+    from hacrl.models.attention.tree_attention import handed_out, share
 
     generator = torch.Generator().manual_seed(0)
     places = torch.cat([torch.arange(1000), torch.randint(0, 300, (5000,), generator=generator)])

@@ -12,16 +12,16 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from hacrl.agents.agent import Agent
-from hacrl.config.loading import build_config
+from hacrl.config.load import build_config
 from hacrl.config.schema import RunConfig
-from hacrl.execution import memory
-from hacrl.execution.local import LocalRun, build_trainer
-from hacrl.execution.preflight import preflight
-from hacrl.execution.resume import open_run
-from hacrl.learning.observer import Observer, Phase
-from hacrl.learning.offload import CudaTransfers, Luggage
-from hacrl.learning.optimizer import MasterWeightAdamW
+from hacrl.memory import plan as memory
+from hacrl.models.agent import Agent
+from hacrl.runs.preflight import preflight
+from hacrl.runs.resume import open_run
+from hacrl.runs.run import LocalRun, build_trainer
+from hacrl.training.observer import Observer, Phase
+from hacrl.training.offload import CudaTransfers, Luggage
+from hacrl.training.optimizer import MasterWeightAdamW
 from tests.support.sevens import SevensTask
 from tests.support.tiny import character_tokenizer, pair_tokenizer, tiny_llama, tiny_qwen
 
@@ -96,9 +96,9 @@ def test_what_is_away_takes_no_memory_of_the_gpu() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_updates_are_the_same_to_the_bit(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hacrl.learning.optimizer_piece.PIECE", 2 * 512 * 1024 * 12)  # two tensors or three
-    monkeypatch.setattr("hacrl.learning.gradient_sums.COMING", 2 * 512 * 1024 * 4)
-    monkeypatch.setattr("hacrl.learning.gradient_sums.LEAVING", 3 * 512 * 1024 * 4)
+    monkeypatch.setattr("hacrl.training.optimizer_block.PIECE", 2 * 512 * 1024 * 12)  # two tensors or three
+    monkeypatch.setattr("hacrl.training.gradients.COMING", 2 * 512 * 1024 * 4)
+    monkeypatch.setattr("hacrl.training.gradients.LEAVING", 3 * 512 * 1024 * 4)
     generator = torch.Generator().manual_seed(0)
     start = [torch.randn(512, 1024, generator=generator).to(dtype) for _ in range(9)]
     # four updates of three backward passes each, the last of which does not reach all
@@ -153,7 +153,7 @@ def test_updates_are_the_same_to_the_bit(dtype: torch.dtype, monkeypatch: pytest
 
 def test_an_update_that_streams_has_two_pieces_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixteen pieces of 48 MiB: masters and moments of 4 Mi weights, 768 MiB in all."""
-    monkeypatch.setattr("hacrl.learning.optimizer_piece.PIECE", 48 * MIB)
+    monkeypatch.setattr("hacrl.training.optimizer_block.PIECE", 48 * MIB)
     transfers = CudaTransfers(GPU)
     values = [nn.Parameter(torch.zeros(4 * MIB, dtype=torch.bfloat16, device=GPU)) for _ in range(16)]
     optimizer = MasterWeightAdamW(values, 1e-2, (0.9, 0.999), 0.0)
@@ -179,8 +179,8 @@ def test_an_update_that_streams_has_two_pieces_on_the_gpu(monkeypatch: pytest.Mo
 
 def test_sums_of_gradients_take_the_room_of_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixteen sums of 16 MiB: two come, three leave, and there is the one that a gradient is added to."""
-    monkeypatch.setattr("hacrl.learning.gradient_sums.COMING", 32 * MIB)
-    monkeypatch.setattr("hacrl.learning.gradient_sums.LEAVING", 48 * MIB)
+    monkeypatch.setattr("hacrl.training.gradients.COMING", 32 * MIB)
+    monkeypatch.setattr("hacrl.training.gradients.LEAVING", 48 * MIB)
     transfers = CudaTransfers(GPU)
     values = [nn.Parameter(torch.zeros(4 * MIB, dtype=torch.bfloat16, device=GPU)) for _ in range(16)]
     optimizer = MasterWeightAdamW(values, 1e-2, (0.9, 0.999), 0.0, leaves=transfers)
@@ -290,7 +290,7 @@ def test_a_run_is_the_same_to_the_bit(
         assert_same(tmp_path / "never", tmp_path / "again")
     except AssertionError:
         pytest.skip("this GPU does not repeat itself, whatever is offloaded")
-    monkeypatch.setattr("hacrl.learning.gradient_sums.SMALL", 2**10)  # so that all matrices travel
+    monkeypatch.setattr("hacrl.training.gradients.SMALL", 2**10)  # so that all matrices travel
     for level in ("optimizer", "stream", "weights", "all"):
         run_whole(config(models, tmp_path / level, level))
         assert_same(tmp_path / "never", tmp_path / level)

@@ -9,18 +9,17 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from hacrl.agents.agent import Agent
-from hacrl.agents.logprobs import response_logprobs
 from hacrl.algorithms.methods import make_method
-from hacrl.algorithms.settings import GspoSettings
+from hacrl.config.schema import GspoSettings, LearningSettings
+from hacrl.engines.hf.engine import TransformersEngine
 from hacrl.errors import TrainingError
-from hacrl.learning.learner import Learner
-from hacrl.learning.settings import LearningSettings
-from hacrl.rollout.transformers_engine import TransformersEngine
+from hacrl.models.agent import Agent
+from hacrl.models.logprobs import response_logprobs
+from hacrl.training.learner import Learner
 from hacrl.types import LearnerSample, Sampling
-from tests.learning.handmade import largest_difference, weights
 from tests.support.sevens import problem
 from tests.support.tiny import character_tokenizer, tiny_llama, with_logit_bias
+from tests.training.handmade import largest_difference, weights
 
 pytestmark = [
     pytest.mark.gpu,

@@ -9,11 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hacrl.agents import output_layer
-from hacrl.agents.compiled import compiled
-from hacrl.agents.kept_logits import room
-from hacrl.agents.linear_logprobs import is_plain_linear
-from hacrl.agents.output_layer import logprobs_in_pieces
+from hacrl.models import lm_head as output_layer
+from hacrl.models.compile import compiled
+from hacrl.models.lm_head import is_plain_linear, logprobs_in_pieces, room
 from hacrl.types import Sampling
 
 pytestmark = [
@@ -81,7 +79,7 @@ def in_pieces(
         if not by_hand:
             patch.setattr(output_layer, "BY_HAND_ON", ())
         if kept is not None:
-            patch.setattr("hacrl.agents.linear_logprobs.room", lambda _: int(kept * 2 * piece * VOCABULARY))
+            patch.setattr("hacrl.models.lm_head.room", lambda _: int(kept * 2 * piece * VOCABULARY))
         yield
 
 

@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from hacrl.checkpoint.content import CheckpointContent
-from hacrl.checkpoint.store import CheckpointId, CheckpointStore
-from hacrl.execution import snapshots
-from hacrl.execution.snapshots import Snapshots
+from hacrl.runs import checkpointer as snapshots
+from hacrl.runs.checkpoint import CheckpointContent, CheckpointId, CheckpointStore
+from hacrl.runs.checkpointer import Snapshots
 
 pytestmark = [
     pytest.mark.gpu,

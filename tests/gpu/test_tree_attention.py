@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from hacrl.agents.compiled import compiled
-from hacrl.agents.logprobs import packed_logprobs, padded_logprobs
-from hacrl.agents.ragged import has_tree_attention
-from hacrl.agents.tree import Tree
-from hacrl.agents.tree_attention import kernels_are_right, tree_attention
+from hacrl.models.attention.tree import Tree
+from hacrl.models.attention.tree_attention import kernels_are_right, tree_attention
+from hacrl.models.compile import compiled
+from hacrl.models.logprobs import packed_logprobs, padded_logprobs
+from hacrl.models.packing import has_tree_attention
 from hacrl.types import Sampling
-from tests.agents.shared_prompts import Groups, long_way_round, planted, with_gradients
+from tests.models.shared_prompts import Groups, long_way_round, planted, with_gradients
 
 pytestmark = [
     pytest.mark.gpu,

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from hacrl.algorithms.methods import make_method
-from hacrl.algorithms.settings import GspoSettings
-from hacrl.learning.learner import Learner
-from hacrl.learning.settings import LearningSettings
-from hacrl.rollout.transformers_engine import TransformersEngine
+from hacrl.config.schema import GspoSettings, LearningSettings
+from hacrl.engines.hf.engine import TransformersEngine
+from hacrl.training.learner import Learner
 from hacrl.types import Sampling
 from tests.gpu.test_fast_paths import PROBLEMS, agent_of, sample
 

@@ -12,14 +12,19 @@ import math
 import pytest
 import torch
 
-from hacrl.agents.logprobs import packed_logprobs, padded_logprobs, response_mask
-from hacrl.agents.retokenise import LearnerTokens, learner_tokens
 from hacrl.algorithms.methods import make_method
-from hacrl.algorithms.settings import AnyMethodSettings, GrpoSettings, HacpoSettings, NaiveSettings
-from hacrl.learning.learner import Learner
-from hacrl.learning.samples import LearnerSamples, SampleBuilder
-from hacrl.learning.settings import LearningSettings
+from hacrl.config.schema import (
+    AnyMethodSettings,
+    GrpoSettings,
+    HacpoSettings,
+    LearningSettings,
+    NaiveSettings,
+)
+from hacrl.models.logprobs import packed_logprobs, padded_logprobs, response_mask
+from hacrl.models.retokenizing import LearnerTokens, learner_tokens
 from hacrl.rollouts.groups import PromptGroup
+from hacrl.training.learner import Learner
+from hacrl.training.samples import LearnerSamples, SampleBuilder
 from hacrl.types import LearnerSample, LossBatch, Rollout, Sampling, Segment
 from tests.support.forward import plain_logprobs
 from tests.support.rollouts import judged, rollout

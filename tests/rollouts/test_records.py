@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hacrl.engines.base import EngineReport
 from hacrl.json_values import from_tagged_json, is_plain_json, to_tagged_json
-from hacrl.learning.reports import (
+from hacrl.rollouts.records import SCHEMA, RecordError, from_bytes, from_json, to_bytes, to_json
+from hacrl.training.metrics import (
     AgentReport,
     LearnReport,
     RetokeniseReport,
@@ -17,8 +19,6 @@ from hacrl.learning.reports import (
     SourceReport,
     StepReport,
 )
-from hacrl.rollout.engine import EngineReport
-from hacrl.rollouts.records import SCHEMA, RecordError, from_bytes, from_json, to_bytes, to_json
 from hacrl.types import LearnerSample, Problem, Rollout, Sampling, Segment, Verdict, VerifiedRollout
 from tests.rollouts.strategies import (
     FINITE,

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hacrl.checkpoint.store import CheckpointStore
-from hacrl.config.loading import build_config
+from hacrl.config.load import build_config
 from hacrl.config.schema import RunConfig
-from hacrl.execution.local import LocalRun
-from hacrl.execution.resume import open_run
-from hacrl.learning.observer import Observer, Phase
+from hacrl.runs.checkpoint import CheckpointStore
+from hacrl.runs.resume import open_run
+from hacrl.runs.run import LocalRun
+from hacrl.training.observer import Observer, Phase
 
 PHASES = ("evaluate", "rollout", "verify", "learn", "checkpoint")  # of a step
 LAST = "save"  # of the agents, when all steps are done

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hacrl.agents import compiled
+from hacrl.models import compile as compiled
 
 
 def use_compiler(monkeypatch: pytest.MonkeyPatch, compiler: Callable[..., Any]) -> None:

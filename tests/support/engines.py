@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from hacrl.agents.agent import Agent
-from hacrl.rollout.engine import EngineReport
-from hacrl.rollout.vllm.engine import VllmEngine
+from hacrl.engines.base import EngineReport
+from hacrl.engines.vllm.engine import VllmEngine
+from hacrl.models.agent import Agent
 from hacrl.types import Rollout, Sampling
 from tests.support.forward import plain_logprobs, warped
 from tests.support.sevens import problem

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hacrl.learning.offload import Copy, Copying
+from hacrl.training.offload import Copy, Copying
 
 
 class LateCopying:

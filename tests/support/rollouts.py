@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hacrl.agents.agent import Agent
+from hacrl.models.agent import Agent
 from hacrl.types import Rollout, Verdict, VerifiedRollout
 from tests.support.sevens import problem
 

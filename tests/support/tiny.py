@@ -18,7 +18,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from hacrl.agents.agent import Agent
+from hacrl.models.agent import Agent
 
 CHARACTERS = "0123456789+-*()=;#:"
 SPECIALS = ["<pad>", "<eos>", "<unk>"]

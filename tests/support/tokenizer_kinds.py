@@ -10,7 +10,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from hacrl.agents.agent import Agent
+from hacrl.models.agent import Agent
 
 ASCII = string.ascii_letters + string.digits + string.punctuation + " \n\t\r"
 MARK = "\u2581"  # "▁", which stands for a space in sentencepiece's pieces
@@ -116,6 +116,6 @@ def agent_with(tokenizer: PreTrainedTokenizerFast, name: str, context_length: in
 @cache
 def smollm2_tokenizer() -> PreTrainedTokenizerFast:
     """SmolLM2's own, out of the installed package; a few seconds, once."""
-    from hacrl.agents.smollm2 import load_tokenizer
+    from hacrl.models.smollm2 import load_tokenizer
 
     return load_tokenizer()

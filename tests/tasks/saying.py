@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from hacrl.config.schema import TaskSettings
 from hacrl.errors import TaskError
 from hacrl.tasks.registry import make_task
-from hacrl.tasks.settings import TaskSettings
 from hacrl.types import Problem, Rollout
 
 SHARED_DATA = Path(__file__).parents[3] / "shared" / "data"  # beside the checkout; not everywhere

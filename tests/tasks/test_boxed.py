@@ -277,7 +277,7 @@ def test_answers_read_from_solutions_are_those_of_the_answer_column(name: str):
 
 
 def test_responses_are_judged_as_mathematics():
-    pytest.importorskip("hacrl.tasks.verification.pool")
+    pytest.importorskip("hacrl.tasks.math.pool")
     task = build("math", train=MATH_HUB, test=OTHER)
     half = next(one for one in task.train if one.answer == "\\frac{1}{2}")
     try:
@@ -302,7 +302,7 @@ def test_responses_are_judged_as_mathematics():
 
 
 def test_close_ends_the_verifier_and_a_later_verify_starts_another(monkeypatch):
-    pool = pytest.importorskip("hacrl.tasks.verification.pool")
+    pool = pytest.importorskip("hacrl.tasks.math.pool")
     closed = []
 
     class Counted(pool.MathVerifier):

@@ -9,13 +9,12 @@ import sys
 
 import pytest
 
-from hacrl.tasks.gym_formats import FORMATS
-from hacrl.tasks.gym_processes import draw_questions
+from hacrl.config.schema import TaskSettings, VerifierSettings
+from hacrl.tasks.gym.processes import draw_questions
+from hacrl.tasks.gym.scoring import FORMATS
+from hacrl.tasks.math.wire import LONGEST
 from hacrl.tasks.registry import make_task
-from hacrl.tasks.settings import TaskSettings
 from hacrl.tasks.splits import question_key
-from hacrl.tasks.verification.settings import VerifierSettings
-from hacrl.tasks.verification.wire import LONGEST
 from hacrl.types import Turn
 from tests.tasks.saying import build, refusal, says
 
@@ -156,7 +155,7 @@ def test_demonstrations_of_ones_own_are_not_asked():
 def test_questions_do_not_depend_on_the_process():
     """reasoning-gym alone asks other questions of this kind in every process: by the order of its sets."""
     code = (
-        "from hacrl.tasks.gym import GymTask; t = GymTask('ransom_note', size=8, test_size=2); "
+        "from hacrl.tasks.gym.task import GymTask; t = GymTask('ransom_note', size=8, test_size=2); "
         "print([(p.id, p.answer) for p in (*t.train, *t.test)])"
     )
     runs = [

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from hacrl.json_values import from_tagged_json, is_plain_json
-from hacrl.tasks.gym_questions import answer_request
-from hacrl.tasks.gym_worker import _label
+from hacrl.tasks.gym.questions import answer_request
+from hacrl.tasks.gym.worker import _label
 from hacrl.tasks.splits import question_key
 
 reasoning_gym = pytest.importorskip("reasoning_gym")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hacrl.tasks.gym_questions import QuestionSource, answer_request
-from hacrl.tasks.gym_scoring import ARITHMETIC, EVALUATED_AS_PYTHON, FORMULAS, is_answerable, is_correct
+from hacrl.tasks.gym.questions import QuestionSource, answer_request
+from hacrl.tasks.gym.scoring import ARITHMETIC, EVALUATED_AS_PYTHON, FORMULAS, is_answerable, is_correct
 
 reasoning_gym = pytest.importorskip("reasoning_gym")
 factory = pytest.importorskip("reasoning_gym.factory")

@@ -7,11 +7,10 @@ import sys
 
 import pytest
 
-from hacrl.config.loading import build_config, config_to_yaml
+from hacrl.config.load import build_config, config_to_yaml
+from hacrl.config.schema import TaskSettings, VerifierSettings
 from hacrl.errors import ConfigError, TaskError
 from hacrl.tasks.registry import TASKS, make_task
-from hacrl.tasks.settings import TaskSettings
-from hacrl.tasks.verification.settings import VerifierSettings
 from tests.tasks.saying import build, refusal
 
 AGENTS = [{"name": "ada", "model": "bundled:qwen-small-a"}]
@@ -56,7 +55,7 @@ def test_a_recipe_carries_options_and_verifier_and_reads_back():
 
 def test_tasks_import_nothing_heavy_until_they_are_asked_for():
     code = (
-        "import sys, hacrl.tasks.registry, hacrl.tasks.boxed, hacrl.tasks.gym, hacrl.tasks.rewards\n"
+        "import sys, hacrl.tasks.registry, hacrl.tasks.boxed, hacrl.tasks.gym.task, hacrl.tasks.rewards\n"
         "print(sorted({'torch', 'numpy', 'datasets', 'pyarrow', 'reasoning_gym', 'sympy', 'math_verify'} "
         "& set(sys.modules)))"
     )
@@ -71,5 +70,5 @@ def test_a_missing_library_comes_with_the_command_that_installs_it(monkeypatch, 
     message = refusal("boxed", train=str(path))
     assert message.startswith(f"task.options.train: reading {path} needs the package 'pyarrow'")
     assert message.endswith("install it with: pip install 'hacrl[data]'")
-    monkeypatch.setattr("hacrl.tasks.gym_processes.find_spec", lambda name: None)
+    monkeypatch.setattr("hacrl.tasks.gym.processes.find_spec", lambda name: None)
     assert refusal("gym:gcd").endswith("needs reasoning-gym; install it with: pip install 'hacrl[gym]'")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hacrl.errors import TaskError
-from hacrl.tasks.sources import DataSource, load_table, parse_source
+from hacrl.tasks.data import DataSource, load_table, parse_source
 
 ROWS = [
     {"problem": "1+1", "answer": "2", "meta": {"level": 3}},
@@ -132,7 +132,7 @@ def test_a_folder_without_data_says_what_it_must_be(tmp_path: Path, monkeypatch)
 def test_without_the_hub_a_local_file_is_proposed(tmp_path: Path):
     """In a process of its own: whether the hub may be asked is decided when its library is imported."""
     pytest.importorskip("datasets")
-    code = "import hacrl.tasks.sources as s; s.load_table('test', {'path': 'some/thing', 'name': 'main'})"
+    code = "import hacrl.tasks.data as s; s.load_table('test', {'path': 'some/thing', 'name': 'main'})"
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False)
     message = done.stderr.strip().splitlines()[-1]

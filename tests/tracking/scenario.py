@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hacrl.config.loading import build_config
+from hacrl.config.load import build_config
 from hacrl.config.schema import RunConfig
-from hacrl.evaluation.accuracy import Accuracy
-from hacrl.learning.observer import Observer
-from hacrl.learning.reports import (
+from hacrl.training.accuracy import Accuracy
+from hacrl.training.metrics import (
     AgentReport,
     LearnReport,
     RetokeniseReport,
@@ -17,6 +16,7 @@ from hacrl.learning.reports import (
     SourceReport,
     StepReport,
 )
+from hacrl.training.observer import Observer
 from hacrl.types import Problem, Rollout, Turn, Verdict, VerifiedRollout
 
 AGENTS = ("qwen", "llama")

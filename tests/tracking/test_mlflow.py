@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hacrl.config.loading import config_to_yaml
+from hacrl.config.load import config_to_yaml
 from hacrl.tracking.mlflow import flat_params
 from hacrl.tracking.registry import make_trackers
 from tests.tracking.scenario import EXPECTED, SHOWN, config, play

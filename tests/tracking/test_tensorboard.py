@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hacrl.config.loading import config_to_yaml
+from hacrl.config.load import config_to_yaml
 from hacrl.tracking.registry import make_trackers
 from tests.tracking.scenario import AGENTS, EXPECTED, NASTY, SHOWN, config, play
 

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from hacrl.agents.agent import Agent
-from hacrl.agents.engine_settings import VllmSettings
-from hacrl.rollout.vllm.engine import VllmEngine
-from hacrl.rollout.vllm.launch import make_vllm_engine
-from hacrl.rollout.vllm.transports import free_port
+from hacrl.config.schema import VllmSettings
+from hacrl.engines.vllm.engine import VllmEngine
+from hacrl.engines.vllm.launch import make_vllm_engine
+from hacrl.engines.vllm.weight_transfer import free_port
+from hacrl.models.agent import Agent
 from tests.support.engines import CONTEXT, PROBLEMS, engine_agent
 
 KEY = "a key for tests"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hacrl.rollout.vllm.in_vllm import hacrl_vllm_worker
+from hacrl.engines.vllm.in_vllm import hacrl_vllm_worker
 
 
 class Forgetful(hacrl_vllm_worker.WeightReceiver):

@@ -14,18 +14,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hacrl.agents.agent import Agent
-from hacrl.agents.engine_settings import VllmSettings
-from hacrl.agents.settings import AgentSettings
-from hacrl.execution.local import run_locally
-from hacrl.learning.observer import Observer
-from hacrl.rollout.vllm import child, child_program
-from hacrl.rollout.vllm import guard as guarding
-from hacrl.rollout.vllm.backend import Ask, Backend, EngineError, Said
-from hacrl.rollout.vllm.engine import VllmEngine
-from hacrl.rollout.vllm.launch import make_vllm_engine
+from hacrl.config.schema import AgentSettings, VllmSettings
+from hacrl.engines import process_guard as guarding
+from hacrl.engines.vllm import child, child_program
+from hacrl.engines.vllm.backend import Ask, Backend, EngineError, Said
+from hacrl.engines.vllm.engine import VllmEngine
+from hacrl.engines.vllm.launch import make_vllm_engine
+from hacrl.models.agent import Agent
+from hacrl.runs.run import run_locally
+from hacrl.training.observer import Observer
 from hacrl.types import Rollout, Sampling, VerifiedRollout
-from tests.rollout.engine_contract import EngineContract, EngineOf
+from tests.engines.engine_contract import EngineContract, EngineOf
 from tests.support.engines import (
     CONTEXT,
     PROBLEMS,
@@ -81,7 +80,7 @@ class TestVllmChild(EngineContract):
         return make
 
     def test_the_engine_is_watched_over_in_case_hacrl_is_killed(self, shared: VllmEngine) -> None:
-        """What a guard does is shown in tests/rollout/test_vllm_process.py."""
+        """What a guard does is shown in tests/engines/test_vllm_process.py."""
         commands = [process.cmdline() for process in psutil.Process().children()]
         (guard,) = [command for command in commands if guarding.__file__ in command]
         (engine,) = engines()

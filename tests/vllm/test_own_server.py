@@ -16,12 +16,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hacrl.agents.agent import Agent
-from hacrl.agents.engine_settings import VllmSettings
-from hacrl.rollout.vllm import client
-from hacrl.rollout.vllm.backend import EngineError
-from hacrl.rollout.vllm.engine import VllmEngine
-from hacrl.rollout.vllm.launch import make_vllm_engine
+from hacrl.config.schema import VllmSettings
+from hacrl.engines.vllm import client
+from hacrl.engines.vllm.backend import EngineError
+from hacrl.engines.vllm.engine import VllmEngine
+from hacrl.engines.vllm.launch import make_vllm_engine
+from hacrl.models.agent import Agent
 from hacrl.types import Rollout, Sampling
 from tests.support.engines import (
     CONTEXT,
@@ -170,8 +170,8 @@ def test_a_dead_engine_is_said_to_be_dead_where_it_may_not_be_restarted(own: Own
 KILLED = """
 import sys
 from pathlib import Path
-from hacrl.agents.engine_settings import VllmSettings
-from hacrl.rollout.vllm.launch import make_vllm_engine
+from hacrl.config.schema import VllmSettings
+from hacrl.engines.vllm.launch import make_vllm_engine
 from tests.support.engines import CONTEXT, PROBLEMS, engine_agent
 
 settings = VllmSettings(python=sys.argv[1], kv_cache_gib=0.1)

@@ -11,16 +11,18 @@ from typing import Any
 import psutil
 import pytest
 
-from hacrl.agents.engine_settings import VllmSettings
-from hacrl.agents.settings import AgentSettings
-from hacrl.algorithms.settings import HacpoSettings
-from hacrl.config.schema import RunConfig
-from hacrl.evaluation.settings import EvaluationSettings
-from hacrl.execution.local import run_locally
-from hacrl.learning.observer import Observer
-from hacrl.learning.settings import LearningSettings
-from hacrl.rollout.settings import RolloutSettings
+from hacrl.config.schema import (
+    AgentSettings,
+    EvaluationSettings,
+    HacpoSettings,
+    LearningSettings,
+    RolloutSettings,
+    RunConfig,
+    VllmSettings,
+)
 from hacrl.rollouts.log import RolloutLog
+from hacrl.runs.run import run_locally
+from hacrl.training.observer import Observer
 from hacrl.types import VerifiedRollout
 from tests.support.engines import engine_agent
 from tests.support.sevens import SevensTask

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hacrl.agents.agent import Agent
-from hacrl.rollout.vllm.engine import VllmEngine
-from tests.rollout.engine_contract import EngineContract, EngineOf
+from hacrl.engines.vllm.engine import VllmEngine
+from hacrl.models.agent import Agent
+from tests.engines.engine_contract import EngineContract, EngineOf
 from tests.vllm.conftest import Server
 
 pytestmark = pytest.mark.vllm

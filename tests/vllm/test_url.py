@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from hacrl.agents.agent import Agent
-from hacrl.agents.engine_settings import VllmSettings
-from hacrl.agents.settings import AgentSettings
-from hacrl.config.schema import RunConfig
+from hacrl.config.schema import AgentSettings, RunConfig, VllmSettings
+from hacrl.engines.registry import check_engines
+from hacrl.engines.vllm.backend import EngineError
 from hacrl.errors import ConfigError
-from hacrl.execution.engines import check_engines
-from hacrl.execution.local import run_locally
-from hacrl.rollout.vllm.backend import EngineError
+from hacrl.models.agent import Agent
+from hacrl.runs.run import run_locally
 from hacrl.types import Problem, Sampling
 from tests.support.engines import CONTEXT, engine_agent
 from tests.vllm.conftest import Server

@@ -7,12 +7,12 @@ import re
 import pytest
 import torch
 
-from hacrl.agents.agent import Agent
-from hacrl.agents.lora import add_adapters
-from hacrl.agents.settings import AgentSettings, LoraSettings
-from hacrl.rollout.vllm import engine as vllm_engine
-from hacrl.rollout.vllm.backend import EngineError
-from hacrl.rollout.vllm.transports import Files
+from hacrl.config.schema import AgentSettings, LoraSettings
+from hacrl.engines.vllm import engine as vllm_engine
+from hacrl.engines.vllm.backend import EngineError
+from hacrl.engines.vllm.weight_transfer import Files
+from hacrl.models.agent import Agent
+from hacrl.models.lora import add_adapters
 from hacrl.types import Sampling
 from tests.support.engines import PROBLEMS, change_weights, engine_agent, logprob_gap, mean_gap
 from tests.vllm.conftest import Server

@@ -6,31 +6,18 @@
 With equal G for all agents, 1/n * mean_i is the paper's 1/(nG); with unequal G every agent still
 weighs the same. With one agent, omega is 1 and this is the group-relative advantage of GRPO and GSPO.
 Sums are exact (``fsum``), so that the order of agents cannot matter.
+
+Capability discrepancy coefficient (eq. 10): how much a source's response counts for a learner.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 PromptRewards = Mapping[str, Sequence[float]]  # agent -> rewards of its responses to one prompt
 CapabilityRatio = Callable[[str, str], float]  # omega(k, j)
-
-
-@dataclass(frozen=True, kw_only=True)
-class NormaliserSettings:
-    """The standard deviation that advantages are divided by."""
-
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by the config layer
-
-    unbiased: bool = True  # divide by N - 1
-    epsilon: float = 1e-6  # added to the standard deviation
-
-    def __post_init__(self) -> None:
-        if self.epsilon < 0:
-            raise ValueError(f"epsilon must not be negative, not {self.epsilon}")
 
 
 def equal_capability(_k: str, _j: str) -> float:
@@ -77,3 +64,13 @@ def normalised(rewards: Sequence[float], baseline: float, std: float, epsilon: f
 def zero_advantages(rewards: PromptRewards) -> dict[str, tuple[float, ...]]:
     """Advantage 0 for every response."""
     return {agent: (0.0,) * len(values) for agent, values in rewards.items()}
+
+
+def scaled_by_discrepancy(
+    advantages: Sequence[float], learner: str, source: str, ratio: CapabilityRatio
+) -> tuple[float, ...]:
+    """A~ = omega(j, k) * A for responses of j != k: stronger sources count more, weaker ones less."""
+    if learner == source:
+        return tuple(advantages)
+    coefficient = ratio(source, learner)
+    return tuple(coefficient * advantage for advantage in advantages)

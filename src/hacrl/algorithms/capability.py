@@ -5,34 +5,8 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
-CapabilityMeasure = Literal["mean_reward", "positive_share"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class CapabilitySettings:
-    """How capability is measured, and how far apart two agents may be taken to be."""
-
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by the config layer
-
-    window: int = 5  # K: steps that count
-    floor: float = 1e-8  # a step's capability is never below this, so that ratios exist
-    ratio_min: float = 0.1
-    ratio_max: float = 10.0
-    measure: CapabilityMeasure = "mean_reward"
-    reward_min: float = 0.0  # the reward that counts as no capability: the lowest, if rewards can be negative
-
-    def __post_init__(self) -> None:
-        if self.window < 1:
-            raise ValueError(f"window must be at least 1 step, not {self.window}")
-        if self.floor <= 0:
-            raise ValueError(f"floor must be positive, not {self.floor}: a ratio divides by it")
-        if not 0 < self.ratio_min <= 1 <= self.ratio_max:
-            raise ValueError(
-                f"ratio_min={self.ratio_min} and ratio_max={self.ratio_max} must enclose 1 and be positive"
-            )
+from hacrl.config.schema import CapabilityMeasure, CapabilitySettings
 
 
 def batch_capability(

@@ -15,15 +15,15 @@ from hacrl.algorithms.advantage import (
     is_uniform,
     joint_std,
     normalised,
+    scaled_by_discrepancy,
     zero_advantages,
 )
-from hacrl.algorithms.discrepancy import scaled_by_discrepancy
 from hacrl.algorithms.kl import k3_divergence
 from hacrl.algorithms.losses.grpo import grpo_loss
 from hacrl.algorithms.losses.gspo import gspo_loss
 from hacrl.algorithms.losses.hacpo import hacpo_loss
 from hacrl.algorithms.losses.naive import naive_loss
-from hacrl.algorithms.settings import AnyMethodSettings, HacpoSettings, MethodSettings
+from hacrl.config.schema import AnyMethodSettings, HacpoSettings, MethodSettings
 from hacrl.types import LossBatch, LossTerms
 
 Advantages = dict[str, tuple[float, ...]]  # source agent -> advantage of each of its responses to a prompt

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hacrl.agents.references import BUNDLED_PREFIX
-from hacrl.agents.settings import AgentSettings
 from hacrl.api.config import plain_section
+from hacrl.config.schema import AgentSettings
 from hacrl.errors import ConfigError, ModelError
+from hacrl.models.references import BUNDLED_PREFIX
 
 if TYPE_CHECKING:
-    from hacrl.agents.agent import Agent
+    from hacrl.models.agent import Agent
 
 # What may be said of a model that is loaded already: the rest is for loading one.
 _USABLE_WHEN_LOADED = frozenset(
@@ -65,7 +65,7 @@ def make_loaded(requests: Sequence[AgentRequest], settings: Sequence[AgentSettin
 
 
 def _request(given: Any, where: str) -> AgentRequest:
-    from hacrl.agents.agent import Agent
+    from hacrl.models.agent import Agent
 
     if isinstance(given, str | Path):
         return AgentRequest({"model": str(given)})
@@ -159,7 +159,7 @@ def _check_only_usable(settings: AgentSettings) -> None:
 
 
 def _wrap(request: AgentRequest, settings: AgentSettings) -> Agent:
-    from hacrl.agents.agent import Agent
+    from hacrl.models.agent import Agent
 
     model, tokenizer = request.model, request.tokenizer
     if tokenizer.eos_token_id is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hacrl.learning.observer import Observer
+from hacrl.training.observer import Observer
 
 if TYPE_CHECKING:
     from hacrl.api.trainer import HACRLTrainer

@@ -8,16 +8,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hacrl.algorithms.settings import AnyMethodSettings, HacpoSettings
-from hacrl.checkpoint.settings import CheckpointSettings
-from hacrl.config.loading import build_config
-from hacrl.config.schema import RunConfig
+from hacrl.config.load import build_config
+from hacrl.config.schema import (
+    DEFAULT_PROBLEMS,
+    AnyMethodSettings,
+    CheckpointSettings,
+    CollapseSettings,
+    EvaluationSettings,
+    HacpoSettings,
+    LearningSettings,
+    RolloutLogSettings,
+    RolloutSettings,
+    RunConfig,
+)
 from hacrl.errors import ConfigError
-from hacrl.evaluation.settings import DEFAULT_PROBLEMS, EvaluationSettings
-from hacrl.learning.collapse_settings import CollapseSettings
-from hacrl.learning.settings import LearningSettings
-from hacrl.rollout.settings import RolloutSettings
-from hacrl.rollouts.settings import RolloutLogSettings
 
 Section = Mapping[str, Any]
 

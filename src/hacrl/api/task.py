@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from hacrl.api.config import HACRLConfig, plain_section
+from hacrl.config.schema import TaskSettings
 from hacrl.errors import ConfigError, TaskError
 from hacrl.tasks.base import Task
-from hacrl.tasks.settings import TaskSettings
 
 # The reward task's own words for what is called otherwise here.
 _OUR_WORDS = {

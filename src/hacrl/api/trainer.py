@@ -7,19 +7,19 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from hacrl.agents.agent import Agent
 from hacrl.api.agents import agent_requests, make_loaded
 from hacrl.api.callback import Callback
 from hacrl.api.config import HACRLConfig
 from hacrl.api.task import choose_task
 from hacrl.config.schema import RunConfig
 from hacrl.errors import ConfigError, TrainingError
-from hacrl.evaluation.accuracy import Accuracy
-from hacrl.execution.local import LocalRun
-from hacrl.execution.results import RunResult
-from hacrl.execution.resume import resume_point_of
-from hacrl.learning.observer import Observer
-from hacrl.report.progress import RunProgress
+from hacrl.models.agent import Agent
+from hacrl.runs.results import RunResult
+from hacrl.runs.resume import resume_point_of
+from hacrl.runs.run import LocalRun
+from hacrl.tracking.progress import RunProgress
+from hacrl.training.accuracy import Accuracy
+from hacrl.training.observer import Observer
 
 
 class HACRLTrainer:

@@ -7,8 +7,8 @@ import json
 from rich.console import Console
 from rich.table import Table
 
-from hacrl.agents import smollm2
-from hacrl.agents.references import bundled_agents
+from hacrl.models import smollm2
+from hacrl.models.references import bundled_agents
 
 
 def list_agents() -> None:

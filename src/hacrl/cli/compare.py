@@ -9,15 +9,13 @@ from pathlib import Path
 from rich.console import Console
 
 from hacrl.cli.interrupts import told_when_interrupted
-from hacrl.config.loading import read_recipe
-from hacrl.config.overrides import apply_override
-from hacrl.execution.compare import PlannedRun, plan_runs, run_study
-from hacrl.execution.results import RunResult
-from hacrl.report.curves import plot_curves
-from hacrl.report.literal import say
-from hacrl.report.study import make_study, study_markdown
-from hacrl.report.study_plot import plot_study
-from hacrl.safe_files import check_file
+from hacrl.config.load import apply_override, read_recipe
+from hacrl.files import check_file
+from hacrl.runs.results import RunResult
+from hacrl.studies.compare import PlannedRun, plan_runs, run_study
+from hacrl.studies.plots import plot_curves, plot_study
+from hacrl.studies.tables import make_study, study_markdown
+from hacrl.tracking.console import say
 
 
 def run_comparison(

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from rich.console import Console
 
+from hacrl.cli.console import without_library_chatter
 from hacrl.cli.interrupts import told_when_interrupted
-from hacrl.cli.quiet import without_library_chatter
 from hacrl.config.schema import RunConfig
-from hacrl.execution.demo import METHOD_LABELS, run_demo_methods
-from hacrl.report.comparison import compare, comparison_table
-from hacrl.report.literal import say
-from hacrl.report.plot import plot_comparison
-from hacrl.report.progress import RunProgress
+from hacrl.studies.demo import METHOD_LABELS, run_demo_methods
+from hacrl.studies.plots import plot_comparison
+from hacrl.studies.tables import compare, comparison_table
+from hacrl.tracking.console import say
+from hacrl.tracking.progress import RunProgress
 
 _INTRODUCTION = (
     "Three tiny language models learn two-step arithmetic by reinforcement: first each alone (GSPO), then "

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from textwrap import wrap
 
-from hacrl.agents.footprint import Footprint
-from hacrl.config.loading import config_to_yaml
-from hacrl.execution.dry_run import AgentPlan, DryRun
-from hacrl.execution.memory import DeviceMemory
-from hacrl.execution.offloading import what_leaves
+from hacrl.config.load import config_to_yaml
+from hacrl.memory.plan import DeviceMemory, what_leaves
+from hacrl.models.footprint import Footprint
+from hacrl.runs.dry_run import AgentPlan, DryRun
 
 WIDTH = 100
 GIB = 2**30

@@ -21,14 +21,14 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from hacrl.config.schema import ExamSettings
 from hacrl.errors import ConfigError
+from hacrl.evaluation.plan import EvaluationRequest
 from hacrl.evaluation.results import PairResult, Results
-from hacrl.evaluation.settings import ExamSettings
+from hacrl.evaluation.run import EvaluationObserver, evaluate_targets
 from hacrl.evaluation.tables import TextTable, result_tables, with_interval
-from hacrl.execution.evaluate import EvaluationObserver, evaluate_targets
-from hacrl.execution.evaluation_plan import EvaluationRequest
 from hacrl.plain_text import printable
-from hacrl.report.literal import literal, say
+from hacrl.tracking.console import literal, say
 
 SECONDS_BETWEEN_LINES = 30  # off a terminal
 _LESS_IMPORTANT = ("wrong", "correct", "tokens", "stopped")  # columns that go first where there is no room
@@ -40,8 +40,8 @@ _LEGEND = {
 
 def run_evaluation(request: EvaluationRequest, as_json: bool) -> None:
     """Evaluate, show the tables, and say where every response is."""
+    from hacrl.cli.console import without_library_chatter
     from hacrl.cli.interrupts import told_when_interrupted
-    from hacrl.cli.quiet import without_library_chatter
 
     without_library_chatter()
     console = Console()

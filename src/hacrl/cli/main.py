@@ -149,7 +149,7 @@ def eval_(
 ) -> None:
     """Evaluate agents alone on benchmarks. An evaluation that was interrupted goes on."""
     from hacrl.cli.evaluate import exam_settings, run_evaluation
-    from hacrl.execution.evaluation_plan import EvaluationRequest
+    from hacrl.evaluation.plan import EvaluationRequest
 
     settings = exam_settings(
         pass_at,
@@ -205,9 +205,9 @@ def serve(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
 ) -> None:
     """A vLLM server for one agent, which runs anywhere can use as agents.NAME.vllm.url."""
-    from hacrl.config.loading import load_config
-    from hacrl.execution.serve import plan_server
-    from hacrl.execution.serve import serve as become_server
+    from hacrl.config.load import load_config
+    from hacrl.engines.vllm.serve import plan_server
+    from hacrl.engines.vllm.serve import serve as become_server
 
     plan = plan_server(load_config(config, overrides or []), agent, host, port)
     for note in plan.notes:

@@ -12,16 +12,16 @@ from rich.console import Console
 from rich.table import Table
 
 from hacrl.cli import exit_codes
-from hacrl.config.loading import load_config
+from hacrl.config.load import load_config
 from hacrl.config.schema import RunConfig
 from hacrl.plain_text import printable
-from hacrl.report.literal import literal, say
+from hacrl.tracking.console import literal, say
 
 if TYPE_CHECKING:
-    from hacrl.execution.local import LocalRun
-    from hacrl.execution.results import RunResult
-    from hacrl.execution.resume_point import ResumePoint
-    from hacrl.learning.observer import Observer
+    from hacrl.runs.results import RunResult
+    from hacrl.runs.resume import ResumePoint
+    from hacrl.runs.run import LocalRun
+    from hacrl.training.observer import Observer
 
 MakeRun = Callable[[RunConfig, "Sequence[Observer]"], "LocalRun"]
 
@@ -30,9 +30,9 @@ def run_training(path: Path, overrides: Sequence[str], overwrite: bool, dry_run:
     """Check the recipe, train, and say where everything is."""
     config = load_config(path, overrides)
     if dry_run:
+        from hacrl.cli.console import without_library_chatter
         from hacrl.cli.dry_run import dry_run_lines
-        from hacrl.cli.quiet import without_library_chatter
-        from hacrl.execution.dry_run import dry_run as look_at
+        from hacrl.runs.dry_run import dry_run as look_at
 
         without_library_chatter()
         for line in dry_run_lines(look_at(config, overwrite)):
@@ -43,7 +43,7 @@ def run_training(path: Path, overrides: Sequence[str], overwrite: bool, dry_run:
 
 def resume_training(folder: Path, overrides: Sequence[str]) -> None:
     """Go on with a run where it was left."""
-    from hacrl.execution.resume import open_run
+    from hacrl.runs.resume import open_run
 
     found = open_run(folder, overrides)
     if found.finished_after is not None:
@@ -59,22 +59,22 @@ def resume_training(folder: Path, overrides: Sequence[str]) -> None:
 
 
 def _new_run(config: RunConfig, observers: Sequence[Observer], overwrite: bool) -> LocalRun:
-    from hacrl.execution.local import LocalRun
+    from hacrl.runs.run import LocalRun
 
     return LocalRun(config, observers, overwrite)
 
 
 def _resumed_run(config: RunConfig, observers: Sequence[Observer], point: ResumePoint) -> LocalRun:
-    from hacrl.execution.local import LocalRun
+    from hacrl.runs.run import LocalRun
 
     return LocalRun(config, observers, resumed=point)
 
 
 def train(config: RunConfig, make_run: MakeRun, first_step: int = 0) -> None:
     """Train with everything a person wants to see; signals end it in good order."""
+    from hacrl.cli.console import without_library_chatter
     from hacrl.cli.interrupts import stopping_on_signals, told_when_interrupted
-    from hacrl.cli.quiet import without_library_chatter
-    from hacrl.report.progress import RunProgress
+    from hacrl.tracking.progress import RunProgress
 
     without_library_chatter()
     console = Console()

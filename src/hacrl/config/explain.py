@@ -12,9 +12,8 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from hacrl.algorithms.settings import AnyMethodSettings
 from hacrl.config.plain import one_line, shown, shown_key
-from hacrl.config.schema import RunConfig
+from hacrl.config.schema import AnyMethodSettings, RunConfig
 
 _MOST_PROBLEMS = 10  # told at once
 _UNKNOWN_KEY = {"unexpected_keyword_argument", "extra_forbidden"}

@@ -16,10 +16,9 @@ from typing import Any, Literal
 
 import orjson
 
-from hacrl.checkpoint.durable import sync
 from hacrl.errors import CheckpointError
+from hacrl.files import check_file, sync
 from hacrl.plain_text import json_text
-from hacrl.safe_files import check_file
 from hacrl.types import Problem, Rollout, Segment, Verdict, VerifiedRollout
 
 SCHEMA = 1

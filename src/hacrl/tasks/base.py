@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from hacrl.types import Problem, Rollout, Verdict
@@ -44,3 +45,14 @@ class Rehearsable(Protocol):
     def rehearse(self) -> None:
         """Judge a few made-up responses; raises :class:`hacrl.errors.TaskError` if that does not work."""
         ...
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A task whose problems every agent can be asked, and where each agent will live."""
+
+    task: Task
+    train: Sequence[Problem]
+    test: Sequence[Problem]  # as many as are evaluated on
+    devices: Mapping[str, str]  # agent -> device
+    notes: tuple[str, ...]  # what the user should know, a sentence each

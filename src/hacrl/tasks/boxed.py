@@ -1,15 +1,30 @@
-"""Maths with a final answer in ``\\boxed{}``, from any data set that has questions and answers."""
+"""Maths with a final answer in ``\\boxed{}``, from any data set that has questions and answers.
+
+Well-known data sets, as options of the ``boxed`` task. Any of them can be set otherwise, one by one.
+
+Final answers inside longer text: GSM8K's ``#### 18``, the last line.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from hacrl.config.schema import VerifierSettings
 from hacrl.errors import TaskError
-from hacrl.tasks.answers import after_hashes
-from hacrl.tasks.columns import as_text, check_columns, columns_of, find_column, need_column
+from hacrl.tasks.data import (
+    Given,
+    Table,
+    as_text,
+    check_columns,
+    columns_of,
+    find_column,
+    load_table,
+    need_column,
+)
+from hacrl.tasks.math.boxes import extract_answer
 from hacrl.tasks.prompts import PromptStyle, parse_demonstrations, prompt_style
-from hacrl.tasks.sources import Given, Table, load_table
 from hacrl.tasks.splits import (
     DEFAULT_TEST_SHARE,
     Candidate,
@@ -19,12 +34,10 @@ from hacrl.tasks.splits import (
     make_splits,
     question_id,
 )
-from hacrl.tasks.verification.boxes import extract_answer
-from hacrl.tasks.verification.settings import VerifierSettings
 from hacrl.types import Problem, Rollout, Verdict
 
 if TYPE_CHECKING:
-    from hacrl.tasks.verification.pool import MathVerifier
+    from hacrl.tasks.math.pool import MathVerifier
 
 AnswerFrom = Literal["auto", "column", "boxed", "hashes"]
 
@@ -36,7 +49,7 @@ USUAL = {"problem": ("problem", "question"), "answer": ("answer", "solution")}
 class BoxedTask:
     """Questions with a mathematical answer; a response is judged by what its last ``\\boxed{}`` holds.
 
-    ``train`` and ``test`` are data sources (:mod:`hacrl.tasks.sources`); without ``test`` a share of the
+    ``train`` and ``test`` are data sources (:mod:`hacrl.tasks.data`); without ``test`` a share of the
     questions is held out. ``answer_from`` says what the answer's column holds: the answer itself
     (``column``), a solution with a ``\\boxed{}`` (``boxed``), or one that ends in ``#### 18`` (``hashes``);
     ``auto`` tells from the column, and refuses one in which rows differ.
@@ -97,7 +110,7 @@ class BoxedTask:
         if not rollouts:
             return []
         if self._verifier is None:
-            from hacrl.tasks.verification.pool import MathVerifier
+            from hacrl.tasks.math.pool import MathVerifier
 
             self._verifier = MathVerifier(self._settings)
         return self._verifier.verify([(rollout.problem.answer, rollout.text) for rollout in rollouts])
@@ -186,3 +199,37 @@ def _final_answer(value: str, kind: AnswerFrom) -> str | None:
     if kind == "hashes":
         return after_hashes(value)
     return value.strip()
+
+
+# Column names are those `boxed` looks for by itself, so that a local copy with plain answers works too.
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    # problem, level, type, solution (with \boxed{}); 7,500 and 5,000 rows. Two training solutions have an
+    # empty box. The test set is the whole of MATH's test split; MATH-500 is 500 of it.
+    "math": {
+        "train": {"path": "DigitalLearningGmbH/MATH-lighteval", "split": "train"},
+        "test": {"path": "DigitalLearningGmbH/MATH-lighteval", "split": "test"},
+        "skip_missing_answers": True,
+    },
+    # question, answer (a solution that ends in #### 18); 7,473 and 1,319 rows
+    "gsm8k": {
+        "train": {"path": "openai/gsm8k", "name": "main", "split": "train"},
+        "test": {"path": "openai/gsm8k", "name": "main", "split": "test"},
+    },
+}
+
+
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})")
+
+
+def after_hashes(text: str) -> str | None:
+    """What stands after the last ``####`` on its line, without separators: ``1,200`` is ``1200``."""
+    _, mark, rest = text.rpartition("####")
+    if not mark:
+        return None
+    return _THOUSANDS.sub("", rest.strip().partition("\n")[0].strip()) or None
+
+
+def last_line(text: str) -> str | None:
+    """The last line that is not blank."""
+    lines = text.strip().splitlines()
+    return lines[-1].strip() if lines else None

@@ -10,12 +10,12 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
+from hacrl.config.schema import TaskSettings
 from hacrl.errors import TaskError
 from hacrl.plugins import installed_plugins, is_reference, load_reference
 from hacrl.tasks.arithmetic import ArithmeticTask
 from hacrl.tasks.base import Task
-from hacrl.tasks.presets import PRESETS
-from hacrl.tasks.settings import TaskSettings
+from hacrl.tasks.boxed import PRESETS
 
 GYM_PREFIX = "gym:"
 ENTRY_POINTS = "hacrl.tasks"  # group under which installed packages offer tasks
@@ -88,7 +88,7 @@ def _checked(name: str, task: Task) -> Task:
 def _find(name: str) -> tuple[Callable[..., Task], dict[str, Any]]:
     """The task's class, and the options its name stands for."""
     if name.startswith(GYM_PREFIX):
-        from hacrl.tasks.gym import GymTask
+        from hacrl.tasks.gym.task import GymTask
 
         return functools.partial(GymTask, name.removeprefix(GYM_PREFIX)), {}
     if is_reference(name):

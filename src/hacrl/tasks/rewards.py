@@ -8,11 +8,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hacrl.errors import TaskError
-from hacrl.tasks.columns import check_columns
-from hacrl.tasks.event_loop import LoopThread
-from hacrl.tasks.reward_functions import NamedFunction, RewardFunction, outcome_of
-from hacrl.tasks.reward_rows import PURPOSES, PromptReader
-from hacrl.tasks.sources import Given, load_table
+from hacrl.tasks.data import Given, check_columns, load_table
+from hacrl.tasks.reward_functions import (
+    PURPOSES,
+    LoopThread,
+    NamedFunction,
+    PromptReader,
+    RewardFunction,
+    outcome_of,
+)
 from hacrl.tasks.splits import check_count, check_share, make_splits
 from hacrl.types import Problem, Rollout, Turn, Verdict
 

@@ -2,16 +2,21 @@
 
 A question is its text: in Unicode NFC, white space collapsed, case kept. A hash of that text, never a
 position or a random stream, decides order and split, so every process and every machine agrees.
+
+Which problems are asked in which step: a function of the seed and the step alone.
 """
 
 from __future__ import annotations
 
 import hashlib
+import random
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from hacrl.errors import TaskError
+from hacrl.seeding import derive_seed
 from hacrl.types import Problem
 
 DEFAULT_TEST_SHARE = 0.1
@@ -158,3 +163,29 @@ def _check_ids(candidates: list[Candidate]) -> None:
                 "made from the question)"
             )
         seen[one.problem.id] = one.question
+
+
+class ProblemStream:
+    """Shuffled passes over the problems. A batch never holds a problem twice: passes do not meet in one."""
+
+    def __init__(self, problems: Sequence[Problem], batch_size: int, seed: int) -> None:
+        if batch_size > len(problems):
+            raise TaskError(
+                f"rollout.prompts_per_step={batch_size}, but the task has only {len(problems)} training "
+                "problems; lower it, or give more data"
+            )
+        self._problems = problems
+        self._batch_size = batch_size
+        self._seed = seed
+        self._order = lru_cache(maxsize=2)(self._shuffled)
+
+    def _shuffled(self, epoch: int) -> list[int]:
+        order = list(range(len(self._problems)))
+        random.Random(derive_seed(self._seed, "problems", epoch)).shuffle(order)
+        return order
+
+    def batch(self, step: int) -> list[Problem]:
+        """The problems of one step, counted from 0."""
+        epoch, index = divmod(step, len(self._problems) // self._batch_size)
+        start = index * self._batch_size
+        return [self._problems[i] for i in self._order(epoch)[start : start + self._batch_size]]

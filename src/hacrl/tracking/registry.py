@@ -10,12 +10,12 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from hacrl.config.loading import config_to_yaml
+from hacrl.config.load import config_to_yaml
 from hacrl.config.schema import RunConfig
 from hacrl.errors import ConfigError
-from hacrl.learning.observer import Observer
 from hacrl.plugins import installed_plugins, is_reference, load_reference
 from hacrl.tracking.base import Backend, TrackedRun, Tracker
+from hacrl.training.observer import Observer
 
 # name -> where its class is; the name is also the package's, on PyPI and in Python
 BACKENDS: dict[str, str] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hacrl.algorithms.importance import sequence_ratio, token_ratio
 from hacrl.algorithms.losses.surrogate import clipped_surrogate
 from hacrl.algorithms.mismatch import token_weight
-from hacrl.algorithms.settings import GrpoSettings
+from hacrl.config.schema import GrpoSettings
 from hacrl.types import LossBatch, LossTerms
 
 

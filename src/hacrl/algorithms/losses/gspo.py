@@ -5,7 +5,7 @@ from __future__ import annotations
 from hacrl.algorithms.importance import sequence_ratio
 from hacrl.algorithms.losses.surrogate import clipped_surrogate
 from hacrl.algorithms.mismatch import sequence_weight
-from hacrl.algorithms.settings import MethodSettings
+from hacrl.config.schema import MethodSettings
 from hacrl.types import LossBatch, LossTerms, RatioLength
 
 

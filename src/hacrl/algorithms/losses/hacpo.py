@@ -9,7 +9,7 @@ from hacrl.algorithms.clipping import clip_cross_agent, stepwise_lower_bound
 from hacrl.algorithms.importance import exponential_weight, sequence_ratio
 from hacrl.algorithms.losses.surrogate import clipped_surrogate
 from hacrl.algorithms.mismatch import sequence_weight
-from hacrl.algorithms.settings import HacpoSettings
+from hacrl.config.schema import HacpoSettings
 from hacrl.types import LossBatch, LossTerms
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hacrl.algorithms.losses.gspo import gspo_loss
-from hacrl.algorithms.settings import NaiveSettings
+from hacrl.config.schema import NaiveSettings
 from hacrl.types import LossBatch, LossTerms
 
 

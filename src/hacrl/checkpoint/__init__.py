@@ -1,1 +1,0 @@
-"""Checkpoints that cannot be half-written: safetensors and JSON in a folder that appears as a whole."""

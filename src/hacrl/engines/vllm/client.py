@@ -1,0 +1,241 @@
+"""Talking to a vLLM server over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import queue
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from hacrl.engines.vllm.backend import Ask, Ended, EngineError, EngineLostError, Said, sampling_fields
+
+ANSWER_SECONDS = 30.0  # a server that is well answers small questions at once
+RPC_SECONDS = 1800.0  # weights of a large model over a slow network
+HEALTH_EVERY = 2.0
+HEALTH_MISSES = 5  # in a row, before a server counts as lost
+_DONE = object()
+_Result = TypeVar("_Result")
+
+
+class ServerClient:
+    """One server's HTTP interface. All failures become engine errors that name the server.
+
+    Requests live in a thread of their own, so that whoever takes responses may work meanwhile.
+    """
+
+    def __init__(self, name: str, url: str, api_key: str | None, model: str | None = None) -> None:
+        self.name = name
+        self.url = url.rstrip("/")
+        self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self._model = model
+        self.is_alive: Callable[[], bool] = lambda: True  # a supervisor knows more than HTTP does
+
+    def is_healthy(self) -> bool:
+        """Whether the server says that it is ready."""
+        try:
+            self._answer("GET", "/health")
+        except EngineError:
+            return False
+        return True
+
+    def served_model(self) -> str:
+        """The name requests have to use; also shows that the server is vLLM and takes our key."""
+        if self._model is None:
+            listed = self._request("GET", "/v1/models")
+            try:
+                self._model = str(listed["data"][0]["id"])
+            except (KeyError, IndexError, TypeError) as error:
+                raise EngineError(f"{self.name} lists no model: is it a vLLM server?") from error
+        return self._model
+
+    def version(self) -> str:
+        """Of the server's vLLM."""
+        answer = self._request("GET", "/version")
+        try:
+            return str(answer["version"])
+        except (KeyError, TypeError) as error:
+            raise EngineError(f"{self.name} does not say its version: is it a vLLM server?") from error
+
+    def post(self, path: str, body: Any = None, seconds: float | None = None) -> Any:
+        """A request and its JSON answer."""
+        return self._request("POST", path, body, seconds)
+
+    def generate(self, asks: Sequence[Ask]) -> Iterator[Ended]:
+        """All requests in flight at once; responses come as they finish."""
+        self.served_model()
+        finished: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        cancel: list[Callable[[], Any]] = []
+        begun = threading.Event()
+
+        async def all_of_them() -> None:
+            loop, task = asyncio.get_running_loop(), asyncio.current_task()
+            assert task is not None
+            cancel.append(lambda: loop.call_soon_threadsafe(task.cancel))
+            begun.set()
+            await self._generate(asks, finished)
+
+        def work() -> None:
+            try:
+                asyncio.run(all_of_them())
+                finished.put(_DONE)
+            except asyncio.CancelledError:
+                pass
+            except BaseException as error:
+                finished.put(error)
+
+        worker = threading.Thread(target=work, name="hacrl-vllm-requests", daemon=True)
+        worker.start()
+        begun.wait()
+        try:
+            while (item := finished.get()) is not _DONE:
+                if isinstance(item, BaseException):
+                    raise item
+                yield [item]
+        finally:  # also when whoever takes responses stops taking them
+            if worker.is_alive():
+                with suppress(RuntimeError):  # it ended at this very moment
+                    cancel[0]()
+            worker.join()
+
+    def _request(self, method: str, path: str, body: Any = None, seconds: float | None = None) -> Any:
+        """One request; the answer's JSON, None if it has no body."""
+        text = self._answer(method, path, body, seconds)
+        try:
+            return json.loads(text) if text.strip() else None
+        except json.JSONDecodeError as error:
+            raise EngineError(f"{self.name} answered {path} with no JSON: is it a vLLM server?") from error
+
+    def _answer(self, method: str, path: str, body: Any = None, seconds: float | None = None) -> str:
+        """One request; the answer's text."""
+        import aiohttp
+
+        seconds = ANSWER_SECONDS if seconds is None else seconds
+
+        async def ask() -> tuple[int, str]:
+            timeout = aiohttp.ClientTimeout(total=seconds, connect=min(seconds, ANSWER_SECONDS))
+            async with (
+                aiohttp.ClientSession(headers=self._headers, timeout=timeout) as http,
+                http.request(method, self.url + path, json=body) as answer,
+            ):
+                return answer.status, await answer.text()
+
+        try:
+            status, text = _in_a_thread(ask())
+        except TimeoutError as error:
+            raise EngineLostError(f"{self.name} did not answer {path} within {seconds:g} s.") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise EngineLostError(f"{self.name} cannot be reached: {error}.") from error
+        self._check(status, text, path)
+        return text
+
+    def _check(self, status: int, text: str, path: str) -> None:
+        if status == 200:
+            return
+        if status in (401, 403):
+            raise EngineError(f"{self.name} refuses the API key (HTTP {status} for {path})")
+        if status == 404:
+            raise EngineError(f"{self.name} has no {path} (HTTP 404): {_reason(text)}")
+        if status == 503 or not self.is_alive():
+            raise EngineLostError(f"{self.name} is not able to work (HTTP {status} for {path}).")
+        raise EngineError(f"{self.name} answered {path} with HTTP {status}: {_reason(text)}")
+
+    async def _generate(self, asks: Sequence[Ask], finished: queue.SimpleQueue[Any]) -> None:
+        import aiohttp
+
+        connector = aiohttp.TCPConnector(limit=0)  # as many connections as there are requests
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=ANSWER_SECONDS)
+        async with aiohttp.ClientSession(connector=connector, headers=self._headers, timeout=timeout) as http:
+            watching = asyncio.create_task(self._watch(http))
+            asking = [
+                asyncio.create_task(self._one(http, place, ask, finished)) for place, ask in enumerate(asks)
+            ]
+            answered = asyncio.gather(*asking)
+            either: list[asyncio.Future[Any]] = [watching, answered]
+            try:
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                if answered.done():
+                    answered.result()  # raises what it raised
+                if watching.done():
+                    watching.result()
+            finally:
+                for task in (watching, *asking):
+                    task.cancel()
+                await asyncio.gather(watching, *asking, return_exceptions=True)
+                if answered.done() and not answered.cancelled():
+                    answered.exception()  # seen
+
+    async def _one(self, http: Any, place: int, ask: Ask, finished: queue.SimpleQueue[Any]) -> None:
+        import aiohttp
+
+        path = "/v1/completions"
+        body = {
+            "model": self._model,
+            "prompt": list(ask.prompt_ids),
+            "return_token_ids": True,
+            "seed": ask.seed,
+            **sampling_fields(ask),
+        }
+        try:
+            async with http.post(self.url + path, json=body) as answer:
+                status, text = answer.status, await answer.text()
+        except (aiohttp.ClientError, OSError) as error:
+            raise EngineLostError(
+                f"{self.name} broke off while generating ({type(error).__name__})."
+            ) from error
+        if status == 500:  # vLLM's answer to requests under way when its engine dies
+            raise EngineLostError(f"{self.name} failed while generating: {_reason(text)}.")
+        self._check(status, text, path)
+        finished.put((place, _said(json.loads(text))))
+
+    async def _watch(self, http: Any) -> None:
+        """A server that hangs keeps its connections open: only asking shows it."""
+        import aiohttp
+
+        misses = 0
+        while misses < HEALTH_MISSES:
+            await asyncio.sleep(HEALTH_EVERY)
+            if not self.is_alive():
+                raise EngineLostError(f"{self.name} has ended.")
+            try:
+                timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
+                async with http.get(f"{self.url}/health", timeout=timeout) as answer:
+                    misses = 0 if answer.status == 200 else misses + 1
+            except (aiohttp.ClientError, OSError):
+                misses += 1
+        raise EngineLostError(f"{self.name} no longer answers.")
+
+
+def _in_a_thread(work: Coroutine[Any, Any, _Result]) -> _Result:
+    """Wait for a coroutine, whether or not the caller's thread runs an event loop, as notebooks do."""
+    results: list[_Result] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(asyncio.run(work))
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def _said(answer: dict[str, Any]) -> Said:
+    choice = answer["choices"][0]
+    return Said(tuple(choice["token_ids"]), tuple(choice["logprobs"]["token_logprobs"]))
+
+
+def _reason(text: str) -> str:
+    try:
+        body = json.loads(text)
+    except json.JSONDecodeError:
+        return text[:500]
+    found = body.get("error", body) if isinstance(body, dict) else body
+    return str(found.get("message", found) if isinstance(found, dict) else found)[:500]

@@ -1,0 +1,266 @@
+"""From an agent and its settings to an engine that can be started: arguments, command, environment.
+
+How much of a device an agent's vLLM engine takes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hacrl.config.schema import MOST_MEMORY, VllmSettings
+from hacrl.engines.process import OwnProcess
+from hacrl.engines.sync_check import PROBED_PROMPTS
+from hacrl.engines.vllm.backend import Backend
+from hacrl.engines.vllm.checks import api_key_of
+from hacrl.engines.vllm.child import ChildBackend
+from hacrl.engines.vllm.client import ServerClient
+from hacrl.engines.vllm.engine import VllmEngine
+from hacrl.engines.vllm.server import ServerBackend
+from hacrl.engines.vllm.weight_transfer import free_port
+from hacrl.models.agent import Agent
+from hacrl.models.footprint import Footprint
+from hacrl.types import Problem
+
+LOCALHOST = "127.0.0.1"
+WORKER_FOLDER = (
+    Path(__file__).parent / "in_vllm"
+)  # on the path of vLLM's interpreter, and nothing else of ours
+WORKER = "hacrl_vllm_worker.WeightReceiver"
+GIB = 2**30
+CPU_CACHE_GIB = 1.0
+GRAPH_STEP = 16  # between sizes of the CUDA graphs that vLLM records; below 256 there are more
+ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}  # nobody is told
+
+
+def make_vllm_engine(
+    agent: Agent,
+    settings: VllmSettings,
+    probes: Sequence[Problem],
+    max_length: int,
+    folder: Path,
+    seed: int = 0,
+) -> VllmEngine:
+    """An engine for an agent, not started yet. ``folder`` takes its log and the files it starts from.
+
+    ``seed``: of responses that have none of their own. Equal agents must not draw the same ones.
+    """
+    if settings.url is not None:
+        backend: Backend = ServerBackend(
+            ServerClient(f"vLLM server {settings.url}", settings.url, api_key_of(settings)),
+            process=None,
+            can_sleep=bool(settings.sleep),
+        )
+        local = host_of(settings.url) in (LOCALHOST, "localhost", "::1")
+        reached_at = LOCALHOST if local else address_towards(host_of(settings.url))
+        return VllmEngine(agent, backend, settings, probes, same_host=local, learner_host=reached_at)
+    can_sleep = sleeps(agent.device, settings)
+    model = folder / "model"
+    dtype = str(agent.model.dtype).removeprefix("torch.")
+    on_cpu = runs_on_cpu(agent.device, settings)
+    arguments = engine_arguments(str(model), dtype, settings, max_length, on_cpu, can_sleep, seed)
+    arguments["load_format"] = "dummy"  # noise, until the first synchronisation brings the agent's weights
+    environment = engine_environment(agent.device, settings)
+    measures = not arguments.get("kv_cache_memory_bytes")
+    if settings.starts_server:
+        backend = _own_server(agent.name, settings, arguments, environment, folder, can_sleep)
+        before = partial(write_model, agent, model)
+        return VllmEngine(agent, backend, settings, probes, before_start=before, starts_alone=measures)
+    log = folder / "engine.log"
+    child = ChildBackend(agent.name, arguments, environment, can_sleep, log, settings.start_timeout)
+
+    def before_start() -> None:
+        child.launch()
+        write_model(agent, model)
+
+    return VllmEngine(agent, child, settings, probes, before_start=before_start, starts_alone=measures)
+
+
+def _own_server(
+    name: str,
+    settings: VllmSettings,
+    arguments: dict[str, Any],
+    environment: dict[str, str],
+    folder: Path,
+    can_sleep: bool,
+) -> ServerBackend:
+    key, port = secrets.token_urlsafe(24), settings.port or free_port()
+    where = f"vLLM server of agent {name!r}"
+    process = OwnProcess(
+        where,
+        server_command(settings.python or sys.executable, arguments, LOCALHOST, port),
+        {**environment, "VLLM_API_KEY": key},
+        folder / "server.log",
+        settings.start_timeout,
+    )
+    client = ServerClient(where, f"http://{LOCALHOST}:{port}", key, model=arguments["model"])
+    return ServerBackend(client, process, can_sleep)
+
+
+def server_command(python: str, arguments: dict[str, Any], host: str, port: int) -> list[str]:
+    """The command line of vLLM's own server with hacrl's part in its workers."""
+    options = {**arguments, "worker_extension_cls": WORKER, "host": host, "port": port}
+    options["generation_config"] = "vllm"  # sampling settings come with each request, never from the model
+    command = [python, "-m", "vllm.entrypoints.openai.api_server", "--disable-uvicorn-access-log"]
+    for key, value in options.items():
+        flag = f"--{key.replace('_', '-')}"
+        if value is True:
+            command.append(flag)
+        elif value is False:
+            command.append(f"--no-{flag[2:]}")
+        else:
+            command += [flag, json.dumps(value) if isinstance(value, dict | list) else str(value)]
+    return command
+
+
+def engine_arguments(
+    model: str,
+    dtype: str,
+    settings: VllmSettings,
+    max_length: int | None,
+    on_cpu: bool,
+    can_sleep: bool,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """vLLM's arguments for a model's folder or hub id; ``max_length`` None: the model's own context."""
+    cache = settings.kv_cache_gib or (CPU_CACHE_GIB if on_cpu else None)
+    arguments: dict[str, Any] = {
+        "model": model,
+        "dtype": dtype,
+        "max_num_seqs": sequences_at_once(settings),
+        "enable_prefix_caching": True,  # the samples of a prompt share its keys and values
+        "logprobs_mode": "processed_logprobs",  # after temperature, top-k and top-p
+        "enable_sleep_mode": can_sleep,
+        "seed": seed % 2**32,  # as numpy takes them
+    }
+    length = settings.max_length or max_length
+    if length is not None:
+        arguments["max_model_len"] = length
+    if cache is not None:
+        arguments["kv_cache_memory_bytes"] = int(cache * GIB)
+    if on_cpu:
+        arguments["enforce_eager"] = True
+    else:
+        arguments["gpu_memory_utilization"] = settings.memory or MOST_MEMORY
+        if settings.devices and len(settings.devices) > 1:
+            arguments["tensor_parallel_size"] = len(settings.devices)
+    return {**arguments, **settings.engine_args}
+
+
+def sequences_at_once(settings: VllmSettings) -> int:
+    """How many an engine may decode side by side: a proof takes no response's place.
+
+    vLLM records full CUDA graphs up to this number. If it were between two sizes, batches above the smaller
+    one would run in another kind of graph: with 260, a proof beside 256 responses.
+    """
+    return -(-(settings.max_sequences + PROBED_PROMPTS) // GRAPH_STEP) * GRAPH_STEP
+
+
+def engine_environment(device: torch.device, settings: VllmSettings) -> dict[str, str]:
+    """Environment variables of the engine's processes."""
+    environment = dict(ENVIRONMENT)
+    if "VLLM_PORT" not in os.environ:
+        # vLLM looks for a free port from there on; those that start at the same time would find the same one
+        environment["VLLM_PORT"] = str(free_port())
+    if settings.starts_server:
+        inherited = (
+            [os.environ["PYTHONPATH"]] if settings.python is None and "PYTHONPATH" in os.environ else []
+        )
+        environment["PYTHONPATH"] = os.pathsep.join([str(WORKER_FOLDER), *inherited])
+        environment["VLLM_SERVER_DEV_MODE"] = "1"  # weight updates, sleep and wake over HTTP
+    if runs_on_cpu(device, settings):
+        environment["TORCH_COMPILE_DISABLE"] = "1"
+    elif settings.devices or device.index is not None:
+        chosen = settings.devices or (device.index,)
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(
+            _visible(index) for index in chosen if index is not None
+        )
+    return environment
+
+
+def _visible(index: int) -> str:
+    """Device ``index`` of this process, in the numbering its environment was given."""
+    visible = [part for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part]
+    return visible[index] if index < len(visible) else str(index)
+
+
+def runs_on_cpu(device: torch.device, settings: VllmSettings) -> bool:
+    """An engine is where its agent is, unless it has devices of its own."""
+    return device.type == "cpu" and not settings.devices
+
+
+def sleeps(device: torch.device, settings: VllmSettings) -> bool:
+    """Engines give memory back where a learner may need it: on the GPU they share."""
+    on_gpu = device.type == "cuda" or bool(settings.devices)
+    if settings.sleep is not None:
+        return settings.sleep and on_gpu
+    shared = settings.devices is None or (device.index or 0) in settings.devices
+    return device.type == "cuda" and shared
+
+
+def write_model(agent: Agent, folder: Path) -> None:
+    """What an engine needs to know of an agent without its weights: config and tokenizer."""
+    model = agent.model.get_base_model() if hasattr(agent.model, "peft_config") else agent.model
+    if not model.config.architectures:  # a model that was never saved or loaded does not say what it is
+        model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(folder)
+    agent.tokenizer.save_pretrained(folder)
+
+
+def host_of(url: str) -> str:
+    """The host in a URL."""
+    from urllib.parse import urlsplit
+
+    return urlsplit(url).hostname or ""
+
+
+def address_towards(host: str) -> str:
+    """This machine's address as the other host would reach it."""
+    import socket
+    from contextlib import closing
+
+    with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
+        try:
+            probe.connect((host, 9))  # sends nothing
+        except OSError:
+            return socket.gethostname()
+        return str(probe.getsockname()[0])
+
+
+# Besides weights, cache and what decoding needs: the CUDA context, graphs, and vLLM's trial pass over as many
+# tokens as it computes at once, which grows with the model.
+OVERHEAD = 3 * GIB
+OVERHEAD_PER_BYTE = 1 / 8  # of weights
+
+
+def is_beside(device: torch.device, settings: VllmSettings) -> bool:
+    """Whether the engine is on its agent's device."""
+    return settings.url is None and (settings.devices is None or (device.index or 0) in settings.devices)
+
+
+def engine_bytes(footprint: Footprint, device: torch.device, settings: VllmSettings, total: int) -> int:
+    """Of the ``total`` that its agent's device has.
+
+    ``footprint``: the agent's, if it decoded as many responses at a time itself.
+    """
+    if not is_beside(device, settings):
+        return 0
+    if runs_on_cpu(device, settings):
+        return int((settings.kv_cache_gib or CPU_CACHE_GIB) * GIB) + footprint.weights
+    held = footprint.weights + OVERHEAD + int(OVERHEAD_PER_BYTE * footprint.weights)
+    given = settings.kv_cache_gib * GIB if settings.kv_cache_gib is not None else None
+    cache = settings.engine_args.get("kv_cache_memory_bytes", given)
+    if cache is not None:  # then vLLM takes no share
+        return int(cache) + held
+    share = settings.engine_args.get("gpu_memory_utilization", settings.memory)
+    if share is not None:
+        return int(share * total)
+    return min(held + footprint.cache + footprint.decoding, int(MOST_MEMORY * total))

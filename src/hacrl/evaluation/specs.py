@@ -1,0 +1,143 @@
+"""What a model is asked in ``hacrl eval``: problems, how many responses to each, and how they are drawn."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hacrl.config.schema import DEFAULT_BATCH, DEFAULT_MAX_NEW_TOKENS, ExamSettings, RunConfig, TaskSettings
+from hacrl.errors import ConfigError, TaskError
+from hacrl.evaluation.benchmarks import (
+    BENCHMARKS,
+    find_benchmark,
+    label_of,
+    load_benchmark,
+    load_file,
+    looks_like_a_file,
+)
+from hacrl.evaluation.targets import Candidate
+from hacrl.tasks.base import Task
+from hacrl.tasks.boxed import DEFAULT_PROMPT
+from hacrl.tasks.prompts import SLOT
+from hacrl.tasks.registry import make_task
+from hacrl.types import Problem, Sampling
+
+OWN_TASK = "task"  # --on task: the held-out split of a run's own task
+WITHOUT_DATA = ("arithmetic",)  # tasks that make their own problems ...
+GYM_PREFIX = "gym:"  # ... as all of this family do
+
+
+@dataclass(frozen=True)
+class Exam:
+    """One benchmark as it is put to one model."""
+
+    name: str
+    task: Task
+    problems: Sequence[Problem]
+    source: str
+    samples: int
+    sampling: Sampling
+    batch: int
+    seed_parts: tuple[str, ...]  # keeps the draws of one benchmark apart from those of another
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal problems in equal order."""
+        content = [(p.id, p.prompt, p.answer, p.context) for p in self.problems]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+
+
+class ExamMaker:
+    """Makes exams; models that are asked the same share the task, and so its verifier."""
+
+    def __init__(self, settings: ExamSettings, data: Path | None = None, prompt: str | None = None) -> None:
+        if prompt is not None and SLOT not in prompt:
+            raise ConfigError(f"--prompt {prompt!r} must contain {SLOT}, where the question goes")
+        self._settings = settings
+        self._data = data
+        self._prompt = prompt
+        self._tasks: dict[tuple[str, str], Task] = {}
+        self.notes: list[str] = []
+
+    def make(self, name: str, candidate: Candidate) -> Exam:
+        """The exam of that name for one model."""
+        if name == OWN_TASK:
+            return self._own_task(candidate)
+        default_samples = BENCHMARKS[name].samples if name in BENCHMARKS else 1
+        task = self._task(name, "", None)
+        if name.startswith(GYM_PREFIX) and candidate.run is not None and candidate.run.task.name == name:
+            self.notes.append(
+                f"{name} draws its own questions, and {candidate.label} may have been trained on some of "
+                f"them; --on {OWN_TASK} asks those its run has held out"
+            )
+        source = getattr(task, "source", f"task {name}")
+        samples = self._settings.samples_of(default_samples)
+        sampling = Sampling(
+            self._settings.max_new_tokens or DEFAULT_MAX_NEW_TOKENS,
+            self._settings.temperature_of(samples),
+            top_p=self._settings.top_p,
+        )
+        batch = self._settings.batch or DEFAULT_BATCH
+        label = label_of(name)
+        return Exam(label, task, self._chosen(task), source, samples, sampling, batch, (label,))
+
+    def close(self) -> None:
+        """Let go of the verifiers' worker processes."""
+        for task in self._tasks.values():
+            task.close()
+
+    def _own_task(self, candidate: Candidate) -> Exam:
+        """As the run evaluates itself. The first chunk's draws are those of the run's own evaluation."""
+        run = candidate.run
+        if run is None or candidate.folder is None:
+            raise ConfigError(
+                f"--on task: {candidate.settings.model} is a model, not a run, and has no task of its own; "
+                "say e.g. --on math500,gsm8k, --on arithmetic for the bundled agents, or --on FILE.jsonl"
+            )
+        task = self._task(OWN_TASK, str(candidate.folder.resolve()), run)
+        own = run.evaluation
+        samples = self._settings.samples_of(own.samples_per_problem)
+        temperature = own.temperature if self._settings.temperature is None else self._settings.temperature
+        new_tokens = self._settings.max_new_tokens or own.sampling(run.rollout.max_new_tokens).max_new_tokens
+        return Exam(
+            OWN_TASK,
+            task,
+            self._chosen(task),
+            f"held-out split of {task.name}",
+            samples,
+            Sampling(new_tokens, temperature, top_p=self._settings.top_p),
+            self._settings.batch or run.rollout.max_batch,
+            (),
+        )
+
+    def _chosen(self, task: Task) -> Sequence[Problem]:
+        problems = task.test[: self._settings.limit]
+        if not problems:
+            raise TaskError(f"--on: task {task.name!r} holds out no problems to be evaluated on")
+        return problems
+
+    def _task(self, name: str, owner: str, run: RunConfig | None) -> Task:
+        if (name, owner) not in self._tasks:
+            task = make_task(run.task) if run is not None else self._load(name)
+            self.notes += getattr(task, "notes", ())
+            self._tasks[name, owner] = task
+        return self._tasks[name, owner]
+
+    def _load(self, name: str) -> Task:
+        if name in WITHOUT_DATA or name.startswith(GYM_PREFIX):
+            options = {} if self._prompt is None else {"prompt": self._prompt}
+            return make_task(TaskSettings(name=name, options=options))
+        prompt = DEFAULT_PROMPT if self._prompt is None else self._prompt
+        if looks_like_a_file(name):
+            return load_file(Path(name).expanduser(), prompt=prompt)
+        find_benchmark(name)
+        return load_benchmark(name, self._data, prompt)
+
+
+def split_names(on: Sequence[str]) -> list[str]:
+    """``--on a,b --on c`` as a, b, c; each once."""
+    names = [name.strip() for given in on for name in given.split(",")]
+    return list(dict.fromkeys(name for name in names if name))

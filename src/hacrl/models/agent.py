@@ -1,0 +1,54 @@
+"""One agent: a model, its tokenizer, and how many updates it has made. It knows no other agent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hacrl.config.schema import AgentSettings
+from hacrl.models.loading import load_model, load_tokenizer
+from hacrl.models.lora import is_adapted, save_merged
+from hacrl.models.tokenizing import Codec, context_length
+
+
+class Agent(Codec):
+    """A policy that can be asked, taught and saved."""
+
+    def __init__(
+        self,
+        name: str,
+        model: Any,
+        tokenizer: Any,
+        use_chat_template: bool = True,
+        chat_template_args: Mapping[str, Any] | None = None,
+    ) -> None:
+        length = context_length(model.config)
+        super().__init__(
+            name, tokenizer, model.generation_config, length, use_chat_template, chat_template_args
+        )
+        self.model = model
+        self.policy_version = 0
+
+    @classmethod
+    def load(cls, settings: AgentSettings, device: str, seed: int = 0) -> Agent:
+        """Load the model a user asked for and put it on a device; the seed is for new adapter weights."""
+        tokenizer = load_tokenizer(settings)
+        model = load_model(settings, tokenizer, device, seed)
+        return cls(settings.name, model, tokenizer, settings.chat_template, settings.chat_template_args)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the agent's weights are."""
+        device: torch.device = self.model.device
+        return device
+
+    def save(self, folder: Path) -> None:
+        """Write a plain Hugging Face folder that loads anywhere, alone; adapters are merged into it."""
+        if is_adapted(self.model):
+            save_merged(self.model, folder)
+        else:
+            self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)

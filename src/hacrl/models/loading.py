@@ -1,0 +1,189 @@
+"""From a model reference to a model and a tokenizer that can act as an agent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from hacrl.config.schema import AgentSettings
+from hacrl.errors import ModelError
+from hacrl.models import smollm2
+from hacrl.models.lora import add_adapters
+from hacrl.models.references import materialise_model, resolve_model
+from hacrl.models.tokenizing import Codec, context_length
+
+
+def load_codec(settings: AgentSettings) -> Codec:
+    """The text side of an agent, without its weights: enough to check prompts before anything long starts."""
+    tokenizer, config = load_tokenizer(settings), load_model_config(settings)
+    _check_vocabulary(settings, tokenizer, config.get_text_config().vocab_size)
+    return Codec(
+        settings.name,
+        tokenizer,
+        _generation_config(settings, config),
+        context_length(config),
+        settings.chat_template,
+        settings.chat_template_args,
+    )
+
+
+def load_tokenizer(settings: AgentSettings) -> Any:
+    """A tokenizer that knows how to end a response."""
+    from transformers import AutoTokenizer
+
+    with _explained(settings, "tokenizer"):
+        tokenizer = AutoTokenizer.from_pretrained(materialise_model(settings.model), **_where(settings))
+    if tokenizer.eos_token_id is None:
+        raise ModelError(
+            f"agent {settings.name!r}: the tokenizer of {settings.model!r} has no eos_token, so a response "
+            "could never end; set eos_token in its tokenizer_config.json"
+        )
+    if not tokenizer.get_vocab() or not tokenizer("1").input_ids:
+        raise ModelError(
+            f"agent {settings.name!r}: the tokenizer of {settings.model!r} turns text into nothing; "
+            "does the folder have a tokenizer.json?"
+        )
+    return tokenizer
+
+
+def load_model_config(settings: AgentSettings) -> Any:
+    """The model's config.json."""
+    from transformers import AutoConfig
+
+    with _explained(settings, "config"):
+        return AutoConfig.from_pretrained(materialise_model(settings.model), **_where(settings))
+
+
+def load_model(settings: AgentSettings, tokenizer: Any, device: str, seed: int = 0) -> Any:
+    """The model on its device, dropout off, in the precision asked for, with fresh adapters if asked for."""
+    from transformers import AutoModelForCausalLM
+
+    config = load_model_config(settings)
+    check_weights_are_there(settings)
+    attention = {} if settings.attention is None else {"attn_implementation": settings.attention}
+    with _explained(settings, "model"):
+        model, report = AutoModelForCausalLM.from_pretrained(
+            materialise_model(settings.model),
+            config=config,
+            dtype=torch_precision(settings, config, device),
+            output_loading_info=True,
+            use_safetensors=True,  # the older .bin files are pickles, which can run code when they are loaded
+            **attention,
+            **_where(settings),
+        )
+    _check_weights(settings, report)
+    _check_vocabulary(settings, tokenizer, model.get_input_embeddings().num_embeddings)
+    model = model.eval().to(device)
+    if settings.gradient_checkpointing:
+        if not model.supports_gradient_checkpointing:
+            raise ModelError(
+                f"agents.{settings.name}.gradient_checkpointing: {type(model).__name__} does not support it; "
+                "set it to false"
+            )
+        # the reentrant kind needs inputs that carry gradients, which frozen embeddings do not give
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model if settings.lora is None else add_adapters(model, settings, seed)
+
+
+def torch_precision(settings: AgentSettings, config: Any, device: str) -> torch.dtype:
+    """What weights are held in. "auto": float32 on a CPU; on a GPU bfloat16 if they are stored in 16 bits."""
+    if settings.precision != "auto":
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16}[settings.precision]
+    stored = getattr(config, "dtype", None)
+    halved = stored in (torch.bfloat16, torch.float16, "bfloat16", "float16")
+    return torch.bfloat16 if halved and device != "cpu" else torch.float32
+
+
+def _where(settings: AgentSettings) -> dict[str, Any]:
+    where: dict[str, Any] = {"trust_remote_code": settings.trust_remote_code}
+    return where if settings.revision is None else {**where, "revision": settings.revision}
+
+
+def _generation_config(settings: AgentSettings, config: Any) -> Any:
+    from transformers import GenerationConfig
+
+    try:
+        return GenerationConfig.from_pretrained(materialise_model(settings.model), **_where(settings))
+    except (OSError, ValueError):  # a model need not have one; transformers then takes the config's
+        return GenerationConfig.from_model_config(config)
+
+
+@contextmanager
+def _explained(settings: AgentSettings, part: str) -> Iterator[None]:
+    """transformers' own errors, with the agent's name in front."""
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(f"agents.{settings.name}.{error}") from error
+    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
+        hint = ""
+        if "couldn't connect to" in str(error):  # transformers' words for it, which say nothing of the key
+            version = f" (revision {settings.revision!r})" if settings.revision else ""
+            raise ModelError(
+                f"agents.{settings.name}.model: {settings.model!r}{version} is not in the local cache, and "
+                "the Hugging Face hub cannot be reached; check the connection, or give the folder of a model"
+            ) from error
+        if "trust_remote_code" in str(error):
+            hint = f". To run the model's own code, set agents.{settings.name}.trust_remote_code=true"
+        elif "no file named model.safetensors" in str(error) or "a file named model.safetensors" in str(
+            error
+        ):
+            hint = f". {_no_pickles(settings.model)}"
+        raise ModelError(
+            f"agent {settings.name!r}: cannot load {part} {settings.model!r}: {error}{hint}"
+        ) from error
+
+
+def check_weights_are_there(settings: AgentSettings) -> None:
+    """A folder without weights is found before other agents' weights are loaded."""
+    if settings.model == smollm2.REFERENCE:
+        return  # made when it is first used
+    folder = Path(resolve_model(settings.model))
+    suffixes = {file.suffix for file in folder.iterdir()} if folder.is_dir() else {".safetensors"}
+    if ".safetensors" in suffixes:
+        return
+    if suffixes & {".bin", ".pt", ".pth"}:
+        raise ModelError(
+            f"agents.{settings.name}.model: folder {settings.model} has no weights as model.safetensors. "
+            + _no_pickles(settings.model)
+        )
+    raise ModelError(
+        f"agents.{settings.name}.model: folder {settings.model} has no weights, e.g. model.safetensors; "
+        "was it copied in full?"
+    )
+
+
+def _no_pickles(model: str) -> str:
+    """What to do about weights in the older format."""
+    new = f"{model.rstrip('/').rsplit('/', 1)[-1]}-safetensors"
+    return (
+        "Files such as pytorch_model.bin are pickles, which can run code, and are not loaded. To convert a "
+        'model you trust: python -c "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; '
+        f'[one.from_pretrained({model!r}).save_pretrained({new!r}) for one in (M, T)]", then use {new}'
+    )
+
+
+def _check_weights(settings: AgentSettings, report: dict[str, Any]) -> None:
+    """transformers fills missing weights with random numbers and only warns."""
+    for kind in ("missing_keys", "mismatched_keys"):
+        keys = sorted(str(key) for key in report.get(kind) or ())
+        if keys:
+            raise ModelError(
+                f"agent {settings.name!r}: the weights of {settings.model!r} do not fit its config.json: "
+                f"{len(keys)} {kind.replace('_', ' ')}, e.g. {keys[0]}"
+            )
+
+
+def _check_vocabulary(settings: AgentSettings, tokenizer: Any, embeddings: int) -> None:
+    """All of the tokenizer's tokens must have an embedding."""
+    largest = max(tokenizer.get_vocab().values())
+    if largest >= embeddings:
+        raise ModelError(
+            f"agent {settings.name!r}: the tokenizer of {settings.model!r} has token {largest}, "
+            f"the model only {embeddings} embeddings: they do not belong together"
+        )

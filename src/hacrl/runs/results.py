@@ -1,0 +1,116 @@
+"""What a run is judged by: collected while it happens, or read back from its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hacrl.files import JsonLines, Record, UnreadableFileError, as_record, read_jsonl
+from hacrl.training.accuracy import Accuracy
+from hacrl.training.metrics import StepReport
+from hacrl.training.observer import Observer
+
+
+@dataclass
+class RunResult(Observer):
+    """Accuracies, rewards and costs of one run."""
+
+    folder: Path
+    accuracies: dict[int, dict[str, Accuracy]] = field(default_factory=dict)  # step -> agent -> accuracy
+    rewards: dict[str, list[float]] = field(default_factory=dict)  # agent -> mean reward per step
+    rollouts: dict[str, int] = field(default_factory=dict)  # agent -> training rollouts spent
+    updates: dict[str, int] = field(default_factory=dict)  # agent -> parameter updates made
+    notes: list[str] = field(default_factory=list)  # about files that it was read from
+
+    def on_step(self, report: StepReport, seconds: Mapping[str, float]) -> None:
+        """Add one step."""
+        for name, agent in report.agents.items():
+            self.add(name, agent.rollout.reward, agent.rollout.rollouts, agent.learning.updates)
+
+    def on_evaluation(self, step: int, accuracies: Mapping[str, Accuracy]) -> None:
+        """Keep one evaluation."""
+        self.accuracies[step] = dict(accuracies)
+
+    def add(self, agent: str, reward: float, rollouts: int, updates: int) -> None:
+        """Add one step of one agent."""
+        self.rewards.setdefault(agent, []).append(reward)
+        self.rollouts[agent] = self.rollouts.get(agent, 0) + rollouts
+        self.updates[agent] = self.updates.get(agent, 0) + updates
+
+
+@dataclass(frozen=True)
+class _Rollout:
+    reward: float
+    rollouts: int
+
+
+@dataclass(frozen=True)
+class _Learning:
+    updates: int
+
+
+@dataclass(frozen=True)
+class _Agent:
+    rollout: _Rollout
+    learning: _Learning
+
+
+@dataclass(frozen=True)
+class MetricsLine:
+    """What a result takes of one line of metrics.jsonl."""
+
+    step: int
+    agents: dict[str, _Agent]
+
+
+@dataclass(frozen=True)
+class EvaluationLine:
+    """One line of evaluations.jsonl."""
+
+    step: int
+    agents: dict[str, Accuracy]
+
+
+def read_result(folder: Path) -> RunResult:
+    """The result of a run so far, from its folder. A last line that was broken off is left out and noted."""
+    return _read(folder)[0]
+
+
+def read_finished(folder: Path, steps: int, agents: Collection[str]) -> RunResult:
+    """The result of a run that made all its steps; refused if a step or a last accuracy is missing."""
+    result, last = _read(folder)
+    final = result.accuracies.get(steps, {})
+    missing = sorted(set(agents) - final.keys())
+    if last != steps:
+        wrong = f"metrics.jsonl ends after step {last} of {steps}"
+    elif missing:
+        wrong = f"evaluations.jsonl has no accuracy of {', '.join(missing)} after step {steps}"
+    else:
+        return result
+    raise UnreadableFileError(f"{folder} does not hold a whole run: {wrong}")
+
+
+def _read(folder: Path) -> tuple[RunResult, int]:
+    """The result, and the last step there are metrics of."""
+    result, last = RunResult(folder), 0
+    evaluations = read_jsonl(folder / "evaluations.jsonl", folder)
+    for where, evaluation in _records(evaluations, EvaluationLine):
+        if result.accuracies and evaluation.step <= max(result.accuracies):
+            raise UnreadableFileError(f"{where} is damaged: step {evaluation.step} stands there again")
+        result.on_evaluation(evaluation.step, evaluation.agents)
+    metrics = read_jsonl(folder / "metrics.jsonl", folder)
+    for where, line in _records(metrics, MetricsLine):
+        if line.step != last + 1:
+            raise UnreadableFileError(f"{where} is damaged: step {line.step} follows step {last}")
+        last = line.step
+        for name, agent in line.agents.items():
+            result.add(name, agent.rollout.reward, agent.rollout.rollouts, agent.learning.updates)
+    result.notes += [lines.note for lines in (evaluations, metrics) if lines.note is not None]
+    return result, last
+
+
+def _records(lines: JsonLines, kind: type[Record]) -> Iterator[tuple[str, Record]]:
+    for line in lines.lines:
+        where = f"{lines.path}, line {line.number},"
+        yield where, as_record(line.record, kind, where)

@@ -1,0 +1,274 @@
+"""A run in this process: all agents on one machine, on one or more devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from hacrl.algorithms.methods import make_method
+from hacrl.config.checks import updates_per_step
+from hacrl.config.schema import RunConfig
+from hacrl.engines.registry import check_engines, engine_notes, make_engine
+from hacrl.memory.decision import decide_memory
+from hacrl.memory.residency import Residency
+from hacrl.models.agent import Agent
+from hacrl.models.loading import check_weights_are_there
+from hacrl.models.policy_gap import limit_of_responses
+from hacrl.models.retokenizing import Retokeniser
+from hacrl.rollouts.log import RolloutLog
+from hacrl.runs.checkpointer import Checkpointer, data_fingerprint
+from hacrl.runs.folder import ROLLOUTS, RunFolder, check_output
+from hacrl.runs.hub import hub_if_needed
+from hacrl.runs.preflight import check_agents, preflight
+from hacrl.runs.results import RunResult
+from hacrl.runs.resume import ResumePoint
+from hacrl.runs.watchdog import Watchdog
+from hacrl.seeding import derive_seed
+from hacrl.tasks.base import Checked, Task
+from hacrl.tasks.registry import make_task
+from hacrl.tasks.splits import ProblemStream
+from hacrl.tracking.registry import make_trackers
+from hacrl.training.accuracy import Accuracy
+from hacrl.training.learner import Learner
+from hacrl.training.observer import Observer, Observers
+from hacrl.training.samples import SampleBuilder
+from hacrl.training.trainer import Trainer, TrainingInterrupted
+from hacrl.training.worker import Participant
+
+
+def run_locally(
+    config: RunConfig,
+    observers: Sequence[Observer] = (),
+    overwrite: bool = False,
+    task: Task | None = None,
+    agents: Mapping[str, Agent] | None = None,
+) -> RunResult:
+    """Train, write the run's folder, save the agents."""
+    with LocalRun(config, observers, overwrite, task, agents) as run:
+        run.train()
+        run.save()
+        return run.result
+
+
+class LocalRun:
+    """One run, open. Everything is checked first; nothing is written before all models have loaded.
+
+    ``task`` and ``agents`` (by name) replace what the config would make: the Python API hands in objects.
+    ``resumed`` is where an earlier process left off; the run's folder then goes on from there.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        observers: Sequence[Observer] = (),
+        overwrite: bool = False,
+        task: Task | None = None,
+        agents: Mapping[str, Agent] | None = None,
+        resumed: ResumePoint | None = None,
+    ) -> None:
+        self.config = config = with_threads(config)
+        self.is_interrupted = False
+        self._is_closed = False
+        self._participants: list[Participant] = []
+        self._folder = RunFolder(config)
+        self._log = RolloutLog(self._folder.path / ROLLOUTS)
+        self._checkpoints = Checkpointer(self._folder, config.checkpoint, self._note)
+        self.result = RunResult(self._folder.path) if resumed is None else resumed.result
+        check_agents(config, agents or ())
+        check_engines(config)
+        if resumed is None:
+            check_output(config, overwrite)
+        trackers = make_trackers(config, self._folder.path)
+        watchdog = Watchdog(config.watchdog_minutes, self._folder.path, self._note)
+        own = [self._folder, self._checkpoints, self.result, watchdog]
+        self._observer = Observers([*own, *trackers, *observers])
+        with hub_if_needed(config, agents or (), has_task=task is not None):
+            self._task = make_task(config.task) if task is None else task
+            try:
+                checked = preflight(config, self._task, agents)
+                self._checkpoints.data = data_fingerprint(checked.train, checked.test)
+                if resumed is not None:
+                    resumed.check_data(self._checkpoints.data)
+                self.trainer = build_trainer(config, checked, self._observer, agents, self._log)
+                self._participants = self.trainer.participants
+                self._open_folder(overwrite, resumed)
+            except BaseException:
+                self.close()
+                raise
+        self.trainer.after_step = self._after_step
+        notes = checked.notes if resumed is None else resumed.notes
+        devices = {one.name: str(one.agent.device) for one in self._participants}
+        for note in (*notes, *engine_notes(config, devices), *self.trainer.residency.notes):
+            self._observer.on_note(self.trainer.steps_done, note)
+        self._checkpoints.mark()
+        self.trainer.tell_what_is_restored()
+
+    def _open_folder(self, overwrite: bool, resumed: ResumePoint | None) -> None:
+        if resumed is None:
+            self._folder.claim(overwrite)
+        else:
+            resumed.restore(self.trainer)
+            self._folder.reopen(resumed.positions)
+        self._folder.write_status("running", self.trainer.steps_done)
+
+    def __enter__(self) -> LocalRun:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
+        if error is not None and self._folder.is_open:
+            with suppress(OSError):  # a full disk may be what it failed of
+                self._folder.write_status(
+                    "failed", self.trainer.steps_done, f"{type(error).__name__}: {error}"
+                )
+        self.close()
+
+    def train(self) -> None:
+        """All steps of the config, with its evaluations; or as far as :meth:`interrupt` lets it come."""
+        try:
+            self.trainer.train(self.config.steps)
+        except TrainingInterrupted:
+            self.is_interrupted = True
+
+    @property
+    def checkpoint_stalls(self) -> list[float]:
+        """Seconds that training waited for each checkpoint."""
+        return list(self._checkpoints.stalled)
+
+    def interrupt(self) -> None:
+        """Leave off after the phase under way; :meth:`save` then writes what is needed to go on."""
+        self.trainer.interrupt()
+
+    def evaluate(self) -> dict[str, Accuracy]:
+        """Every agent alone, as it is now; of a closed run too, which holds no workers afterwards either."""
+        try:
+            return self.trainer.evaluate(self.trainer.steps_done)
+        finally:
+            if self._is_closed:
+                self._close_engines()
+                self._task.close()
+                self.trainer.residency.everyone_home()
+
+    def save(self) -> dict[str, Path]:
+        """Write every agent as a plain Hugging Face folder: name -> folder.
+
+        Of a run that was interrupted, its whole state instead.
+        """
+        if self.is_interrupted:
+            self._checkpoints.save(self.trainer, wait=True)
+            self._folder.write_status("stopped", self.trainer.steps_done)
+            return {}
+        if self.config.checkpoint.every:
+            self._checkpoints.save(self.trainer, wait=True)  # so that more steps can follow
+        saved = {}
+        for participant in self.trainer.participants:
+            self._observer.on_phase(self.trainer.steps_done, "save", participant.name)
+            self.trainer.residency.to_generate(participant.name)  # its weights are needed
+            saved[participant.name] = self._folder.save_agent(participant.agent)
+        self._folder.write_status("finished", self.trainer.steps_done)
+        self._prune_rollouts(is_finished=True)
+        return saved
+
+    def close(self) -> None:
+        """Let go of engines and of the task's workers, and tell everybody who watches."""
+        self._is_closed = True
+        self._close_engines()
+        self._task.close()
+        self._observer.on_end()
+        self._folder.unlock()
+        self._checkpoints.close()
+        if self._participants:
+            self.trainer.residency.everyone_home()
+
+    def _after_step(self) -> None:
+        self._checkpoints.after_step(self.trainer)
+        self._prune_rollouts()
+        self._folder.write_status("running", self.trainer.steps_done)
+
+    def _prune_rollouts(self, is_finished: bool = False) -> None:
+        """Delete rollouts that the recipe does not keep, unless a resumed run would still need them."""
+        needed_from = None
+        if self.config.checkpoint.every and not is_finished:
+            needed_from = max((which.steps for which in self._checkpoints.store.ids()), default=0)
+        self._log.prune(self.config.rollouts.keep, self.trainer.steps_done, needed_from)
+
+    def _note(self, note: str) -> None:
+        self._observer.on_note(self.trainer.steps_done, note)
+
+    def _close_engines(self) -> None:
+        for participant in self._participants:
+            participant.engine.close()
+
+
+def with_threads(config: RunConfig) -> RunConfig:
+    """The number of CPU threads written down: sums over other numbers of threads round differently."""
+    return config if config.threads else replace(config, threads=torch.get_num_threads())
+
+
+def build_trainer(
+    config: RunConfig,
+    checked: Checked | None = None,
+    observer: Observer | None = None,
+    loaded: Mapping[str, Agent] | None = None,
+    log: RolloutLog | None = None,
+) -> Trainer:
+    """Load the agents and wire everything together; what was not checked before is checked now."""
+    checked = checked or preflight(config, make_task(config.task), loaded)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    task = checked.task
+    method = make_method(config.method, task.max_reward)
+    agents = _load_agents(config, checked, loaded or {})
+    sampling = config.rollout.sampling
+    retokeniser = Retokeniser()
+    decided = decide_memory(config, checked, agents)
+    config = decided.config
+    residency = Residency(decided.notes)
+    participants = []
+    for agent, settings in zip(agents, config.agents, strict=True):
+        engine = make_engine(config, settings, agent, checked)
+        exact = engine.shares_weights and agent.model.dtype == torch.float32
+        learning = replace(config.learning, micro_batch_tokens=decided.micro_batch_tokens[agent.name])
+        level = decided.levels[agent.name]
+        leaves = residency.transfers(agent, level)
+        gap = limit_of_responses(settings.vllm.max_logprob_gap)
+        learner = Learner(
+            agent, method, learning, sampling, settings.lr, exact_sampler=exact, leaves=leaves, most_gap=gap
+        )
+        residency.add(agent, learner, level)
+        residency.leave(agent.name)  # before the next agent's masters are made
+        stop_token, cap = config.learning.learn_stop_token, config.learning.max_cross_rollouts
+        builder = SampleBuilder(agent, method, stop_token, cap, retokeniser)
+        participants.append(
+            Participant(agent, engine, builder, learner, config.rollouts_per_prompt(settings))
+        )
+    return Trainer(
+        participants=participants,
+        method=method,
+        task=task,
+        train_stream=ProblemStream(checked.train, config.rollout.prompts_per_step, config.seed),
+        test_problems=checked.test,
+        sampling=sampling,
+        evaluation=config.evaluation,
+        updates_per_step=updates_per_step(config),
+        seed=config.seed,
+        observer=observer,
+        collapse=config.collapse,
+        residency=residency,
+        log=log,
+    )
+
+
+def _load_agents(config: RunConfig, checked: Checked, loaded: Mapping[str, Agent]) -> list[Agent]:
+    """In the config's order; weights that are missing are noticed before any are loaded."""
+    for settings in config.agents:
+        if settings.name not in loaded:
+            check_weights_are_there(settings)
+    return [
+        loaded.get(settings.name)
+        or Agent.load(settings, checked.devices[settings.name], derive_seed(config.seed, settings.name))
+        for settings in config.agents
+    ]

@@ -1,0 +1,210 @@
+"""Runs of the same agents under different methods, side by side.
+
+Several variants over several seeds: means, spread over seeds, and paired differences.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.table import Table
+
+from hacrl.plain_text import markdown_text
+from hacrl.runs.results import RunResult
+from hacrl.tracking.console import literal
+from hacrl.training.accuracy import Accuracy
+
+
+@dataclass(frozen=True)
+class AgentOutcome:
+    """One agent under one method."""
+
+    before: Accuracy
+    after: Accuracy
+    rollouts: int  # the agent's own training rollouts
+    updates: int
+    rewards: tuple[float, ...]  # mean training reward per step
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Method -> agent -> outcome; all methods started from the same agents and asked the same problems."""
+
+    outcomes: dict[str, dict[str, AgentOutcome]]
+
+    @property
+    def methods(self) -> list[str]:
+        """Methods, in the order they were run."""
+        return list(self.outcomes)
+
+    @property
+    def agents(self) -> list[str]:
+        """Agents, in the recipe's order."""
+        return list(next(iter(self.outcomes.values())))
+
+    def before(self, agent: str) -> Accuracy:
+        """Accuracy before any training, the same for all methods."""
+        return self.outcomes[self.methods[0]][agent].before
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready: agent -> before, and per method after, rollouts and updates."""
+        return {
+            agent: {
+                "before": asdict(self.before(agent)),
+                **{
+                    method: {
+                        "after": asdict(outcomes[agent].after),
+                        "rollouts": outcomes[agent].rollouts,
+                        "updates": outcomes[agent].updates,
+                    }
+                    for method, outcomes in self.outcomes.items()
+                },
+            }
+            for agent in self.agents
+        }
+
+
+def compare(results: Mapping[str, RunResult]) -> Comparison:
+    """Gather finished runs, one per method, each evaluated before and after training."""
+    return Comparison({method: _outcomes(result) for method, result in results.items()})
+
+
+def _outcomes(result: RunResult) -> dict[str, AgentOutcome]:
+    first, last = min(result.accuracies), max(result.accuracies)
+    return {
+        agent: AgentOutcome(
+            before=result.accuracies[first][agent],
+            after=result.accuracies[last][agent],
+            rollouts=result.rollouts[agent],
+            updates=result.updates[agent],
+            rewards=tuple(result.rewards[agent]),
+        )
+        for agent in result.rewards
+    }
+
+
+def comparison_table(comparison: Comparison, labels: Mapping[str, str]) -> Table:
+    """Accuracy before and after, by method; rollouts are each agent's own."""
+    table = Table(title="Sampled accuracy on held-out problems (± standard error)")
+    table.add_column("agent")
+    table.add_column("before", justify="right")
+    for method in comparison.methods:
+        table.add_column(labels[method], justify="right")
+    table.add_column("rollouts per agent", justify="right")
+    for agent in comparison.agents:
+        afters = [comparison.outcomes[method][agent].after for method in comparison.methods]
+        best = max(after.mean for after in afters)
+        cells = [_bold(f"{after.mean:.3f} ± {after.stderr:.3f}", after.mean == best) for after in afters]
+        spent = sorted({comparison.outcomes[method][agent].rollouts for method in comparison.methods})
+        before = comparison.before(agent)
+        table.add_row(
+            literal(agent), f"{before.mean:.3f}", *cells, " / ".join(f"{count:,}" for count in spent)
+        )
+    return table
+
+
+def _bold(text: str, emphasised: bool) -> str:
+    return f"[bold]{text}[/bold]" if emphasised else text
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and sample standard deviation over seeds."""
+
+    mean: float
+    std: float | None  # None for a single seed
+    seeds: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f}" + (f" ± {self.std:.3f}" if self.std is not None else "")
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Over seeds."""
+    std = statistics.stdev(values) if len(values) > 1 else None
+    return Spread(statistics.fmean(values), std, len(values))
+
+
+@dataclass(frozen=True)
+class StudyCell:
+    """One agent under one variant."""
+
+    before: Spread
+    after: Spread
+    difference: Spread  # to the reference variant, paired by seed
+    wins: int  # seeds in which it ended above the reference
+    rollouts: int
+    updates: int
+
+
+@dataclass(frozen=True)
+class Study:
+    """Variant -> agent -> cell; differences are to ``reference``."""
+
+    reference: str
+    cells: dict[str, dict[str, StudyCell]]
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return asdict(self)
+
+
+def make_study(results: Mapping[tuple[str, int], RunResult], reference: str) -> Study:
+    """Aggregate runs keyed by (variant, seed)."""
+    variants = list(dict.fromkeys(variant for variant, _ in results))
+    seeds = sorted({seed for _, seed in results})
+    agents = list(next(iter(results.values())).rewards)
+
+    def final(variant: str, agent: str) -> list[float]:
+        runs = [results[variant, seed] for seed in seeds]
+        return [run.accuracies[max(run.accuracies)][agent].mean for run in runs]
+
+    def cell(variant: str, agent: str) -> StudyCell:
+        after, baseline = final(variant, agent), final(reference, agent)
+        differences = [a - b for a, b in zip(after, baseline, strict=True)]
+        first = results[variant, seeds[0]]
+        return StudyCell(
+            before=spread([results[variant, seed].accuracies[0][agent].mean for seed in seeds]),
+            after=spread(after),
+            difference=spread(differences),
+            wins=sum(difference > 0 for difference in differences),
+            rollouts=first.rollouts[agent],
+            updates=first.updates[agent],
+        )
+
+    return Study(
+        reference, {variant: {agent: cell(variant, agent) for agent in agents} for variant in variants}
+    )
+
+
+def study_markdown(study: Study) -> str:
+    """One row per variant, one column per agent; rollouts and updates are per agent."""
+    agents = list(next(iter(study.cells.values())))
+    seeds = next(iter(study.cells[study.reference].values())).after.seeds
+    lines = [
+        "| variant | " + " | ".join(map(markdown_text, agents)) + " | mean | rollouts | updates |",
+        "|---|" + "---|" * (len(agents) + 3),
+    ]
+    before = [study.cells[study.reference][agent].before for agent in agents]
+    mean_before = statistics.fmean(value.mean for value in before)
+    lines.append("| before | " + " | ".join(map(str, before)) + f" | {mean_before:.3f} | 0 | 0 |")
+    for variant, cells in study.cells.items():
+        values = " | ".join(_cell_text(cells[agent], variant != study.reference) for agent in agents)
+        mean = statistics.fmean(cells[agent].after.mean for agent in agents)
+        rollouts = max(cell.rollouts for cell in cells.values())
+        updates = max(cell.updates for cell in cells.values())
+        lines.append(f"| {markdown_text(variant)} | {values} | {mean:.3f} | {rollouts:,} | {updates:,} |")
+    note = (
+        f"Mean ± standard deviation over {seeds} seeds; in brackets the mean paired difference to "
+        f"{markdown_text(study.reference)} and the seeds in which it was above."
+    )
+    return "\n".join([*lines, "", note])
+
+
+def _cell_text(cell: StudyCell, with_difference: bool) -> str:
+    if not with_difference:
+        return str(cell.after)
+    return f"{cell.after} ({cell.difference.mean:+.3f}, {cell.wins}/{cell.difference.seeds})"

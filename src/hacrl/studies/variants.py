@@ -1,0 +1,89 @@
+"""Named variations of one recipe: the baselines and the ablations of the paper, at stated costs.
+
+A variant keeps everything of the recipe that it does not speak of. ``gspo@lr=1e-4`` is the variant
+``gspo`` with an override, ``gspo@lr=1e-4@steps=50`` with two.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from hacrl.config.load import apply_override, with_names
+from hacrl.config.schema import AgentSettings, LearningSettings, RolloutSettings
+from hacrl.errors import ConfigError
+
+Recipe = dict[str, Any]
+_OWN_CLIP = ("clip_low", "clip_high", "kl_coefficient")  # method keys that all sequence-level methods share
+
+
+def _method(name: str, **options: Any) -> Callable[[Recipe], None]:
+    """Another method with the recipe's own-response clipping, or the recipe's method with other options."""
+
+    def change(recipe: Recipe) -> None:
+        current = recipe["method"]
+        if current["name"] != name:
+            current = {key: current[key] for key in _OWN_CLIP if key in current}
+        recipe["method"] = {**current, "name": name, **options}
+
+    return change
+
+
+def _token_level(recipe: Recipe) -> None:
+    """GRPO's ratio is per token: the recipe's sequence-level clip range does not carry over."""
+    recipe["method"] = {"name": "grpo"}
+
+
+def _times_two(recipe: Recipe) -> None:
+    """2G responses and twice the updates: double rollout cost."""
+    _method("gspo")(recipe)
+    rollout, learning = recipe.setdefault("rollout", {}), recipe.setdefault("learning", {})
+    _double(rollout, "rollouts_per_prompt", RolloutSettings.rollouts_per_prompt)
+    _double(learning, "updates_per_source", LearningSettings.updates_per_source)
+    _double(learning, "updates_per_step", LearningSettings.updates_per_step)
+    for agent in recipe["agents"]:
+        _double(agent, "rollouts_per_prompt", AgentSettings.rollouts_per_prompt)
+
+
+def _double(section: dict[str, Any], key: str, default: int | None) -> None:
+    """Twice the value or its default; a key that means "not set" stays so."""
+    value = section.get(key, default)
+    if value is not None:
+        section[key] = 2 * value
+
+
+def _same_updates(recipe: Recipe) -> None:
+    """As many updates as with sharing, made by as many passes over the agent's own responses."""
+    _method("gspo")(recipe)
+    learning = recipe.setdefault("learning", {})
+    learning["epochs"] = len(recipe["agents"]) * learning.get("epochs", 1)
+
+
+VARIANTS: dict[str, Callable[[Recipe], None]] = {
+    "hacpo": _method("hacpo"),
+    "gspo": _method("gspo"),
+    "grpo": _token_level,
+    "naive": _method("naive"),
+    "gspo_x2": _times_two,
+    "gspo_same_updates": _same_updates,
+    "hacpo_no_baseline": _method("hacpo", capability_baseline=False),
+    "hacpo_no_discrepancy": _method("hacpo", discrepancy=False),
+    "hacpo_alpha_0": _method("hacpo", alpha=0.0),
+    "hacpo_alpha_2": _method("hacpo", alpha=2.0),
+    "hacpo_alpha_3": _method("hacpo", alpha=3.0),
+    "hacpo_no_clip": _method("hacpo", cross_clip=False),
+    "hacpo_no_stepwise": _method("hacpo", delta_step=0.0),
+}
+
+
+def variant_recipe(recipe: Recipe, variant: str) -> Recipe:
+    """A copy of the recipe under a variant, e.g. ``gspo_x2`` or ``gspo@lr=1e-4``."""
+    name, *overrides = variant.split("@")
+    if name not in VARIANTS:
+        raise ConfigError(f"there is no variant {name!r}; there are {', '.join(VARIANTS)}")
+    varied = with_names(copy.deepcopy(recipe))
+    VARIANTS[name](varied)
+    for override in overrides:
+        apply_override(varied, override)
+    return varied

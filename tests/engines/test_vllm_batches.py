@@ -1,0 +1,111 @@
+"""What is asked of an engine and what it says: sent together where it belongs together, nothing mixed up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import pytest
+
+from hacrl.config.schema import VllmSettings
+from hacrl.engines.vllm.backend import Ask, Ended, EngineLostError, Said
+from hacrl.engines.vllm.child import _grouped
+from hacrl.engines.vllm.engine import VllmEngine
+from hacrl.engines.vllm.numbers_as_text import (
+    floats_from_text,
+    floats_to_text,
+    integers_from_text,
+    integers_to_text,
+)
+from hacrl.types import Rollout, Sampling
+from tests.support.engines import take_for_proven
+from tests.support.sevens import problem
+from tests.support.tiny import pair_agent
+
+PROBLEMS = [problem(prompt) for prompt in ("1+1:", "22+3:", "7")]
+STOP = 1
+
+
+class Batches:
+    """Answers in batches, out of order, with ids that tell the prompt; dies after the first batch."""
+
+    name, can_sleep = "an engine", False
+
+    def __init__(self) -> None:
+        self.asked: list[list[Ask]] = []
+
+    def start(self) -> None:
+        """Nothing is needed."""
+
+    def generate(self, asks: Sequence[Ask]) -> Iterator[Ended]:
+        self.asked.append(list(asks))
+        first = [at for at in (8, 5, 3, 0) if at < len(asks)]
+        rest = [at for at in reversed(range(len(asks))) if at not in first]
+        yield [(position, self.said(asks[position])) for position in first]
+        if len(self.asked) == 1:
+            raise EngineLostError("an engine died.")
+        yield [(position, self.said(asks[position])) for position in rest]
+
+    @staticmethod
+    def said(ask: Ask) -> Said:
+        """The prompt backwards and, if it has an even number of tokens, a stop token."""
+        assert ask.seed is not None
+        ids = (*reversed(ask.prompt_ids), *([STOP] if len(ask.prompt_ids) % 2 == 0 else []))
+        return Said(ids, tuple(-float(ask.seed % 1000) - place for place in range(len(ids))))
+
+
+def test_responses_that_end_together_go_where_they_belong(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, backend = pair_agent(), Batches()
+    assert agent.stop_ids == {STOP}
+    engine = VllmEngine(agent, backend, VllmSettings(seeded=True), [])
+    monkeypatch.setattr(engine, "_synchronise", partial(take_for_proven, engine))
+    heard: dict[int, Rollout] = {}
+    rollouts = engine.generate(PROBLEMS, 3, Sampling(8), 5, heard.__setitem__)
+    assert heard == dict(enumerate(rollouts))
+    # 9 are asked for; 4 have ended when it dies, and the others are asked for again, at 0 to 4
+    assert list(heard) == [8, 5, 3, 0, 6, 1, 7, 4, 2]
+    first, second = backend.asked
+    assert second == [first[place] for place in (1, 2, 4, 6, 7)]
+    assert len({ask.seed for ask in first}) == 9
+    assert {len(agent.encode_prompt(one)) % 2 for one in PROBLEMS} == {0, 1}
+    for place, (rollout, ask) in enumerate(zip(rollouts, first, strict=True)):
+        own = PROBLEMS[place // 3]
+        prompt = agent.encode_prompt(own)
+        said = Batches.said(ask)
+        spoken = tuple(reversed(prompt))
+        assert (rollout.problem, ask.prompt_ids) == (own, prompt)
+        assert (rollout.token_ids, rollout.token_logprobs) == (said.token_ids, said.logprobs)
+        assert rollout.text == agent.decode_response(spoken, prompt)
+        assert rollout.finish_reason == ("stop" if len(prompt) % 2 == 0 else "length")
+
+
+def test_a_prompt_is_sent_once_for_all_that_stand_side_by_side() -> None:
+    short, long = Sampling(3), Sampling(4)
+    asks = [
+        Ask((5, 6), short, (1,), 10),
+        Ask((5, 6), short, (1,), 11),
+        Ask((7,), short, (1,), None),
+        Ask((5, 6), short, (1,), None),
+        Ask((5, 6), long, (1,), 12),
+        Ask((5, 6), long, (1, 2), 13),
+    ]
+    sent = [
+        (ids, fields["max_tokens"], fields["stop_token_ids"], seeds) for ids, fields, seeds in _grouped(asks)
+    ]
+    assert sent == [
+        ((5, 6), 3, [1], [10, 11]),
+        ((7,), 3, [1], [None]),
+        ((5, 6), 3, [1], [None]),
+        ((5, 6), 4, [1], [12]),
+        ((5, 6), 4, [1, 2], [13]),
+    ]
+
+
+def test_numbers_are_read_as_they_were_written() -> None:
+    ids = (0, 151_935, 2**31 - 1)
+    assert integers_from_text(integers_to_text(list(ids))) == ids
+    floats = (-0.1, -1e-300, 0.0, -math.inf, 5e-324, -math.pi)
+    assert floats_from_text(floats_to_text(number for number in floats)) == floats
+    assert math.isnan(*floats_from_text(floats_to_text([math.nan])))
+    assert (integers_from_text(integers_to_text([])), floats_from_text(floats_to_text([]))) == ((), ())

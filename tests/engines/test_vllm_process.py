@@ -1,0 +1,202 @@
+"""Looking after a server's processes, with real ones that are no vLLM."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hacrl.engines import process as supervision
+from hacrl.engines.process import OwnProcess
+from hacrl.engines.process_guard import Guard
+from hacrl.engines.vllm.backend import EngineError, EngineLostError
+from hacrl.engines.vllm.client import ServerClient
+
+PARENT = """
+import signal, subprocess, sys, time
+if "deaf" in sys.argv:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print("pids", child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def server(tmp_path: Path, code: str = PARENT, *arguments: str, start_timeout: float = 60) -> OwnProcess:
+    command = [sys.executable, "-c", code, *arguments]
+    return OwnProcess("the server", command, {"A_KEY": "secret"}, tmp_path / "log", start_timeout)
+
+
+def child_of(process: OwnProcess) -> int:
+    return int(process.log.read_text().split("pids ")[-1].split()[0])
+
+
+def is_there(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def soon(is_so: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 60  # a hang guard
+    while not is_so():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def ready(process: OwnProcess) -> Callable[[], bool]:
+    return lambda: process.is_alive() and "pids" in process.log.read_text()
+
+
+@pytest.mark.parametrize("kind", ["", "deaf"])
+def test_a_server_ends_with_all_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(supervision, "END_SECONDS", 0.5)
+    process = server(tmp_path, PARENT, kind)
+    process.start(ready(process))
+    pid, child = process.pid, child_of(process)
+    assert pid is not None
+    assert is_there(pid)
+    assert is_there(child)
+    process.end()
+    process.end()
+    assert not process.is_alive()
+    assert process.pid is None
+    assert soon(lambda: not is_there(pid) and not is_there(child))
+
+
+def test_what_a_dead_server_left_behind_ends_before_the_next_one_starts(tmp_path: Path) -> None:
+    process = server(tmp_path)
+    process.start(ready(process))
+    first, orphan = process.pid, child_of(process)
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    assert soon(lambda: not process.is_alive())
+    assert is_there(orphan)
+    log = process.log.read_text()
+    process.start(lambda: process.is_alive() and process.log.read_text() != log)
+    assert soon(lambda: not is_there(orphan))
+    assert process.pid != first
+    process.end()
+
+
+def test_a_server_that_ends_at_once_says_what_its_log_says(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("OldError: of an earlier server\n")
+    code = "import sys; print('starting'); sys.stderr.write('ValueError: no such model\\n'); sys.exit(3)"
+    with pytest.raises(EngineError) as caught:
+        server(tmp_path, code).start(lambda: False)
+    assert "the server does not start (exit code 3)" in str(caught.value)
+    assert str(tmp_path / "log") in str(caught.value)
+    assert "ValueError: no such model" in str(caught.value)
+    assert "OldError" not in str(caught.value)
+
+
+def test_a_server_that_is_never_ready_is_ended(tmp_path: Path) -> None:
+    process = server(tmp_path, PARENT, start_timeout=1.0)
+    pids: list[int] = []
+
+    def never() -> bool:
+        pids.extend([process.pid] if process.pid else [])
+        return False
+
+    with pytest.raises(EngineLostError, match=r"not ready after 1 s \(start_timeout\)"):
+        process.start(never)
+    assert pids
+    assert not is_there(pids[0])
+
+
+def test_the_environment_is_added_to_ours(tmp_path: Path) -> None:
+    code = "import os; print('key', os.environ['A_KEY'], 'PATH' in os.environ)"
+    with pytest.raises(EngineError, match="key secret True"):
+        server(tmp_path, code).start(lambda: False)
+
+
+def test_an_address_that_somebody_else_answers_at_is_refused(tmp_path: Path) -> None:
+    """Weights would go to a server of another run."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Healthy) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        client = ServerClient("other", f"http://127.0.0.1:{other.server_port}", None)
+        with pytest.raises(EngineError, match="another server answers at its address already"):
+            server(tmp_path).start(client.is_healthy)
+        other.shutdown()
+    assert not (tmp_path / "log").exists()
+
+
+class Healthy(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Quiet."""
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from hacrl.engines.process import OwnProcess
+
+command = [sys.executable, "-c", sys.argv[1], *sys.argv[3:]]
+process = OwnProcess("the server", command, {}, Path(sys.argv[2]), 600)
+process.start(lambda: False)
+"""
+
+
+@pytest.mark.parametrize("kind", ["", "deaf"])
+def test_a_server_does_not_outlive_hacrl_even_if_that_is_killed(tmp_path: Path, kind: str) -> None:
+    log = tmp_path / "log"
+    hacrl = subprocess.Popen([sys.executable, "-c", KILLED, PARENT, str(log), kind])
+    assert soon(lambda: log.exists() and "pids" in log.read_text())
+    child = int(log.read_text().split()[1])
+    (parent,) = [
+        int(entry.name)
+        for entry in Path("/proc").iterdir()
+        if entry.name.isdigit() and is_there(int(entry.name)) and child in children_of(int(entry.name))
+    ]
+    hacrl.kill()
+    hacrl.wait()
+    assert soon(lambda: not is_there(parent) and not is_there(child))
+
+
+def children_of(pid: int) -> list[int]:
+    try:
+        return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def test_a_guard_leaves_as_soon_as_there_is_nothing_to_watch() -> None:
+    watched = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    guard = Guard([watched.pid])
+    pid = guard._process.pid
+    assert is_there(pid)
+    watched.kill()
+    watched.wait()
+    assert soon(lambda: not is_there(pid))
+    guard.end()
+    assert is_there(other.pid)
+    other.kill()
+    other.wait()
+
+
+def test_a_guard_that_is_dismissed_does_no_harm() -> None:
+    watched = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    Guard([watched.pid]).end()
+    assert watched.poll() is None
+    watched.kill()
+    watched.wait()

@@ -1,0 +1,61 @@
+"""Which errors mean that memory ran out, and that nothing of the failed attempt stays behind."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from hacrl.models.device import is_out_of_memory, let_go
+from tests.support.faults import Raise, cpu_is_full, cublas_is_full, gpu_is_full, in_a_circle, no_collector
+
+
+@pytest.mark.parametrize("fail", [gpu_is_full, cpu_is_full, cublas_is_full])
+def test_memory_that_ran_out(fail: Raise) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        fail()
+    assert is_out_of_memory(caught.value)
+
+
+def test_other_errors_of_torch() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.ones(2) @ torch.ones(3)
+    assert not is_out_of_memory(caught.value)
+    assert not is_out_of_memory(RuntimeError("CUDA error: device-side assert triggered"))
+
+
+@contextmanager
+def renamed() -> Iterator[None]:
+    """An error that comes from another one."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise ValueError("too large") from error
+
+
+def test_nothing_is_held_while_the_error_is_still_being_handled() -> None:
+    held: list[weakref.ref[torch.Tensor]] = []
+
+    def attempt() -> None:
+        outer = torch.ones(3)
+        with renamed():
+            inner()
+        assert outer.sum() == 3
+
+    def inner() -> None:
+        tensor = torch.ones(4)
+        held.append(weakref.ref(tensor))
+        in_a_circle(tensor)
+        gpu_is_full()
+
+    with no_collector():
+        try:
+            attempt()
+        except ValueError as error:
+            assert held[0]() is not None  # the error remembers it
+            let_go(error, torch.device("cpu"))
+            assert held[0]() is None
+    assert len(held) == 1

@@ -1,0 +1,297 @@
+"""Who sees whom, and attention along it: what autograd makes of the long way round, with nothing copied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hacrl.models import packing as ragged
+from hacrl.models.attention import reference as tree_plain
+from hacrl.models.attention import tree as tree_module
+from hacrl.models.attention import tree_attention
+from hacrl.models.attention.tree import TILE, ranges
+from hacrl.models.logprobs import packed_logprobs
+from hacrl.models.packing import pack
+from hacrl.types import Sampling
+from tests.models.shared_prompts import long_way_round, planted, with_gradients
+from tests.support.compiler import use_compiler
+from tests.support.tiny import char_agent
+
+CPU = torch.device("cpu")
+# a prompt with three responses, one that nothing grows from, and another prompt with two
+GROUPS = [(5, [2, 1, 7]), (4, []), (1, [3, 3])]
+
+
+def states(tokens: int, heads: int, key_heads: int, dtype=torch.float32) -> list[Tensor]:
+    """Queries, keys and values as models have them, heads first; and weights of what is seen."""
+    torch.manual_seed(0)
+    turned = [torch.randn(count, tokens, 8).transpose(0, 1) for count in (heads, key_heads, key_heads)]
+    return [one.to(dtype).detach().requires_grad_() for one in turned] + [torch.randn(tokens, heads, 8)]
+
+
+def test_ranges_by_hand() -> None:
+    assert ranges(torch.tensor([2, 0, 3])).tolist() == [0, 1, 0, 1, 2]
+    assert ranges(torch.tensor([2, 0, 3]), torch.tensor([7, 9, 4])).tolist() == [7, 8, 4, 5, 6]
+
+
+def rows(table: Tensor, columns: int) -> list[list[int]]:
+    return table.view(-1, columns).tolist()
+
+
+def test_a_tree_by_hand() -> None:
+    # 100 tokens, 3 and 70 that grow from them, and 2 by themselves
+    tokens, tree = planted([(100, [3, 70]), (2, [])])
+    assert tokens == 175
+    assert rows(tree.sequences, 5) == [
+        [0, 100, 0, 0, 173],
+        [100, 103, 0, 100, 103],
+        [103, 173, 0, 100, 173],
+        [173, 175, 0, 0, 175],
+        [175, 175, 0, 0, 175],  # there is always another one
+    ]
+    assert TILE == 64
+    assert rows(tree.tiles, 2) == [[0, 0], [0, 64], [1, 100], [2, 103], [2, 167], [3, 173], [4, 175]]
+    assert tree.positions.tolist() == [*range(100), *range(100, 103), *range(100, 170), 0, 1]
+    # keys of a tile, and who looks at them: 173, 109, 70, 6, 3, 2 tokens and none
+    assert rows(tree.looks, 5) == [
+        [0, 100, 0, 173, -1],
+        [64, 100, 64, 173, -1],
+        [103, 173, 103, 173, -1],
+        [167, 173, 167, 173, -1],
+        [100, 103, 100, 103, -1],
+        [173, 175, 173, 175, -1],
+        [175, 175, 175, 175, -1],
+        [0, 0, 0, 0, -1],  # at nothing
+    ]
+    assert (rows(tree.totals, 4), tree.places) == ([[0, 0, 0, 0]] * 2, 2)  # nobody shares the looking
+
+
+def test_who_looks_at_a_trunk_is_divided_by_hand(monkeypatch) -> None:
+    monkeypatch.setattr(tree_module, "LEAST_LOOKING", 100)
+    monkeypatch.setattr(tree_module, "ENOUGH_PROGRAMS", 5)
+    # of 70 tokens, in two tiles: 300 and 236 look, so 3 parts of 100 and 3 of 79; a lone 250 stays whole
+    tokens, tree = planted([(70, [200, 30]), (250, [])])
+    assert tokens == 550
+    *looks, at_nothing = rows(tree.looks, 5)
+    assert at_nothing == [0, 0, 0, 0, -1]
+    trunk = [look for look in looks if look[1] == 70]
+    assert sorted(trunk, key=lambda look: look[4]) == [
+        [0, 70, 0, 100, 0],
+        [0, 70, 100, 200, 1],
+        [0, 70, 200, 300, 2],
+        [64, 70, 64, 143, 3],
+        [64, 70, 143, 222, 4],
+        [64, 70, 222, 300, 5],
+    ]
+    assert rows(tree.totals, 4) == [[0, 70, 0, 3], [64, 70, 3, 6], *[[0, 0, 0, 0]] * 2]
+    assert tree.places == 6
+    assert all(look[4] == -1 for look in looks if look[1] != 70)
+    lengths = [until - begin for _, _, begin, until, _ in looks]
+    assert lengths == sorted(lengths, reverse=True)
+    # with tiles enough, nobody is divided: two tiles are enough for two programs
+    monkeypatch.setattr(tree_module, "ENOUGH_PROGRAMS", 2)
+    _, tree = planted([(70, [200, 30])])
+    assert tree.places == 2
+    assert {look[4] for look in rows(tree.looks, 5)[:-1]} == {-1}
+
+
+def test_what_is_empty_takes_nobodys_place() -> None:
+    tokens, tree = planted([(3, [2, 0]), (4, [2, 1])])
+    assert tokens == 12
+    reach = {(own, end): reach for own, end, _, _, reach in rows(tree.sequences, 5)}
+    assert reach == {(0, 3): 5, (3, 5): 5, (5, 5): 5, (5, 9): 12, (9, 11): 11, (11, 12): 12, (12, 12): 12}
+
+
+def test_pairs_are_planted_with_shared_prompts_once() -> None:
+    pairs = [((1, 2), (3,)), ((4,), (5, 6)), ((1, 2), (7, 8, 9))]
+    packed = pack(pairs, CPU, as_tree=True)
+    tree = packed.inputs["tree"]
+    assert packed.inputs["input_ids"].tolist() == [[1, 2, 3, 7, 8, 9, 4, 5, 6]]
+    assert tree.positions.tolist() == packed.inputs["position_ids"][0].tolist() == [0, 1, 2, 2, 3, 4, 0, 1, 2]
+    assert rows(tree.sequences, 5)[:-1] == [
+        [0, 2, 0, 0, 6],
+        [2, 3, 0, 2, 3],
+        [3, 6, 0, 2, 6],
+        [6, 9, 0, 0, 9],
+    ]
+    assert packed.inputs["shared_keys"] is packed.inputs["cu_seq_lens_q"] is None
+
+
+@pytest.mark.parametrize("window", [-1, 0, 3])
+@pytest.mark.parametrize("group", [1, 2, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_operator_is_the_long_way_round(group, window, dtype) -> None:
+    tokens, tree = planted(GROUPS)
+    given = states(tokens, 4, 4 // group, dtype)
+    found = with_gradients(tree_attention.tree_attention, given, tree, 0.3, window)
+    exact = [one.detach().float().requires_grad_() for one in given]
+    expected = with_gradients(long_way_round, exact, tree, 0.3, window)
+    close = {"rtol": 0.02, "atol": 0.03} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == dtype
+        torch.testing.assert_close(one.float(), other, **close)
+
+
+def test_torch_agrees_with_what_is_said_of_the_operators() -> None:
+    tokens, tree = planted(GROUPS)
+    *given, weights = states(tokens, 4, 2)
+    told = (*given, *tree, 0.3, -1)
+    torch.library.opcheck(torch.ops.hacrl.tree_attention.default, told)
+    out, sums = torch.ops.hacrl.tree_attention(*told)
+    plain = [one.detach() for one in (weights, *given, out, sums)]
+    torch.library.opcheck(torch.ops.hacrl.tree_attention_backward.default, (*plain, *tree, 0.3, -1))
+
+
+def test_nothing_but_what_was_seen_is_kept_for_the_backward_pass() -> None:
+    tokens, tree = planted(GROUPS)
+    *given, _ = states(tokens, 4, 2)
+    before = {one.untyped_storage().data_ptr() for one in (*given, *tree[:5])}
+    storages: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in before:
+            storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        out = tree_attention.tree_attention(*given, tree, 0.3, -1)
+    assert out.requires_grad
+    assert sum(storages.values()) == tokens * 4 * 8 * 4 + 4 * tokens * 4  # that, and the scores' sums
+
+
+class Kernels:
+    """What a GPU would have, in float32."""
+
+    forward = staticmethod(tree_plain.forward)
+    backward = staticmethod(tree_plain.backward)
+
+
+def changes(gives: str, change: Callable[[Tensor], None]) -> tuple[str, Callable[..., Any]]:
+    """A kernel that gives something else: of what is seen, or of keys' gradients."""
+    own = getattr(tree_plain, gives)
+    at = 0 if gives == "forward" else 1
+
+    def wrong(*told: Any) -> Any:
+        found = own(*told)
+        change(found[at])
+        return found
+
+    return gives, wrong
+
+
+def fails(*told: Any) -> Any:
+    raise RuntimeError("out of resource")
+
+
+WRONG = {
+    "forgets a branch": changes("backward", lambda keys: keys[:70].mul_(0.8)),
+    "nothing defined": changes("forward", lambda out: out[3].fill_(torch.nan)),
+    "a token": changes("forward", lambda out: out[600].mul_(5)),
+    "the last row of tiles": changes("forward", lambda out: out[63::64].zero_()),
+    "a head": changes("backward", lambda keys: keys[:, 1].mul_(1.1)),
+    "an error": ("forward", fails),
+}
+
+
+@pytest.mark.parametrize("window", [-1, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_trial_finds_out(monkeypatch, dtype, window) -> None:
+    trial = partial(tree_attention.kernels_are_right.__wrapped__, CPU, dtype, 4, 2)
+    monkeypatch.setattr(tree_attention, "_kernels", lambda: Kernels)
+    assert trial(16, window)
+    assert trial(128, window)
+    assert not trial(136, window)  # too wide
+    assert not tree_attention.kernels_are_right.__wrapped__(CPU, dtype, 3, 2, 16, window)
+    for name, wrong in WRONG.values():
+        with monkeypatch.context() as patch:
+            patch.setattr(Kernels, name, staticmethod(wrong))
+            assert not trial(16, window)
+    monkeypatch.setattr(tree_attention, "_kernels", lambda: None)  # no Triton
+    assert not trial(16, window)
+
+
+def test_no_room_for_the_trial_says_nothing_of_kernels(monkeypatch) -> None:
+    def too_much(*told: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(tree_attention, "_kernels", lambda: Kernels)
+    monkeypatch.setattr(Kernels, "forward", staticmethod(too_much))
+    with pytest.raises(torch.OutOfMemoryError):
+        tree_attention.kernels_are_right.__wrapped__(CPU, torch.float32, 4, 2, 16, -1)
+
+
+def test_kernels_are_tried_with_the_heads_of_the_model(monkeypatch) -> None:
+    model = char_agent(layers=2).model
+    config = model.config
+    tried = []
+
+    def trial(*told) -> bool:
+        tried.append(told)
+        return True
+
+    assert not ragged.has_tree_attention(model)  # on a CPU
+    monkeypatch.setattr(ragged, "has_fused_attention", ragged.can_be_ragged)
+    monkeypatch.setattr(ragged, "kernels_are_right", trial)
+    assert ragged.has_tree_attention(model)
+    heads = config.num_attention_heads, config.num_key_value_heads
+    width = config.hidden_size // heads[0]
+    assert tried == [(CPU, torch.float32, *heads, width, -1)]
+    monkeypatch.setattr(ragged, "windows_of_layers", lambda config: [-1, 7])  # one layer sees less
+    assert ragged.has_tree_attention(model)
+    assert {told[-1] for told in tried} == {-1, 7}
+    monkeypatch.setattr(ragged, "kernels_are_right", lambda *told: told[-1] < 0)
+    assert not ragged.has_tree_attention(model)
+    monkeypatch.setattr(ragged, "kernels_are_right", trial)
+    keys = (heads[1], width)
+    monkeypatch.setitem(ragged._ASKED, model, {0: [(keys, keys)], 1: [(keys, (heads[1], width - 1))]})
+    assert not ragged.has_tree_attention(model)  # values are narrower
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's compiler looks at them
+@pytest.mark.parametrize("compiling", [False, True])
+def test_a_models_gradients_are_the_same(monkeypatch, compiling) -> None:
+    """With its layers compiled or not; once for prompts that are shared, that are not, and a single one."""
+    from torch._dynamo.utils import counters
+
+    from hacrl.models import compile as compiled
+    from hacrl.models import logprobs
+
+    use_compiler(monkeypatch, partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setattr(tree_module, "LEAST_LOOKING", 4)
+    model = char_agent(layers=2).model
+    heads = model.config.num_attention_heads, model.config.num_key_value_heads
+    assert ragged.can_be_ragged(model)
+    assert heads[0] > heads[1]
+    prompt, other = (3, 1, 4, 1), (2, 7, 1)
+    batches = [
+        [(prompt, (5, 9, 2)), (other, (1, 8)), (prompt, (6, 5, 3, 5)), (prompt, (2,) * 8), ((9,), (9,))],
+        [(prompt, (5, 9)), (prompt, (6, 5, 3, 5)), (prompt, (2,))],
+        [(prompt, (5, 9, 2)), (other, (1, 8))],
+        [(prompt, (5, 9, 2))],
+    ]
+
+    places = {pack(batch, CPU, as_tree=True).inputs["tree"].places for batch in batches}
+    assert len(places) > 2  # for sums of those who look at the same keys
+
+    def gradients(batch) -> list[Tensor]:
+        logprobs = packed_logprobs(model, batch, Sampling(8), CPU)
+        return list(torch.autograd.grad(logprobs.square().sum(), list(model.parameters())))
+
+    expected = [gradients(batch) for batch in batches]
+    monkeypatch.setattr(logprobs, "has_tree_attention", lambda model: True)
+    torch._dynamo.reset()
+    counters.clear()
+    for batch, truth in zip(batches, expected, strict=True):
+        with compiled.compiled(model, compiling):
+            found = gradients(batch)
+        for one, other_one in zip(found, truth, strict=True):
+            torch.testing.assert_close(one, other_one, rtol=1e-4, atol=1e-5)
+    if compiling:
+        assert not counters["graph_break"]
+        assert counters["stats"]["unique_graphs"] == 2  # a layer and the output layer

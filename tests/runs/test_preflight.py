@@ -1,0 +1,288 @@
+"""What is found before any weights are loaded, and before anything is written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hacrl.config.load import build_config
+from hacrl.config.schema import RunConfig
+from hacrl.errors import ConfigError, HacrlError, ModelError, TaskError
+from hacrl.rollouts.log import RolloutLog
+from hacrl.runs.preflight import preflight
+from hacrl.runs.run import build_trainer, run_locally
+from hacrl.tasks.base import Task
+from hacrl.types import Problem, Turn
+from tests.support.sevens import SevensTask, problem
+from tests.support.tiny import save_agents
+
+
+class LongTask(SevensTask):
+    """Training prompts of 3 to 10 characters, held-out ones of 11 and 12; each is a token for both agents."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name = "long"
+        self.train: Sequence[Problem] = [problem("+" * length + ":") for length in range(2, 10)]
+        self.test: Sequence[Problem] = [problem("+" * length + ":") for length in (10, 11)]
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> dict[str, str]:
+    """Two agents with a context of 64 tokens, without their weights: who tries to load them fails."""
+    saved = save_agents(tmp_path / "models")
+    for folder in saved.values():
+        (Path(folder) / "model.safetensors").unlink()
+    return saved
+
+
+def config_of(models: dict[str, str], output: Path, **changes: Any) -> RunConfig:
+    data: dict[str, Any] = {
+        "agents": [{"name": name, "model": folder} for name, folder in models.items()],
+        "output": str(output / "run"),
+        "steps": 1,
+        "device": "cpu",
+        "threads": 1,
+        "rollout": {"prompts_per_step": 2, "rollouts_per_prompt": 2, "max_new_tokens": 4},
+        "learning": {"lr": 1e-3},
+        "evaluation": {"problems": 2, "samples_per_problem": 1},
+        **changes,
+    }
+    return build_config(data)
+
+
+def with_rollout(config: RunConfig, **changes: Any) -> RunConfig:
+    return replace(config, rollout=replace(config.rollout, **changes))
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def refusal(config: RunConfig, task: Task, error: type[HacrlError]) -> str:
+    """Of the whole run; nothing is written."""
+    with pytest.raises(error) as caught:
+        run_locally(config, task=task)
+    assert not Path(config.output).exists()
+    return str(caught.value)
+
+
+def test_weights_come_last(models: dict[str, str], tmp_path: Path) -> None:
+    """These models have none: preflight passes, and what fails then is the look for them."""
+    config = config_of(models, tmp_path)
+    checked = preflight(config, LongTask())
+    assert checked.notes == ()
+    assert checked.devices == {"char": "cpu", "pair": "cpu"}
+    assert (len(checked.train), len(checked.test)) == (8, 2)
+    assert "agents.char.model: folder " in (message := refusal(config, LongTask(), ModelError))
+    assert "has no weights" in message
+
+
+def test_missing_weights_are_found_before_the_others_load(tmp_path: Path) -> None:
+    models = save_agents(tmp_path / "models")
+    (Path(models["char"]) / "model.safetensors").write_bytes(b"not weights")  # to load it would fail
+    (Path(models["pair"]) / "model.safetensors").unlink()
+    message = refusal(config_of(models, tmp_path), LongTask(), ModelError)
+    assert message.startswith(f"agents.pair.model: folder {models['pair']} has no weights")
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "words"),
+    [
+        (("1:", "2:", "1:"), ("3:", "4:"), "the id '1:' stands for a training and a training problem"),
+        (("1:", "2:"), ("3:", "1:"), "the id '1:' stands for a training and a held-out problem"),
+    ],
+)
+def test_an_id_names_one_problem(
+    models: dict[str, str], tmp_path: Path, train: Sequence[str], test: Sequence[str], words: str
+) -> None:
+    task = SevensTask()
+    task.train, task.test = [problem(one) for one in train], [problem(one) for one in test]
+    assert words in refusal(config_of(models, tmp_path), task, TaskError)
+
+
+def test_a_prompt_that_does_not_fit_is_named_with_its_numbers(models: dict[str, str], tmp_path: Path) -> None:
+    # a context of 64 has room for 5 tokens of prompt beside 59 new ones; "+++++:" is the first of 6
+    config = with_rollout(config_of(models, tmp_path), max_new_tokens=59)
+    message = refusal(config, LongTask(), TaskError)
+    for words in (
+        "training problem '+++++:' is 6 tokens long for agent 'char'",
+        "max_new_tokens=59 it needs 65",
+        "the model's context has 64",
+        "set rollout.max_prompt_tokens=5",
+    ):
+        assert words in message
+
+
+def test_the_limit_itself_fits(models: dict[str, str], tmp_path: Path) -> None:
+    # the longest prompts are 10 in training, 12 held out: 12 + 52 = 64
+    config = with_rollout(config_of(models, tmp_path), max_new_tokens=52)
+    assert len(preflight(config, LongTask()).train) == 8
+    config = with_rollout(config, max_new_tokens=53)
+    message = refusal(config, LongTask(), TaskError)
+    assert "held-out problem '+++++++++++:' is 12 tokens long" in message
+    assert "needs 65" in message
+
+
+def test_held_out_problems_have_their_own_new_tokens(models: dict[str, str], tmp_path: Path) -> None:
+    evaluation = {"problems": 2, "samples_per_problem": 1, "max_new_tokens": 60}
+    message = refusal(config_of(models, tmp_path, evaluation=evaluation), LongTask(), TaskError)
+    assert "held-out problem '++++++++++:' is 11 tokens long" in message
+    assert "max_new_tokens=60 it needs 71" in message
+    assert message.endswith("or lower evaluation.max_new_tokens")
+
+
+@pytest.mark.parametrize(("held_out", "asked", "evaluated"), [(3, None, 3), (250, None, 200), (250, 7, 7)])
+def test_a_run_is_evaluated_on_what_there_is(
+    models: dict[str, str], tmp_path: Path, held_out: int, asked: int | None, evaluated: int
+) -> None:
+    task = SevensTask()
+    task.test = [problem(f"{number}+0:") for number in range(1000, 1000 + held_out)]
+    config = config_of(models, tmp_path, evaluation={} if asked is None else {"problems": asked})
+    checked = preflight(config, task)
+    assert (len(checked.test), checked.notes) == (evaluated, ())
+
+
+def test_a_task_that_holds_out_nothing_is_trained_on_all_the_same(
+    models: dict[str, str], tmp_path: Path
+) -> None:
+    task = SevensTask()
+    task.test = []
+    checked = preflight(config_of(models, tmp_path, evaluation={}), task)
+    assert checked.notes == ("task 'sevens' holds out no problems, so the agents are not evaluated",)
+    assert preflight(config_of(models, tmp_path, evaluation={"problems": 0}), task).notes == ()
+    message = refusal(config_of(models, tmp_path), task, ConfigError)
+    assert "evaluation.problems=2, but task 'sevens' holds out only 0 problems; ask for fewer" in message
+
+
+def test_an_agent_s_own_device_is_named_as_such(models: dict[str, str], tmp_path: Path) -> None:
+    agents = [{"name": name, "model": folder} for name, folder in models.items()]
+    config = config_of(models, tmp_path, agents=[agents[0], {**agents[1], "device": "gpu"}])
+    assert refusal(config, LongTask(), ConfigError).startswith("agents.pair.device: 'gpu' is not a device")
+    config = config_of(models, tmp_path, device="cuda:63")
+    assert refusal(config, LongTask(), ConfigError).startswith("device: 'cuda:63' is not there")
+
+
+def test_the_agent_with_the_smaller_context_is_the_one_named(models: dict[str, str], tmp_path: Path) -> None:
+    edit(Path(models["pair"]) / "config.json", lambda config: config.update(max_position_embeddings=10))
+    message = refusal(config_of(models, tmp_path), LongTask(), TaskError)
+    assert "training problem '++++++:' is 7 tokens long for agent 'pair'" in message
+    assert "needs 11, the model's context has 10: set rollout.max_prompt_tokens=6" in message
+
+
+def test_no_room_at_all(models: dict[str, str], tmp_path: Path) -> None:
+    config = with_rollout(config_of(models, tmp_path), max_new_tokens=64)
+    message = refusal(config, LongTask(), TaskError)
+    assert message.endswith("the model's context has 64: lower rollout.max_new_tokens")
+
+
+def test_long_prompts_can_be_left_out_for_everybody(models: dict[str, str], tmp_path: Path) -> None:
+    config = with_rollout(config_of(models, tmp_path), max_prompt_tokens=6)
+    checked = preflight(config, LongTask())
+    # of 3 to 10 tokens, four have more than 6; both held-out ones have
+    assert [len(one.prompt) for one in checked.train] == [3, 4, 5, 6]
+    assert checked.test == []
+    assert checked.notes == (
+        "4 training problems left out: longer than rollout.max_prompt_tokens=6 for an agent",
+        "2 held-out problems left out: longer than rollout.max_prompt_tokens=6 for an agent",
+    )
+
+
+def test_prompts_that_an_agent_cannot_read_are_noted(tmp_path: Path) -> None:
+    """The bundled agents know digits and operators: of "what is 1+1:" all letters and spaces are unknown."""
+    task = LongTask()
+    task.train = [problem("what is 1+1:"), problem("2+2:"), problem("3+3:")]
+    checked = preflight(config_of({"small": "bundled:qwen-small-a"}, tmp_path), task)
+    (note,) = checked.notes
+    assert note == (
+        "agent 'small' cannot read the prompts: 40% of their tokens are unknown to its tokenizer"
+    )  # 8 of 12 + 4 + 4
+    task.train = task.train[1:]
+    assert preflight(config_of({"small": "bundled:qwen-small-a"}, tmp_path), task).notes == ()
+
+
+def test_one_agent_s_longer_reading_counts_for_all(models: dict[str, str], tmp_path: Path) -> None:
+    """1111: is 5 tokens in characters and 3 in pairs: too long for one, it is asked of nobody."""
+    task = LongTask()
+    task.train = [problem("1111:"), problem("11:"), problem("+:")]
+    config = with_rollout(config_of(models, tmp_path, evaluation={"problems": 0}), max_prompt_tokens=4)
+    assert [one.prompt for one in preflight(config, task).train] == ["11:", "+:"]
+    alone = with_rollout(
+        config_of({"pair": models["pair"]}, tmp_path, evaluation={"problems": 0}), max_prompt_tokens=4
+    )
+    assert len(preflight(alone, task).train) == 3
+
+
+def test_too_few_prompts_left(models: dict[str, str], tmp_path: Path) -> None:
+    config = with_rollout(config_of(models, tmp_path), max_prompt_tokens=3)
+    message = refusal(config, LongTask(), TaskError)
+    assert message == (
+        "rollout.prompts_per_step=2, but only 1 of 8 training problems are not longer than "
+        "rollout.max_prompt_tokens=3; raise that, or ask for fewer"
+    )
+
+
+def test_what_was_left_out_is_written_into_the_run(tmp_path: Path) -> None:
+    models = save_agents(tmp_path / "models")  # with weights
+    config = with_rollout(config_of(models, tmp_path), max_prompt_tokens=6)
+    result = run_locally(config, task=LongTask())
+    notes = (result.folder / "notes.txt").read_text().splitlines()
+    assert notes == [
+        "step 0: 4 training problems left out: longer than rollout.max_prompt_tokens=6 for an agent",
+        "step 0: 2 held-out problems left out: longer than rollout.max_prompt_tokens=6 for an agent",
+    ]
+    asked = {row["problem"] for row in RolloutLog(result.folder / "rollouts").read()}
+    assert asked <= {"++:", "+++:", "++++:", "+++++:"}
+
+
+def test_without_notes_there_is_no_file(tmp_path: Path) -> None:
+    config = config_of(save_agents(tmp_path / "models"), tmp_path)
+    assert not (run_locally(config, task=LongTask()).folder / "notes.txt").exists()
+
+
+def test_a_tokenizer_that_cannot_stop(models: dict[str, str], tmp_path: Path) -> None:
+    edit(Path(models["pair"]) / "tokenizer_config.json", lambda config: config.pop("eos_token"))
+    message = refusal(config_of(models, tmp_path), LongTask(), ModelError)
+    assert message.startswith("agent 'pair': the tokenizer of")
+    assert "has no eos_token" in message
+
+
+def test_a_template_without_system_prompts(models: dict[str, str], tmp_path: Path) -> None:
+    template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    (Path(models["pair"]) / "chat_template.jinja").write_text(template + "{{ messages[0].content }}")
+    task = LongTask()
+    assert preflight(config_of(models, tmp_path), task).notes == ()
+    task.train = [replace(one, context=(Turn("system", "1"),)) for one in task.train]
+    message = refusal(config_of(models, tmp_path), task, ModelError)
+    assert "agent 'pair': its chat template cannot write a conversation of system, user: no system" in message
+
+
+def test_a_model_that_is_not_there_is_found_first(models: dict[str, str], tmp_path: Path) -> None:
+    missing = {**models, "pair": str(tmp_path / "nowhere")}
+    assert "agents.pair.model: folder" in refusal(config_of(missing, tmp_path), LongTask(), ConfigError)
+
+
+def test_user_code_is_rehearsed_before_models_are_read(tmp_path: Path) -> None:
+    class Broken(LongTask):
+        def rehearse(self) -> None:
+            raise TaskError("reward function 'f' fails")
+
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "config.json").write_text("{}")  # no tokenizer: reading it would fail
+    config = config_of({"x": str(tmp_path / "empty")}, tmp_path)
+    assert refusal(config, Broken(), TaskError) == "reward function 'f' fails"
+
+
+def test_a_trainer_can_be_built_without_a_preflight_of_one_s_own(tmp_path: Path) -> None:
+    """The same checks are made then."""
+    config = config_of(save_agents(tmp_path / "models"), tmp_path)
+    config = replace(config, rollout=replace(config.rollout, max_new_tokens=60))
+    with pytest.raises(TaskError, match="the model's context has 64"):
+        build_trainer(config)

@@ -1,0 +1,173 @@
+"""Variants of a recipe, and studies over seeds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hacrl.config.checks import updates_per_step
+from hacrl.config.load import build_config, read_recipe
+from hacrl.errors import ConfigError
+from hacrl.runs.results import RunResult
+from hacrl.studies.compare import plan_runs, run_study
+from hacrl.studies.tables import make_study, study_markdown
+from hacrl.studies.variants import VARIANTS, variant_recipe
+from hacrl.training.accuracy import Accuracy
+from tests.support.tiny import save_agents
+
+
+def built(variant: str):
+    return build_config({**variant_recipe(read_recipe(Path("demo")), variant), "output": "x"})
+
+
+def test_variants_change_what_they_say_and_keep_the_rest():
+    # the demo: 3 agents, G = 8, 2 updates per source
+    costs = {
+        name: (built(name).rollout.rollouts_per_prompt, updates_per_step(built(name)))
+        for name in ("hacpo", "naive", "gspo", "gspo_x2", "gspo_same_updates")
+    }
+    assert costs == {
+        "hacpo": (8, 6),
+        "naive": (8, 6),
+        "gspo": (8, 2),
+        "gspo_x2": (16, 4),
+        "gspo_same_updates": (8, 6),
+    }
+    assert built("hacpo").method.alpha == 1.0
+    assert built("hacpo_alpha_3").method.alpha == 3.0
+    assert built("hacpo_no_stepwise").method.delta_step == 0.0
+    assert built("hacpo_no_clip").method.cross_clip is False
+    assert built("hacpo_no_baseline").method.capability_baseline is False
+    assert built("hacpo_no_discrepancy").method.discrepancy is False
+    for name in ("gspo", "naive", "gspo_x2"):  # the recipe's own-response clip range, not the default
+        assert built(name).method.clip_low == 0.05
+    assert built("grpo").method.clip_low == 0.2
+    assert built("gspo@lr=1e-3@steps=7").learning.lr == 1e-3
+    assert built("gspo@lr=1e-3@steps=7").steps == 7
+    for name in VARIANTS:
+        assert built(name).learning.lr == 2e-4
+
+
+def test_gspo_x2_doubles_an_agents_own_group_too():
+    recipe = read_recipe(Path("demo"))
+    recipe["agents"][0]["rollouts_per_prompt"] = 3
+    config = build_config({**variant_recipe(recipe, "gspo_x2"), "output": "x"})
+    assert [config.rollouts_per_prompt(agent) for agent in config.agents] == [6, 16, 16]
+
+
+def test_a_method_given_by_its_name_alone_can_be_varied():
+    recipe = {**read_recipe(Path("demo")), "method": "gspo"}
+    assert variant_recipe(recipe, "gspo_x2")["method"] == {"name": "gspo"}
+    assert variant_recipe(recipe, "hacpo_alpha_3")["method"] == {"name": "hacpo", "alpha": 3.0}
+    recipe.pop("method")  # HACPO unless named
+    assert variant_recipe(recipe, "naive")["method"] == {"name": "naive"}
+
+
+def test_unknown_variants_are_named():
+    with pytest.raises(ConfigError, match=r"no variant 'gspo3'.*gspo_x2"):
+        variant_recipe({}, "gspo3")
+
+
+def result(before: float, after: float) -> RunResult:
+    return RunResult(
+        Path(),
+        accuracies={0: {"ada": Accuracy(before, 0, 1, 1)}, 9: {"ada": Accuracy(after, 0, 1, 1)}},
+        rewards={"ada": [0.0]},
+        rollouts={"ada": 100},
+        updates={"ada": 7},
+    )
+
+
+def test_a_study_pairs_seeds():
+    study = make_study(
+        {
+            ("gspo", 0): result(0.5, 0.6),
+            ("hacpo", 0): result(0.5, 0.7),
+            ("gspo", 1): result(0.4, 0.8),
+            ("hacpo", 1): result(0.4, 0.75),
+        },
+        reference="gspo",
+    )
+    cell = study.cells["hacpo"]["ada"]
+    # differences +0.1 and -0.05: mean 0.025, sample standard deviation 0.15 / sqrt(2) = 0.1061
+    assert cell.difference.mean == pytest.approx(0.025)
+    assert cell.difference.std == pytest.approx(0.15 / 2**0.5)
+    assert cell.wins == 1
+    assert cell.after.mean == pytest.approx(0.725)
+    assert cell.before.mean == pytest.approx(0.45)
+    assert "| hacpo | 0.725 ± 0.035 (+0.025, 1/2) | 0.725 | 100 | 7 |" in study_markdown(study)
+
+
+def test_a_broken_off_study_goes_on_where_it_stopped(tmp_path):
+    models = save_agents(tmp_path / "models")
+    recipe = {
+        "agents": [{"name": name, "model": folder} for name, folder in models.items()],
+        "steps": 1,
+        "rollout": {"prompts_per_step": 2, "rollouts_per_prompt": 2, "max_new_tokens": 4},
+        "evaluation": {"problems": 2, "samples_per_problem": 1},
+    }
+    done = []
+    runs = plan_runs(recipe, ["gspo", "hacpo", "gspo"], 1, tmp_path / "study")
+    first = run_study(runs[:1], 1, lambda run, _: done.append(run.variant))
+    stamp = (Path(runs[0].config.output) / "metrics.jsonl").stat().st_mtime_ns
+    both = run_study(runs, 1, lambda run, _: done.append(run.variant))
+    assert done == ["gspo", "gspo", "hacpo"]
+    assert both["gspo", 0] == first["gspo", 0]
+    assert (Path(runs[0].config.output) / "metrics.jsonl").stat().st_mtime_ns == stamp  # not run again
+    changed = plan_runs({**recipe, "steps": 2}, ["gspo"], 1, tmp_path / "study")
+    with pytest.raises(ConfigError, match=r"other settings \(steps\) and is kept"):
+        run_study(changed, 1, lambda run, _: None)
+    path = Path(runs[0].config.output) / "config.yaml"
+    before = path.read_text()
+    path.write_text(before.replace("micro_batch_tokens: null", "micro_batch_tokens: 4096"))
+    assert path.read_text() != before  # as it was when that was the default, or among several jobs
+    assert run_study(runs[:1], 1, lambda run, _: None) == first
+    path.write_text("agents: 7\n")
+    with pytest.raises(
+        ConfigError, match=r"(?s)other settings \(.*agents: must be a list, not 7.*\) and is kept"
+    ):
+        run_study(runs[:1], 1, lambda run, _: None)
+    path.write_text(before)
+    assert (Path(runs[0].config.output) / "metrics.jsonl").stat().st_mtime_ns == stamp
+    again = run_study(changed, 2, lambda run, _: None, overwrite=True)
+    assert len(again["gspo", 0].rewards["char"]) == 2
+    assert "micro_batch_tokens: 4096" in path.read_text()  # two at a time share what there is
+
+
+def test_a_study_says_what_it_cannot_do(tmp_path):
+    demo = read_recipe(Path("demo"))
+    (tmp_path / "prompts.jsonl").write_text("".join(f'{{"prompt": "{n}"}}\n' for n in range(64)))
+    task = {
+        "name": "reward",
+        "options": {
+            "train": str(tmp_path / "prompts.jsonl"),
+            "functions": ["tests.tasks.reward_examples:length"],
+        },
+    }
+    with pytest.raises(ConfigError, match="task 'reward' holds out no problems: give"):
+        plan_runs({**demo, "task": task, "evaluation": {}}, ["gspo"], 1, tmp_path)
+    with pytest.raises(ConfigError, match="--output FOLDER"):
+        plan_runs({**demo, "output": "x"}, ["gspo"], 1, tmp_path)
+    with pytest.raises(ConfigError, match="must not be 0"):
+        plan_runs({**demo, "steps": 0}, ["gspo"], 1, tmp_path)
+    with pytest.raises(ConfigError, match="agents: missing"):
+        plan_runs({"steps": 3}, ["gspo_x2"], 1, tmp_path)
+    with pytest.raises(ConfigError, match="rollout"):
+        plan_runs({**demo, "rollout": None}, ["gspo_x2"], 1, tmp_path)
+    seeds = [run.seed for run in plan_runs({**demo, "seed": 7}, ["gspo", "hacpo"], 2, tmp_path)]
+    assert seeds == [7, 7, 8, 8]
+
+
+def test_gspo_x2_doubles_a_given_number_of_updates_too():
+    recipe = {**read_recipe(Path("demo")), "learning": {"updates_per_step": 3}}
+    config = build_config({**variant_recipe(recipe, "gspo_x2"), "output": "x"})
+    assert updates_per_step(config) == 6
+
+
+def test_a_study_keeps_no_checkpoints_unless_asked_to(tmp_path):
+    demo = read_recipe(Path("demo"))
+    (plain,) = plan_runs(demo, ["gspo"], 1, tmp_path)
+    assert plain.config.checkpoint.every == 0
+    (asked,) = plan_runs({**demo, "checkpoint": {"every": 5}}, ["gspo"], 1, tmp_path)
+    assert asked.config.checkpoint.every == 5

@@ -1,0 +1,153 @@
+"""Hostile responses: each has its label, and the pair after it is judged right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hacrl.config.schema import VerifierSettings
+from hacrl.tasks.math.pool import MathVerifier
+
+GOLD = r"\sqrt{8}"
+HONEST = (GOLD, r"\boxed{2\sqrt{2}}")  # needs a worker
+
+# content of the box; all of these are decided without a worker, in no time
+UNPARSABLE = {
+    "empty": "",
+    "blank": "   ",
+    "parentheses": "(" * 10_000 + "1" + ")" * 10_000,
+    "few parentheses": "(" * 500 + "1" + ")" * 500,
+    "fractions": r"\frac{1}{" * 10_000 + "2" + "}" * 10_000,
+    "few fractions": r"\frac{1}{" * 100 + "2" + "}" * 100,
+    "roots": r"\sqrt{" * 10_000 + "2" + "}" * 10_000,
+    "braces": "{" * 10_000 + "5" + "}" * 10_000,
+    "long number": "9" * 1_000_000,
+    "long text": "word " * 200_000,
+    "null byte": "5\x00",
+    "terminal escape": "\x1b[31m5\x1b[0m",
+    "lone surrogate": "5\ud800",
+    "arabic-indic digit": "٥",
+    "full-width digit": "５",
+    "superscript": "x²",
+    "roman numeral": "Ⅴ",
+    "bidirectional override": "\u202e5",
+    "private use": "\ue000",
+}
+
+
+@pytest.mark.parametrize("name", UNPARSABLE)
+def test_unreadable_answers_are_unparsable(verifier: MathVerifier, name: str):
+    response = rf"\boxed{{{UNPARSABLE[name]}}}"
+    labels = [v.label for v in verifier.verify([("5", response), HONEST, (response, response)])]
+    assert labels == ["unparsable", "correct", "unparsable"]
+
+
+@pytest.mark.parametrize("digits", ["٥", "５", "⁵", "𝟓", "५"])
+def test_only_ascii_digits_are_numbers(verifier: MathVerifier, digits: str):
+    """int() takes most of these for 5."""
+    assert [v.label for v in verifier.verify([("5", rf"\boxed{{{digits}}}")])] == ["unparsable"]
+
+
+MEGABYTE = 1_000_000
+RESPONSES = [
+    # no box, or none that counts
+    ("5", "unparsable"),
+    ("", "unparsable"),
+    ("The answer is 5.", "unparsable"),
+    ("x" * MEGABYTE, "unparsable"),
+    ("{" * MEGABYTE, "unparsable"),
+    ("\\" * MEGABYTE, "unparsable"),
+    (r"\boxed" * (MEGABYTE // 6), "unparsable"),
+    (r"\boxed{" * (MEGABYTE // 7), "unparsable"),
+    (r"\boxed{5", "unparsable"),
+    (r"\boxed{5} but no: \boxed{6", "unparsable"),  # the last box counts, and it is cut off
+    (r"\boxedtext{5}", "unparsable"),
+    (r"\boxed", "unparsable"),
+    (r"\boxed{}", "unparsable"),
+    # a box somewhere
+    ("x" * MEGABYTE + r"\boxed{5}" + "y" * MEGABYTE, "correct"),
+    ("{" * MEGABYTE + r"\boxed{5}", "correct"),
+    (r"\boxed{4}" * 100_000 + r"\boxed{5}", "correct"),
+    (r"\boxed{4} then \boxed{5}", "correct"),
+    (r"\boxed{5} then \boxed{4}", "wrong"),
+    (r"\boxed{\boxed{5}}", "correct"),
+    (r"\boxed{x = \boxed{5}}", "correct"),
+    (r"\boxed{4} \fbox{5}", "correct"),
+    (r"\boxed {5}", "correct"),
+    (r"\boxed 5", "correct"),
+    (r"\boxed 52", "wrong"),
+    (r"so $\boxed 5$.", "correct"),
+    (r"\\boxed{5}", "correct"),
+    (r"\boxed{\{5\}}", "correct"),
+    (r"\boxed{5}}}}", "correct"),
+    (r"\boxed{\text{5}}", "correct"),
+    # looks like something else
+    (r"\boxed{\input{/etc/passwd}}", "wrong"),
+    (r"\boxed{\write18{rm -rf /}}", "wrong"),
+    (r"\boxed{5 \catcode}", "wrong"),
+    (r"\boxed{lambda: 5}", "wrong"),
+    (r"\boxed{5 or 1}", "wrong"),
+    (r"\boxed{*}", "wrong"),
+    (r"\boxed{nan}", "wrong"),
+    (r"\boxed{\infty}", "wrong"),
+    (r"\boxed{%s}", "wrong"),
+    (r"\boxed{\frac{5}{0}}", "wrong"),
+    (r"\boxed{1e999999999}", "wrong"),
+    (r"\boxed{" + "9" * 1900 + "}", "wrong"),
+    (r"\boxed{" + "," * 1900 + "}", "unparsable"),
+    (r"\boxed{" + "5," * 900 + "}", "wrong"),
+    (r"\boxed{" + "+-" * 900 + "5}", "crash"),  # deeper than Python's stack
+]
+
+
+@pytest.mark.parametrize(
+    ("response", "label"), RESPONSES, ids=[text[:30].strip("\\") for text, _ in RESPONSES]
+)
+def test_responses_have_their_label(verifier: MathVerifier, response: str, label: str):
+    verdicts = verifier.verify([("5", response), HONEST])
+    assert [v.label for v in verdicts] == [label, "correct"]
+    assert [v.reward for v in verdicts] == [1.0 if label == "correct" else 0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "__import__('os').system('touch {path}')",
+        "open('{path}','w')",
+        "().__class__.__base__.__subclasses__()",
+        "exec(\"open('{path}','w')\")",
+        r"\text{{__import__('os').system('touch {path}')}}",
+        "np.arcsin(__import__('os').system('touch {path}'))",
+        "5 + __import__('os').system('touch {path}')",
+    ],
+)
+def test_code_is_never_run(verifier: MathVerifier, code: str, tmp_path: Path):
+    target = tmp_path / "created"
+    filled = code.format(path=target)
+    labels = [
+        v.label for v in verifier.verify([(GOLD, rf"\boxed{{{filled}}}"), (filled, r"\boxed{\sqrt{2}}")])
+    ]
+    assert labels == ["wrong", "wrong"]
+    assert not target.exists()
+
+
+ENDLESS = [
+    "9^{9^{9^{9}}}",
+    "10^{10^{10}}",
+    "((10!)!)!",
+    r"\binom{10^{9}}{10^{8}}",
+]
+
+
+def test_endless_expressions_cost_one_verdict_each():
+    """Whether one runs out of time or memory or sympy gives up is sympy's affair; it is never right."""
+    honest = [rf"\boxed{{\sqrt{{2}}+{n}\sqrt{{2}}}}" for n in range(len(ENDLESS))]  # right for n = 1
+    pairs = [
+        (GOLD, r) for text, right in zip(ENDLESS, honest, strict=True) for r in (rf"\boxed{{{text}}}", right)
+    ]
+    with MathVerifier(VerifierSettings(workers=1, time_limit=1.0, memory_limit=1.0)) as verifier:
+        labels = [v.label for v in verifier.verify(pairs)]
+    assert set(labels[0::2]) <= {"timeout", "crash", "wrong"}
+    assert "timeout" in labels[0::2]
+    assert labels[1::2] == ["wrong", "correct", "wrong", "wrong"]

@@ -1,0 +1,186 @@
+"""Memory that runs out where logits wait for the backward pass: none do from then on, and all else stays.
+
+Only if that was not enough are micro-batches smaller.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+import pytest
+import torch
+from torch import Tensor
+
+from hacrl.algorithms.methods import make_method
+from hacrl.config.schema import GspoSettings, LearningSettings, NaiveSettings
+from hacrl.errors import TrainingError
+from hacrl.models import lm_head as output_layer
+from hacrl.models.agent import Agent
+from hacrl.models.lm_head import KeptLogits, separate_head
+from hacrl.training.learner import Learner
+from hacrl.types import LearnerSample
+from tests.models.linear_case import with_room
+from tests.support.faults import gpu_is_full, no_collector, out_of_memory
+from tests.support.tiny import char_agent, sharpened
+from tests.training.handmade import SAMPLING, sample, weights
+
+GSPO = GspoSettings(clip_low=0.1, clip_high=0.2)
+KL = NaiveSettings(clip_low=0.5, clip_high=0.5, kl_coefficient=0.1)
+PLENTY = 10**9  # bytes
+FEW = 32  # tokens: samples of 16 and 12, of 10, 7 and 5, and of 4
+
+
+@pytest.fixture(autouse=True)
+def _by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, in pieces of two tokens' logits; rows are padded."""
+    monkeypatch.setattr(output_layer, "BY_HAND_ON", ("cpu",))
+    monkeypatch.setattr(output_layer, "MOST_LOGITS", 60)
+    monkeypatch.setattr("hacrl.models.logprobs.WORTH_PACKING", 0.0)
+
+
+def fresh() -> Agent:
+    agent = sharpened(char_agent("ada"), 10.0)
+    agent.model.to(torch.bfloat16)
+    separate_head(agent.model)  # found out by passes that are not learning's
+    return agent
+
+
+def learner(agent: Agent, tokens: int = FEW, method: GspoSettings | NaiveSettings = GSPO) -> Learner:
+    settings = LearningSettings(lr=1e-2, micro_batch_tokens=tokens)
+    return Learner(agent, make_method(method), settings, SAMPLING)
+
+
+def six(agent: Agent) -> list[LearnerSample]:
+    return [sample(agent, i, 0.95, advantage) for i, advantage in enumerate((1.0, -0.5, 2.0, -1.5, 0.5, 1.0))]
+
+
+class Watched:
+    """Logits that have been kept, as they come."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._offered: list[weakref.ref[Tensor]] = []
+        offer = KeptLogits.offer
+
+        def watched(kept: KeptLogits, piece: int, logits: Tensor) -> None:
+            self._offered.append(weakref.ref(logits))
+            offer(kept, piece, logits)
+
+        monkeypatch.setattr(KeptLogits, "offer", watched)
+
+    @property
+    def alive(self) -> int:
+        return sum(one() is not None for one in self._offered)
+
+
+def fails_once(mine: Learner, where: str, watched: Watched) -> list[int]:
+    """Memory runs out in the second micro-batch: how many logits there were, and at each pass after that."""
+    counts: list[int] = []
+    passes: list[int] = []
+
+    def look(*_: object) -> None:
+        passes.append(watched.alive)
+        if len(passes) > 2:
+            counts.append(watched.alive)
+        if len(passes) == 2 and where == "forward":
+            counts.append(watched.alive)
+            gpu_is_full()
+
+    loss = mine.method.loss
+
+    def full_before_backward(batch):
+        if len(passes) == 2 and where == "between":
+            counts.append(watched.alive)
+            gpu_is_full()
+        return loss(batch)
+
+    mine.agent.model.model.register_forward_pre_hook(look)
+    mine.method = type("Method", (), {"loss": staticmethod(full_before_backward)})()
+    return counts
+
+
+@pytest.mark.parametrize("where", ["forward", "between"])
+def test_the_next_attempt_keeps_none_and_learns_the_same_to_the_bit(monkeypatch, where) -> None:
+    asked = with_room(monkeypatch, PLENTY)
+    undisturbed, agent = fresh(), fresh()
+    samples = six(agent)
+    expected = learner(undisturbed).learn(samples, 1, seed=0)
+    assert len(asked) == 3  # once a micro-batch
+    mine, watched = learner(agent), Watched(monkeypatch)
+    counts = fails_once(mine, where, watched)
+    with no_collector():
+        found = mine.learn(samples, 1, seed=0)
+    # also if the micro-batch that failed had kept none yet
+    assert len(asked) == 3 + {"forward": 1, "between": 2}[where]
+    assert (counts[0] > 1) == (where == "between")
+    assert counts[1:] == [0, 0, 0]
+    assert found.notes == [
+        "agent 'ada': learning from 3 samples of up to 10 tokens at once did not fit into the memory of cpu "
+        "beside logits that wait for the backward pass; from now on they are made again in it. The update "
+        "was begun again, nothing is lost"
+    ]
+    assert found.oom_retries == 1
+    assert mine.state_dict()["micro_batch_tokens"] == FEW
+    assert (found.losses, found.grad_norms) == (expected.losses, expected.grad_norms)
+    assert all(torch.equal(value, weights(undisturbed)[name]) for name, value in weights(agent).items())
+    before = len(asked)
+    assert mine.learn(samples, 1, seed=1).oom_retries == 0
+    assert len(asked) == before
+
+
+def test_micro_batches_are_smaller_if_that_was_not_enough(monkeypatch) -> None:
+    asked = with_room(monkeypatch, PLENTY)
+    agent = fresh()
+    mine = learner(agent, tokens=128)
+    with out_of_memory(agent.model.model, lambda ids: ids.numel() > FEW, "backward") as failed:
+        stats = mine.learn(six(agent), 1, seed=0)
+    assert failed == [(6, 16), (6, 16), (4, 16)]
+    assert ["beside logits" in note for note in stats.notes] == [True, False, False]
+    assert stats.oom_retries == 3
+    assert mine.state_dict()["micro_batch_tokens"] == FEW
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("room", [0, PLENTY])
+def test_a_single_sample_has_another_chance_only_if_logits_were_kept(monkeypatch, room) -> None:
+    with_room(monkeypatch, room)
+    agent = fresh()
+    mine = learner(agent, tokens=1)
+    with (
+        out_of_memory(agent.model.model, lambda ids: ids.numel() > 15, "backward") as failed,
+        pytest.raises(TrainingError, match="a single sample of 16 tokens"),
+    ):
+        mine.learn(six(agent), 1, seed=0)
+    assert len(failed) == (2 if room else 1)
+
+
+def test_where_none_were_kept_micro_batches_are_smaller_at_once(monkeypatch) -> None:
+    """There was no room, or only passes without gradients were made: nothing is won by keeping none."""
+    asked = with_room(monkeypatch, 0)
+    agent = fresh()
+    mine = learner(agent, tokens=64)
+    with out_of_memory(agent.model.model, lambda ids: ids.numel() > FEW, "backward"):
+        stats = mine.learn(six(agent), 1, seed=0)
+    assert [note.count("learning.micro_batch_tokens counts as 32") for note in stats.notes] == [1]
+    assert len(asked) > 2  # room may come
+
+
+def test_the_pass_of_a_reference_may_be_too_large_beside_them(monkeypatch) -> None:
+    with_room(monkeypatch, PLENTY)
+    watched = Watched(monkeypatch)
+    agent = fresh()
+    mine = learner(agent, method=KL)
+    seen: list[int] = []
+
+    def full_beside_others(*_: object) -> None:
+        if not torch.is_grad_enabled():
+            seen.append(watched.alive)
+            if watched.alive:
+                gpu_is_full()
+
+    separate_head(mine._reference._model)
+    mine._reference._model.model.register_forward_pre_hook(full_beside_others)
+    stats = mine.learn(six(agent), 1, seed=0)
+    assert seen[0] > 1
+    assert seen[1:] == [0, 0, 0]
+    assert (stats.updates, stats.oom_retries) == (1, 1)
+    assert mine.state_dict()["micro_batch_tokens"] == FEW

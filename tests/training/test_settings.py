@@ -1,0 +1,66 @@
+"""Learning settings that cannot work name their key and value."""
+
+from __future__ import annotations
+
+import pytest
+
+from hacrl.config.load import build_config
+from hacrl.config.schema import LearningSettings
+from hacrl.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("updates_per_source", 0, "at least 1"),
+        ("epochs", 0, "at least 1"),
+        ("micro_batch_tokens", 0, "at least 1"),
+        ("max_bad_updates", 0, "at least 1"),
+        ("max_cross_rollouts", 0, "at least 1"),
+        ("lr", 0.0, "positive"),
+        ("lr", -1e-6, "positive"),
+        ("max_grad_norm", 0.0, "positive"),
+        ("beta1", 1.0, r"in \[0, 1\)"),
+        ("beta2", -0.1, r"in \[0, 1\)"),
+        ("weight_decay", -0.1, "not be negative"),
+        ("mismatch_cap", 0.99, "at least 1"),
+        ("mismatch_cap", float("nan"), "at least 1"),
+    ],
+)
+def test_impossible_values(key: str, value: float, says: str) -> None:
+    with pytest.raises(ValueError, match=f"{key} must .*{says}.* not {value}"):
+        LearningSettings(**{key: value})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("old_policy", "lerner", ["learning.old_policy", "'lerner'", "'auto', 'sampler' or 'learner'"]),
+        ("mismatch_cap", 0.5, ["learning", "mismatch_cap must be at least 1, not 0.5"]),
+        ("mismatch_cap", "high", ["learning.mismatch_cap", "'high'"]),
+    ],
+)
+def test_a_recipe_that_is_wrong_about_the_old_policy(key: str, value: object, words: list[str]) -> None:
+    agents = [{"name": "ada", "model": "bundled:qwen-small-a"}]
+    with pytest.raises(ConfigError) as caught:
+        build_config({"agents": agents, "output": "runs/x", "learning": {key: value}})
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_whose_old_policy() -> None:
+    for exact in (True, False):
+        assert LearningSettings().recomputes_old_policy(exact) == (not exact)
+        assert LearningSettings(old_policy="learner").recomputes_old_policy(exact)
+        assert not LearningSettings(old_policy="sampler").recomputes_old_policy(exact)
+
+
+def test_number_of_updates() -> None:
+    assert LearningSettings(updates_per_source=2).updates(sources=3) == 6
+    assert LearningSettings(updates_per_source=2, epochs=3).updates(sources=2) == 12
+    assert LearningSettings(updates_per_source=2, epochs=3, updates_per_step=5).updates(sources=2) == 5
+
+
+def test_a_pass_without_an_update_is_refused() -> None:
+    with pytest.raises(ValueError, match="updates_per_step=2 must be at least epochs=3"):
+        LearningSettings(updates_per_step=2, epochs=3)
