@@ -35,3 +35,5 @@ class CheckpointError(HacrlError, RuntimeError):
 
 class ForeignRolloutsError(TrainingError):
     """An agent's own rollouts were not sampled from its policy; they must not be learnt from."""
+
+    agent: str | None = None  # set by the agent's worker
