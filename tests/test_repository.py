@@ -22,6 +22,7 @@ LAYERS = [
     "evaluation",
     "runs",
     "tracking",
+    "executors",
     "memory",
     "training",
     "engines",

@@ -142,7 +142,7 @@ class EngineContract:
         engine = engine_of(engine_agent(leaning=ENDING))
         rollouts = sample_rollouts(engine, PROBLEMS, 3, Sampling(8), 2, lambda *one: told.append(one))
         assert sorted(place for place, _ in told) == list(range(15))
-        assert all(rollouts[place] is rollout for place, rollout in told)
+        assert all(rollouts[place] == rollout for place, rollout in told)
 
     def test_generation_follows_the_agents_policy(self, engine_of: EngineOf) -> None:
         agent = engine_agent(leaning=ENDING)

@@ -128,7 +128,7 @@ def test_a_group_may_be_split_down_to_single_responses(fits: int, parts: list[in
         rollouts = sample_rollouts(engine, PROBLEMS[:1], 4, SAMPLING, seed=2)
     assert engine.max_batch == (parts[0] if fits < 4 else 64)
     smaller = TransformersEngine(fresh(), engine.max_batch)
-    hook = smaller.agent.model.register_forward_pre_hook(
+    hook = smaller.policy.model.register_forward_pre_hook(
         lambda _, __, kwargs: prefilled.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
     )
     assert rollouts == sample_rollouts(smaller, PROBLEMS[:1], 4, SAMPLING, seed=2)

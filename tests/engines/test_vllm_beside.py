@@ -48,7 +48,7 @@ class Startable:
 
 
 def bring_up(engines: list[VllmEngine]) -> None:
-    threads = [threading.Thread(target=engine.prepare) for engine in engines]
+    threads = [threading.Thread(target=engine.sync) for engine in engines]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -101,7 +101,7 @@ def test_engines_that_measure_nothing_start_side_by_side_but_not_beside_one_that
         VllmEngine(char_agent(), backends[1], VllmSettings(), [], starts_alone=False),
         VllmEngine(char_agent(), backends[2], VllmSettings(), [], before_start=waits.set),
     ]
-    threads = [threading.Thread(target=engine.prepare) for engine in engines]
+    threads = [threading.Thread(target=engine.sync) for engine in engines]
     for thread, backend in zip(threads[:2], backends[:2], strict=True):
         thread.start()
         assert backend.is_starting.wait(SECONDS)  # and none of them has ended
@@ -123,7 +123,7 @@ def test_nobody_starts_beside_one_that_measures(monkeypatch) -> None:
         VllmEngine(char_agent(), first, VllmSettings(), []),
         VllmEngine(char_agent(), second, VllmSettings(), [], before_start=waits.set, starts_alone=False),
     ]
-    threads = [threading.Thread(target=engine.prepare) for engine in engines]
+    threads = [threading.Thread(target=engine.sync) for engine in engines]
     threads[0].start()
     assert first.is_starting.wait(SECONDS)
     threads[1].start()
@@ -187,7 +187,7 @@ def test_nobody_answers_while_another_one_starts(monkeypatch: pytest.MonkeyPatch
     first, second = Slow(), Slow(go)
     engines = [VllmEngine(char_agent(), backend, VllmSettings(), []) for backend in (first, second)]
     engines[0].sync()
-    threads = [threading.Thread(target=engine.prepare) for engine in reversed(engines)]
+    threads = [threading.Thread(target=engine.sync) for engine in reversed(engines)]
     threads[0].start()
     assert second.is_starting.wait(SECONDS)
     threads[1].start()

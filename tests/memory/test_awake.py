@@ -10,12 +10,13 @@ import pytest
 
 from hacrl.config.load import load_config
 from hacrl.config.schema import RunConfig, VllmSettings
+from hacrl.executors import workers
 from hacrl.memory import engine_sleep as awake
 from hacrl.memory import plan as memory
 from hacrl.memory.engine_sleep import settle_engines
 from hacrl.memory.plan import Sized, choose_micro_batch_tokens, footprints, offload_plans, workload
 from hacrl.runs import dry_run as planning
-from hacrl.runs import run as local
+from hacrl.runs.run import build_trainer
 from tests.memory.test_offloading import OnGpu
 from tests.runs.test_dry_run import shapes
 from tests.support.sevens import SevensTask
@@ -284,12 +285,12 @@ def test_a_run_is_made_with_what_was_decided(gpu, monkeypatch: pytest.MonkeyPatc
         made.append((agent.name, settings.vllm.memory, settings.vllm.sleep))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(local, "make_engine", make_engine)
-    monkeypatch.setattr(local, "_load_agents", lambda *_: agents)
+    monkeypatch.setattr(workers, "make_engine", make_engine)
+    monkeypatch.setattr(workers, "load_agents", lambda *_: agents)
     task = SevensTask()
     checked = SimpleNamespace(task=task, train=task.train, test=task.test)
     with pytest.raises(KeyboardInterrupt):
-        local.build_trainer(config, checked)
+        build_trainer(config, checked)
     (name, share, sleep) = made[0]
     assert (name, sleep) == ("char", False)
     assert 0 < share < 0.3

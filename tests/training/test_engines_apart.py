@@ -15,7 +15,7 @@ from hacrl.engines.hf.engine import TransformersEngine
 from hacrl.runs.run import LocalRun
 from hacrl.tracking.progress import RunProgress
 from hacrl.training.observer import Observer
-from hacrl.training.trainer import TrainingInterrupted
+from hacrl.training.reporter import TrainingInterrupted
 from tests.training.runs import Runs
 
 SECONDS = 30.0  # far more than is needed
@@ -37,7 +37,7 @@ def apart(monkeypatch: pytest.MonkeyPatch) -> Callable[[Prepare], None]:
 
         monkeypatch.setattr(TransformersEngine, "runs_concurrently", True)
         monkeypatch.setattr(TransformersEngine, "shares_weights", False)
-        monkeypatch.setattr(TransformersEngine, "prepare", once)
+        monkeypatch.setattr(TransformersEngine, "sync", once)
 
     return patch
 
@@ -150,7 +150,7 @@ def test_an_engine_that_gets_no_weights_ends_the_step_and_the_other_leaves_off(r
     ):
         run.train()
     assert {("verify", "char"), ("rollout", "char"), ("verify", "pair")}.isdisjoint(watch.phases)
-    assert not any(thread.name.startswith("hacrl-ask-") for thread in threading.enumerate())
+    assert not any(thread.name.startswith("hacrl-generate-") for thread in threading.enumerate())
 
 
 def test_evaluations_side_by_side_are_shown(runs: Runs, apart) -> None:
@@ -168,8 +168,8 @@ def test_engines_give_back_what_they_can_and_what_happened_to_them_is_told(
     runs: Runs, apart, monkeypatch
 ) -> None:
     rested, told = [], Notes()
-    monkeypatch.setattr(TransformersEngine, "rest", lambda self: rested.append(self.agent.name))
-    monkeypatch.setattr(TransformersEngine, "take_notes", lambda self: [f"{self.agent.name} died"])
+    monkeypatch.setattr(TransformersEngine, "sleep", lambda self: rested.append(self.policy.name))
+    monkeypatch.setattr(TransformersEngine, "take_notes", lambda self: [f"{self.policy.name} died"])
     apart(lambda agent, version: None)
     with LocalRun(runs.config("char", "pair", steps=1), [told]) as run:
         run.train()

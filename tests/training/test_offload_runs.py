@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from hacrl.config.schema import OffloadLevel, RunConfig
+from hacrl.executors import workers
 from hacrl.memory.decision import MemoryDecision
 from hacrl.memory.residency import Residency
 from hacrl.models.agent import Agent
-from hacrl.runs import run as local
 from hacrl.runs.resume import open_run
 from hacrl.runs.run import LocalRun, run_locally
 from hacrl.training.observer import Observer, Phase
@@ -51,8 +51,8 @@ def force(monkeypatch: pytest.MonkeyPatch, level: OffloadLevel, watch: Watch) ->
         names = [agent.name for agent in agents]
         return MemoryDecision(dict.fromkeys(names, level), dict.fromkeys(names, 4096), config)
 
-    monkeypatch.setattr(local, "decide_memory", decide)
-    monkeypatch.setattr(local, "Residency", partial(Residency, make_transfers=watch.make_transfers))
+    monkeypatch.setattr(workers, "decide_memory", decide)
+    monkeypatch.setattr(workers, "Residency", partial(Residency, make_transfers=watch.make_transfers))
 
 
 KINDS = {

@@ -15,6 +15,7 @@ from hacrl.config.checks import updates_per_step
 from hacrl.config.schema import AgentSettings, RunConfig
 from hacrl.engines.registry import check_engines, engine_notes
 from hacrl.errors import ModelError, TaskError
+from hacrl.executors.registry import find_executor
 from hacrl.memory.engine_sleep import settle_engines
 from hacrl.memory.plan import DeviceMemory, Sized, device_memory, footprints
 from hacrl.models.footprint import Footprint, known_config
@@ -63,6 +64,7 @@ def dry_run(config: RunConfig, overwrite: bool = False) -> DryRun:
     """Check everything short of the weights; nothing is written but downloads into the hub's cache."""
     devices = check_agents(config, set())
     check_engines(config)
+    find_executor(config.executor)
     check_output(config, overwrite)
     make_trackers(config, Path(config.output))  # refuses those that cannot be imported; none starts
     with hub_if_needed(config) as reason:

@@ -64,6 +64,7 @@ Line = TypeVar("Line", MetricsLine, EvaluationLine)
 FREE = (
     "steps",
     "output",
+    "executor",
     "trackers",
     "project",
     "run_name",

@@ -11,7 +11,7 @@ import torch
 
 from hacrl.config.schema import RunConfig
 from hacrl.engines.registry import check_engines, engine_notes
-from hacrl.executors.registry import make_executor
+from hacrl.executors.registry import find_executor, make_executor
 from hacrl.models.agent import Agent
 from hacrl.rollouts.log import RolloutLog
 from hacrl.runs.checkpointer import Checkpointer, data_fingerprint
@@ -70,6 +70,7 @@ class LocalRun:
         self.result = RunResult(self._folder.path) if resumed is None else resumed.result
         check_agents(config, agents or ())
         check_engines(config)
+        find_executor(config.executor)
         if resumed is None:
             check_output(config, overwrite)
         trackers = make_trackers(config, self._folder.path)

@@ -1,4 +1,4 @@
-"""What is made ahead: in order, one at a time, while the one before is in use."""
+"""Prefetched results: in order, one at a time, while the one before is in use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from hacrl.training.learner import Learner
-from hacrl.training.prefetch import Ahead
+from hacrl.training.prefetch import Prefetch
 from hacrl.training.samples import SampleBuilder
 from tests.training.runs import HACPO, Runs
 
@@ -24,11 +24,11 @@ def test_each_begins_when_the_one_before_is_fetched() -> None:
 
         return make
 
-    with Ahead([maker(number) for number in range(3)]) as made:
+    with Prefetch([maker(number) for number in range(3)]) as made:
         for number in range(3):
             assert begun[number].wait(PATIENCE)
             assert not any(event.is_set() for event in begun[number + 1 :])  # one at a time
-            assert made.fetch() == 10 * number
+            assert made.next() == 10 * number
     assert all(event.is_set() for event in begun)
 
 
@@ -36,10 +36,10 @@ def test_an_error_is_raised_where_its_result_is_fetched() -> None:
     def fail() -> int:
         raise ValueError("no such tokens")
 
-    with Ahead([lambda: 1, fail, lambda: 3]) as made:
-        assert made.fetch() == 1
+    with Prefetch([lambda: 1, fail, lambda: 3]) as made:
+        assert made.next() == 1
         with pytest.raises(ValueError, match="no such tokens"):
-            made.fetch()
+            made.next()
 
 
 def test_leaving_early_waits_for_what_is_being_made_and_begins_nothing_more() -> None:
@@ -51,8 +51,8 @@ def test_leaving_early_waits_for_what_is_being_made_and_begins_nothing_more() ->
         made.append("second")
 
     def leave_early() -> None:
-        with Ahead([lambda: None, slow, lambda: made.append("third")]) as results:
-            results.fetch()
+        with Prefetch([lambda: None, slow, lambda: made.append("third")]) as results:
+            results.next()
             assert begun.wait(PATIENCE)
             go.set()
             raise KeyError
