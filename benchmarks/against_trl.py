@@ -51,7 +51,8 @@ def main() -> None:
     flops = peak.learnt_flops if peak else None
     if options.learner_only:
         learners = [side for side in ("hacrl learner", "trl") if _is_among(side, options.sides)]
-        for checkpointing in (True,) if options.checkpointing else (False, True):
+        both = (False, True)
+        for checkpointing in both if options.checkpointing is None else (options.checkpointing,):
             this = replace(work, checkpointing=checkpointing)
             name = "gradient checkpointing" if checkpointing else "no gradient checkpointing"
             found[name] = [_in_own_process(side, this) for side in learners]
@@ -127,7 +128,7 @@ def _work(options: argparse.Namespace) -> Work:
         micro_batch=options.micro_batch or responses // options.updates,
         steps=options.steps,
         warmup=options.warmup,
-        checkpointing=options.checkpointing,
+        checkpointing=bool(options.checkpointing),
         engine=options.engine,
         vllm_memory=options.vllm_memory,
         vllm_sleep=not options.vllm_awake,
@@ -159,7 +160,8 @@ def _options() -> argparse.Namespace:
     levels = ["auto", *get_args(OffloadLevel)]
     add("--hacrl-offload", choices=levels, default="auto", help="hacrl's learning.offload")
     add("--max-batch", type=int, help="responses that hacrl decodes side by side; default: all")
-    add("--checkpointing", action="store_true", help="gradient checkpointing, on both sides")
+    checkpointing = "gradient checkpointing, on both sides; default: without, and with --learner-only both"
+    add("--checkpointing", action=argparse.BooleanOptionalAction, help=checkpointing)
     add("--steps", type=int, default=5, help="counted")
     add("--warmup", type=int, default=2, help="not counted")
     add("--repeats", type=int, default=1, help="of the whole comparison")
