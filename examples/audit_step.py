@@ -1,0 +1,642 @@
+"""Recompute one whole training step of a real run, and compare every number with what the run recorded.
+
+    hacrl train model steps=2 checkpoint.every=1 output=runs/audited
+    python examples/audit_step.py runs/audited --step 1
+    python examples/audit_step.py runs/audited --step 2
+
+The script never imports hacrl. transformers runs the models; everything else is below: a second description
+of HACPO (arXiv 2603.02604), one function per concept. From the run's folder it reads the config, the rollout
+log (docs/rollout_log.md) and the checkpoint before the step (before step 1: the initial models). It computes
+the step's metrics and the weights after it, and compares them with metrics.jsonl and the next checkpoint.
+
+A run that is to be audited keeps its rollouts (`rollouts.keep: all`) and the checkpoints before and after the
+step (`checkpoint.every: 1`, `checkpoint.keep_last`: the number of `steps`). The audit covers single-turn HACPO
+in float32, with all weights trained and the paper's reading of every option (`ASSUMED` below). For any other
+run it names the key. Exit code: 0 all rows pass, 1 a row fails, 2 the run cannot be audited.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import random
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import torch
+import yaml
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
+
+# ---- What the script knows about names in a run's folder and config. Nothing after this part depends on it.
+
+SETTINGS = {  # section of the config -> its keys that the step depends on
+    "": "seed",
+    "method": "clip_low clip_high alpha delta delta_step max_reward",
+    "method.std": "epsilon",
+    "method.capability": "window floor ratio_min ratio_max",
+    "learning": "lr beta1 beta2 weight_decay max_grad_norm updates_per_source updates_per_step",
+}
+ASSUMED: dict[str, tuple[Any, ...]] = {  # config key -> values the audit covers; a key may be missing
+    "method.name": ("hacpo",), "method.kl_coefficient": (0,), "method.std.unbiased": (True,),
+    "method.capability.measure": ("mean_reward",), "method.capability.reward_min": (0,),
+    "method.capability_baseline": (True,), "method.cross_baseline": ("source",),
+    "method.baseline_overshoot": ("own_mean",), "method.discrepancy": (True,),
+    "method.ratio_length": ("source",), "method.exponent_on": ("clipped",),
+    "method.cross_clip": (True,), "method.cross_upper": (1,),
+    "rollout.temperature": (1,), "rollout.top_k": (0,), "rollout.top_p": (1,), "rollout.engine": ("transformers",),
+    "learning.epochs": (1,), "learning.max_cross_rollouts": (None,), "learning.minibatch_order": ("mixed",),
+    "learning.learn_stop_token": (True,), "learning.old_policy": ("auto", "sampler"),
+}  # fmt: skip
+ASSUMED_OF_AGENTS = {"lora": (None,), "precision": ("auto", "float32"), "engine": (None, "transformers")}
+BUNDLED = Path(__file__).resolve().parent.parent / "src" / "hacrl"  # the models "bundled:NAME" are in here
+
+
+class CannotAuditError(Exception):
+    """The run's folder lacks something, or the run used an option that the audit does not cover."""
+
+
+def read_settings(run: Path) -> SimpleNamespace:
+    """Return the numbers that define a step, and the agents. Refuse a run that the audit does not cover."""
+    if not (run / "config.yaml").is_file():
+        raise CannotAuditError(f"{run} is not the folder of a run: it has no config.yaml")
+    config = yaml.safe_load((run / "config.yaml").read_text("utf-8"))
+
+    def value(key: str, missing: Any) -> Any:
+        found = config
+        for part in filter(None, key.split(".")):
+            found = found.get(part, missing) if isinstance(found, dict) else missing
+        return found
+
+    used = [(key, value(key, allowed[0]), allowed) for key, allowed in ASSUMED.items()]
+    for one in config["agents"]:
+        for key, allowed in ASSUMED_OF_AGENTS.items():
+            used.append((f"agents.{one['name']}.{key}", one.get(key, allowed[0]), allowed))
+    for key, found, allowed in used:
+        if found not in allowed:
+            raise CannotAuditError(f"{key} is {found!r}: the audit covers {' or '.join(map(repr, allowed))}")
+    settings = SimpleNamespace(agents=[SimpleNamespace(**one) for one in config["agents"]])
+    for section, keys in SETTINGS.items():
+        for key in keys.split():
+            if key not in value(section, {}):
+                raise CannotAuditError(f"config.yaml has no key {key!r} in section {section!r}")
+            setattr(settings, key, value(section, {})[key])
+    return settings
+
+
+def read_rollouts(run: Path, step: int, agent: str) -> list[Response]:
+    """Return one agent's responses of a step, in the order in which they were sampled."""
+    path = run / f"rollouts/step-{step:06d}/{agent}.jsonl"
+    if not path.is_file():
+        raise CannotAuditError(f"{path} is missing: a run that is to be audited has rollouts.keep=all")
+    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    if any(len(row["segments"]) != 1 for row in rows):
+        raise CannotAuditError(f"{path} has responses of several turns: the audit covers single turns")
+    return [
+        Response(
+            source=row["agent"],
+            problem=row["problem"],
+            turns=(*row.get("context", ()), {"role": "user", "content": row["prompt"]}),
+            text=row["text"],
+            stopped=row["finish_reason"] == "stop",
+            reward=row["reward"],
+            tokenizer=row["tokenizer"],
+            prompt_ids=tuple(row["prompt_ids"]),
+            ids=tuple(row["segments"][0]["token_ids"]),
+            logprobs=tuple(row["segments"][0]["token_logprobs"]),
+            logprob=row["logprob"],
+        )
+        for row in rows
+    ]
+
+
+def read_metrics(run: Path, step: int) -> dict[str, SimpleNamespace]:
+    """Return what the run recorded about each agent in a step."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
+    if step not in (line["step"] for line in lines):
+        raise CannotAuditError(f"step {step} is not in metrics.jsonl, which has {len(lines)} steps")
+    found = {}
+    for agent, numbers in next(line["agents"] for line in lines if line["step"] == step).items():
+        learning = numbers["learning"]
+        if learning["bad_updates"]:
+            raise CannotAuditError(f"{agent} left out updates in step {step}: their numbers were not finite")
+        found[agent] = SimpleNamespace(
+            reward=numbers["rollout"]["reward"],
+            capability=numbers["capability"],
+            dropped=Counter({(j, why): n for j, by in learning["dropped"].items() for why, n in by.items()}),
+            length_ratio={j: one["length_ratio"] for j, one in learning["retokenised"].items()},
+            updates=learning["updates"],
+            skipped=learning["skipped"],
+            loss=learning["loss"],
+            grad_norm=learning["grad_norm"],
+            ratios={
+                j: Ratios(
+                    one["used"], (one["ratio_mean"], one["ratio_min"], one["ratio_max"]),
+                    one["ratio_by_own_length"], one["clipped"],
+                )
+                for j, one in learning["sources"].items()
+            },
+        )  # fmt: skip
+    return found
+
+
+def read_checkpoint(run: Path, step: int) -> tuple[dict[str, list[float]], dict[str, dict[str, Tensor]]]:
+    """Return capability histories, and every agent's float32 weights and AdamW moments, after ``step`` steps.
+
+    A tensor's name is NUMBER.KIND: the number of the parameter in the model's order, and the weight itself
+    (``master``), the mean of its gradients (``exp_avg``), of their squares (``exp_avg_sq``), or ``step``.
+    """
+    folder = run / f"checkpoints/step-{step:06d}"
+    if not folder.is_dir():
+        raise CannotAuditError(
+            f"{folder} is missing: the audit needs the checkpoints before and after the step. Train with "
+            "checkpoint.every=1 and checkpoint.keep_last=STEPS"
+        )
+    history = json.loads((folder / "trainer.json").read_text("utf-8"))["capabilities"]
+    return history, {k: load_file(folder / f"agent-{k}.safetensors") for k in history}
+
+
+def model_folder(reference: str) -> str:
+    """Return the folder or hub id that a model in the config stands for."""
+    if not reference.startswith("bundled:"):
+        return reference
+    found = sorted(BUNDLED.rglob(reference.replace(":", "/") + "/config.json"))
+    if not found:
+        raise CannotAuditError(f"{reference!r} is not in {BUNDLED}: give its folder by --model AGENT=FOLDER")
+    return str(found[0].parent)
+
+
+# ---- Responses, and how a learner sees them.
+
+
+@dataclass(frozen=True)
+class Response:
+    """One verified response of one agent."""
+
+    source: str  # j
+    problem: str
+    turns: tuple[dict[str, str], ...]  # what was asked, before any chat template
+    text: str
+    stopped: bool  # whether the source ended the response itself, by its stop token
+    reward: float
+    tokenizer: str  # fingerprint: agents with equal ones have equal token ids
+    prompt_ids: tuple[int, ...]  # these are in the source's tokens
+    ids: tuple[int, ...]
+    logprobs: tuple[float | None, ...]  # log pi_j_old of every token; None: not finite
+    logprob: float | None  # their sum, as logged
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A response as the learner sees it: in the learner's tokens, with the learner's advantage."""
+
+    response: Response
+    advantage: float
+    prompt_ids: tuple[int, ...]
+    ids: tuple[int, ...]
+
+
+class Agent:
+    """A plain transformers model with its tokenizer."""
+
+    def __init__(self, about: SimpleNamespace, folder: str, tokenizer_fingerprint: str) -> None:
+        self.name, self.fingerprint = about.name, tokenizer_fingerprint
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.tokenizer = tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.use_template = about.chat_template and tokenizer.chat_template is not None
+        self.template_args = about.chat_template_args
+        self.special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self.longest = getattr(self.model.config.get_text_config(), "max_position_embeddings", math.inf)
+
+    def render(self, turns: Sequence[Mapping[str, str]], **options: bool) -> str:
+        options |= {"tokenize": False, **self.template_args}
+        return str(self.tokenizer.apply_chat_template(list(turns), **options))
+
+    def prompt_ids(self, response: Response) -> tuple[int, ...]:
+        """Return the prompt in this agent's tokens."""
+        if self.use_template:
+            text = self.render(response.turns, add_generation_prompt=True)
+            return tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
+        if len(response.turns) > 1:
+            raise CannotAuditError(f"{response.problem!r}: turns before a prompt need a chat template")
+        ids = tuple(self.tokenizer(response.turns[0]["content"]).input_ids)
+        return ids[:-1] if ids[-1] == self.tokenizer.eos_token_id else ids
+
+    def stop_id(self) -> int:
+        """Return the token that ends this agent's responses: the chat template's end of turn, else eos."""
+        after = ""
+        if self.use_template:
+            turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "answer"}]
+            after = self.render(turns).rpartition("answer")[2]
+        ending = self.tokenizer(after, add_special_tokens=False).input_ids
+        return int(next((i for i in ending if i in self.special), self.tokenizer.eos_token_id))
+
+    def encode(self, text: str, prompt_ids: tuple[int, ...]) -> tuple[int, ...] | None:
+        """Return a text in this agent's tokens, as a continuation of the prompt; None if that is impossible.
+
+        Some tokenizers put a space before the first word of a text. A character that stands before the text,
+        and is cut off again, prevents that.
+        """
+        for lead in ("", ":", "\n"):
+            options = {"add_special_tokens": False, "split_special_tokens": True}
+            before = tuple(self.tokenizer(lead, **options).input_ids) if lead else ()
+            whole = tuple(self.tokenizer(lead + text, **options).input_ids)
+            ids = whole[len(before) :]
+            is_plain = whole[: len(before)] == before and self.special.isdisjoint(ids)
+            if is_plain and self.decode(ids, prompt_ids) == text:
+                return ids
+        return None
+
+    def decode(self, ids: tuple[int, ...], prompt_ids: tuple[int, ...]) -> str:
+        """Return the text that response tokens add to the prompt."""
+        prompt, whole = (str(self.tokenizer.decode(list(one))) for one in (prompt_ids, prompt_ids + ids))
+        return whole[len(prompt) :] if whole.startswith(prompt) else self.tokenizer.decode(list(ids))
+
+    def response_ids(self, response: Response) -> tuple[int, ...] | str:
+        """Return a response in this agent's tokens, or why it is dropped. No response is cut to fit.
+
+        Its tokens stay as they are where the tokenizer is the same. Otherwise its text is encoded, and this
+        agent's stop token is appended if the source stopped by itself.
+        """
+        ids: tuple[int, ...] | None = response.ids
+        prompt_ids = self.prompt_ids(response)
+        if None in response.logprobs or response.logprob is None:
+            return "non_finite"
+        if response.tokenizer != self.fingerprint:
+            is_broken = "\ufffd" in response.text  # bytes that are no character
+            ids = None if is_broken else self.encode(response.text, prompt_ids)
+            if ids is None:
+                return "not_representable"
+            ids += (self.stop_id(),) * response.stopped
+        return "too_long" if len(prompt_ids) + len(ids) > self.longest else ids or "empty"
+
+
+def log_probabilities(model: Any, samples: Sequence[Sample]) -> list[Tensor]:
+    """Return the log-probability of every response token given everything before it; a tensor per sample."""
+    rows = [sample.prompt_ids + sample.ids for sample in samples]
+    width = max(map(len, rows))  # padding comes last, where a causal model does not see it
+    input_ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows])
+    logits = model(input_ids=input_ids[:, :-1], use_cache=False).logits.float()
+    chosen = logits.log_softmax(dim=-1).gather(-1, input_ids[:, 1:, None]).squeeze(-1)
+    return [chosen[i, len(one.prompt_ids) - 1 : len(rows[i]) - 1] for i, one in enumerate(samples)]
+
+
+def in_parts(samples: Sequence[Sample], size: int = 32) -> Iterable[Sequence[Sample]]:
+    """Yield as many samples as one forward pass takes. The size changes results by rounding only."""
+    return (samples[i : i + size] for i in range(0, len(samples), size))
+
+
+# ---- The method: capabilities, advantages, ratios, loss.
+
+
+def capability_history(before: Sequence[float], rewards: Sequence[float], settings: Any) -> list[float]:
+    """Return the mean rewards of the last K steps, this one included. P_k (eq. 8) is their mean."""
+    return [*before, max(mean(rewards), settings.floor)][-settings.window :]
+
+
+def omega(k: str, j: str, capability: Mapping[str, float], settings: Any) -> float:
+    """Return the capability ratio P_k / P_j (eq. 9), clamped."""
+    return min(max(capability[k] / capability[j], settings.ratio_min), settings.ratio_max)
+
+
+def baseline(k: str, rewards: Mapping[str, Sequence[float]], capability: Any, settings: Any) -> float:
+    """Return mu_k (eq. 6), what agent k should earn here; its own mean if that is above any reward."""
+    mu = mean([omega(k, j, capability, settings) * mean(values) for j, values in rewards.items()])
+    is_too_high = settings.max_reward is not None and mu > settings.max_reward
+    return mean(rewards[k]) if is_too_high else mu
+
+
+def advantages(
+    k: str, rewards: Mapping[str, Sequence[float]], capability: Mapping[str, float], settings: Any
+) -> dict[str, list[float]]:
+    """Return learner k's advantages of all sources' responses to one prompt.
+
+    A_i^j = (R_i - mu_j) / sigma_joint (eq. 7); others' count A~ = omega(j, k) * A_i^j (eq. 10).
+    """
+    pooled = [reward for values in rewards.values() for reward in values]
+    sigma = float(numpy.std(pooled, ddof=1)) if len(pooled) > 1 else 0.0
+    seen = {}
+    for j, values in rewards.items():
+        mu = baseline(j, rewards, capability, settings)
+        weight = 1.0 if j == k else omega(j, k, capability, settings)
+        seen[j] = [weight * (reward - mu) / (sigma + settings.epsilon) for reward in values]
+        if min(pooled) == max(pooled):  # equal rewards teach nothing
+            seen[j] = [0.0] * len(values)
+    return seen
+
+
+def sequence_ratio(logprobs: Tensor, response: Response) -> Tensor:
+    """Return s = (pi_k(y) / pi_j_old(y))^(1/|y|) (eq. 11), with |y| in the source's tokens."""
+    return ((logprobs.sum() - math.fsum(response.logprobs)) / len(response.ids)).exp()
+
+
+def sample_loss(s: Tensor, sample: Sample, k: str, u: int, settings: Any) -> tuple[Tensor, bool]:
+    """Return minus one response's objective (eq. 12-14, 47-53), and whether clipping took its gradient.
+
+    Own: min(s A, clip(s) A), as in GSPO. Others': c * stopgrad(c)^alpha * A~, where c is s clipped to
+    [1 - delta + u * delta_step, 1] and u is the number of updates already made in this step.
+    """
+    if sample.response.source == k:
+        plain = s * sample.advantage
+        clipped = s.clamp(1 - settings.clip_low, 1 + settings.clip_high) * sample.advantage
+        return -torch.minimum(plain, clipped), bool(plain > clipped)
+    lower = 1 - settings.delta + u * settings.delta_step
+    c = s.clamp(lower, 1)
+    return -c * c.detach() ** settings.alpha * sample.advantage, not lower <= float(s.detach()) <= 1
+
+
+# ---- The updates of one step.
+
+
+def minibatches(samples: Sequence[Sample], k: str, step: int, settings: Any) -> list[list[Sample]]:
+    """Return the samples of each update: all samples shuffled, then cut into equal parts.
+
+    Specification: Python's generator shuffles, with a seed of (run's seed, "learn", learner, step): these
+    parts joined by the character 0x1f, of their SHA-256 the first 8 bytes, big-endian, shifted right by one
+    bit. Part i of n begins at sample len * i // n. An empty part makes no update.
+    """
+    digest = hashlib.sha256(f"{settings.seed}\x1flearn\x1f{k}\x1f{step}".encode()).digest()
+    shuffled = list(samples)
+    random.Random(int.from_bytes(digest[:8], "big") >> 1).shuffle(shuffled)
+    updates = settings.updates_per_step or settings.updates_per_source * len(settings.agents)
+    edges = [len(shuffled) * i // updates for i in range(updates + 1)]
+    return [shuffled[start:end] for start, end in pairwise(edges) if start < end]
+
+
+class AdamW:
+    """AdamW with bias correction, written out; ``saved`` are the tensors of a checkpoint, if there is one."""
+
+    def __init__(self, model: Any, lr: float, settings: Any, saved: Mapping[str, Tensor]) -> None:
+        self.weights = list(model.parameters())
+        self.lr, self.settings, self.steps = lr, settings, int(saved.get("0.step", 0))
+        self.means = [torch.zeros_like(weight) for weight in self.weights]
+        self.squares = [torch.zeros_like(weight) for weight in self.weights]
+        self.is_clear = [torch.ones_like(weight, dtype=torch.bool) for weight in self.weights]
+        for i, weight in enumerate(self.weights if saved else ()):
+            weight.data.copy_(saved[f"{i}.master"])
+            self.means[i].copy_(saved[f"{i}.exp_avg"])
+            self.squares[i].copy_(saved[f"{i}.exp_avg_sq"])
+        self.before = joined(self.weights).clone()
+
+    @torch.no_grad()
+    def clip_gradients(self) -> float:
+        """Scale the gradients so that their joint norm is at most max_grad_norm. Return the norm before."""
+        norm = math.sqrt(math.fsum(float(weight.grad.double().square().sum()) for weight in self.weights))
+        for weight in self.weights:
+            weight.grad *= min(1.0, self.settings.max_grad_norm / (norm + 1e-6))
+        return norm
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Move the weights. Note which gradients stand out from rounding: AdamW magnifies small ones."""
+        self.steps += 1
+        beta1, beta2 = self.settings.beta1, self.settings.beta2
+        largest = max(float(weight.grad.abs().max()) for weight in self.weights)
+        for i, weight in enumerate(self.weights):
+            self.is_clear[i] &= weight.grad.abs() >= 1e-3 * largest
+            self.means[i] += (1 - beta1) * (weight.grad - self.means[i])
+            self.squares[i] += (1 - beta2) * (weight.grad.square() - self.squares[i])
+            scale = (self.squares[i] / (1 - beta2**self.steps)).sqrt() + 1e-8
+            weight *= 1 - self.lr * self.settings.weight_decay
+            weight -= self.lr * self.means[i] / (1 - beta1**self.steps) / scale
+
+
+@dataclass
+class Ratios:
+    """The ratios s of one source's responses in all updates of a step."""
+
+    used: int
+    s: tuple[float, float, float]  # mean, smallest, largest
+    by_own_length: float  # mean of the public code's s: both log-probabilities per token of its own kind
+    clipped: float  # share without gradient because of clipping
+
+    @staticmethod
+    def of(rows: Sequence[tuple[float, float, bool]]) -> Ratios:
+        s, by_own_length, clipped = zip(*rows, strict=True)
+        return Ratios(len(s), (mean(s), min(s), max(s)), mean(by_own_length), mean(clipped))
+
+
+def learn(learner: Agent, batches: Sequence[Sequence[Sample]], optimizer: AdamW, settings: Any) -> Any:
+    """Make one update per mini-batch. Return what the run records: losses, norms, ratios.
+
+    An update's loss is the mean over its mini-batch. A response with advantage 0 counts there, with loss 0.
+    """
+    losses, norms, skipped, rows = [], [], 0, {}
+    for u, batch in enumerate(batches):
+        active = [sample for sample in batch if sample.advantage != 0]
+        skipped += len(batch) - len(active)
+        loss_so_far = 0.0
+        for weight in optimizer.weights:
+            weight.grad = torch.zeros_like(weight)
+        for part in in_parts(active):
+            loss = torch.zeros(())
+            for sample, logprobs in zip(part, log_probabilities(learner.model, part), strict=True):
+                s = sequence_ratio(logprobs, sample.response)
+                one, is_clipped = sample_loss(s, sample, learner.name, u, settings)
+                loss = loss + one / len(batch)
+                by_own_length = math.exp(float(logprobs.detach().mean()) - mean(sample.response.logprobs))
+                row = (float(s.detach()), by_own_length, is_clipped)
+                rows.setdefault(sample.response.source, []).append(row)
+            loss.backward()
+            loss_so_far += float(loss.detach())
+        losses.append(loss_so_far)
+        norms.append(optimizer.clip_gradients())
+        optimizer.step()
+    ratios = {j: Ratios.of(values) for j, values in rows.items()}
+    return SimpleNamespace(losses=losses, norms=norms, skipped=skipped, ratios=ratios)
+
+
+# ---- The audit.
+
+
+@dataclass
+class Table:
+    """What the run recorded beside what this script computed."""
+
+    rows: list[tuple[str, str, str, str, float, float]] = field(default_factory=list)
+
+    def add(self, agent: str, quantity: str, recorded: Any, recomputed: Any, tolerance: float) -> None:
+        """Compare two numbers or arrays. Arrays of different shapes and missing numbers fail."""
+        theirs, ours = (numpy.asarray(one, dtype=numpy.float64) for one in (recorded, recomputed))
+        is_comparable = theirs.shape == ours.shape
+        difference = float(numpy.max(numpy.abs(theirs - ours), initial=0.0)) if is_comparable else math.nan
+        self.rows.append((agent, quantity, shown(theirs), shown(ours), difference, tolerance))
+
+    @property
+    def failed(self) -> list[tuple[str, str]]:
+        """Agent and quantity of every row that fails."""
+        return [row[:2] for row in self.rows if not row[4] <= row[5]]
+
+    def __str__(self) -> str:
+        lines = [("agent", "quantity", "recorded", "recomputed", "difference", "tolerance", "")]
+        for row in self.rows:
+            verdict = "FAIL" if row[:2] in self.failed else "PASS"
+            lines.append((*row[:4], f"{row[4]:.1e}", f"{row[5]:.1e}", verdict))
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+
+def shown(values: Any) -> str:
+    return f"{values.size} numbers" if values.size > 3 else " ".join(f"{x:.7g}" for x in values.flatten())
+
+
+def mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else 0.0
+
+
+def joined(tensors: Iterable[Tensor]) -> Tensor:
+    return torch.cat([tensor.detach().flatten() for tensor in tensors])
+
+
+def compare_log(table: Table, learner: Agent, own: Sequence[Response]) -> None:
+    """Compare the log of an agent's own responses with its tokenizer, and its model before the step."""
+    k, prompts = learner.name, {response.problem: learner.prompt_ids(response) for response in own}
+    logged = [token for one in own for token in one.prompt_ids]
+    table.add(k, "prompt tokens", logged, [token for one in own for token in prompts[one.problem]], 0)
+    texts = [learner.decode(one.ids[: len(one.ids) - one.stopped], one.prompt_ids) for one in own]
+    same = sum(text == one.text for text, one in zip(texts, own, strict=True))
+    table.add(k, "texts equal to their tokens", len(own), same, 0)
+    finite = [one for one in own if None not in one.logprobs and one.logprob is not None]
+    samples = [Sample(one, 0.0, prompts[one.problem], one.ids) for one in finite]
+    with torch.no_grad():
+        found = [one for part in in_parts(samples) for one in log_probabilities(learner.model, part)]
+    recorded = [logprob for one in finite for logprob in one.logprobs]
+    table.add(k, "log pi of own tokens", recorded, joined(found), 1e-5)
+    sums = [math.fsum(one.logprobs) for one in finite]
+    table.add(k, "log pi of own responses (sum)", [one.logprob for one in finite], sums, 1e-9)
+
+
+def compare_samples(table: Table, k: str, samples: Sequence[Sample], dropped: Any, recorded: Any) -> None:
+    """Compare which responses were dropped, and how many tokens the learner needs for others' texts."""
+    kinds = sorted(dropped.keys() | recorded.dropped.keys())
+    counts = [[counter[kind] for kind in kinds] for counter in (recorded.dropped, dropped)]
+    table.add(k, "dropped responses", *counts, 0)
+    for j, length_ratio in recorded.length_ratio.items():
+        lengths = [len(one.ids) / len(one.response.ids) for one in samples if one.response.source == j]
+        table.add(k, f"own tokens per token of {j}", length_ratio, mean(lengths), 1e-9)
+
+
+def compare_learning(table: Table, k: str, seen: Any, recorded: Any) -> None:
+    """Compare ratios, clipping, loss and gradient norm with the metrics of the step."""
+    table.add(k, "updates", recorded.updates, len(seen.losses), 0)
+    table.add(k, "responses with advantage 0", recorded.skipped, seen.skipped, 0)
+    none = Ratios(0, (math.nan,) * 3, math.nan, math.nan)
+    for j in sorted(seen.ratios.keys() | recorded.ratios.keys()):
+        theirs, ours = recorded.ratios.get(j, none), seen.ratios.get(j, none)
+        table.add(k, f"learnt from {j}", theirs.used, ours.used, 0)
+        table.add(k, f"s of {j}: mean, min, max", theirs.s, ours.s, 1e-5)
+        table.add(k, f"s of {j}, by own length", theirs.by_own_length, ours.by_own_length, 1e-5)
+        table.add(k, f"s of {j}, share clipped", theirs.clipped, ours.clipped, 1e-9)
+    table.add(k, "loss", recorded.loss, mean(seen.losses), 1e-6)
+    table.add(k, "gradient norm", recorded.grad_norm, mean(seen.norms), 1e-5 * max(1.0, recorded.grad_norm))
+
+
+def compare_weights(table: Table, k: str, optimizer: AdamW, after: Mapping[str, Tensor]) -> None:
+    """Compare the checkpoint after the step. AdamW's moments are sums of the step's clipped gradients.
+
+    Of a gradient that is as small as rounding AdamW makes a move of any size up to lr. So weights are compared
+    one by one where all gradients of the step are clear of rounding, and the others by the length of the move.
+    """
+    recorded = {
+        kind: joined(after[f"{i}.{kind}"] for i in range(len(optimizer.weights)))
+        for kind in ("exp_avg", "exp_avg_sq", "master")
+    }
+    for quantity, kind, found in (
+        ("gradients (first moment)", "exp_avg", optimizer.means),
+        ("gradients (second moment)", "exp_avg_sq", optimizer.squares),
+    ):
+        table.add(k, quantity, recorded[kind], joined(found), 1e-4 * float(recorded[kind].abs().max()))
+    weights, is_clear = joined(optimizer.weights), joined(optimizer.is_clear)
+    rounding = 2**-22 * float(weights.abs().max())
+    theirs, ours = recorded["master"][is_clear], weights[is_clear]
+    table.add(k, "weights with clear gradients", theirs, ours, 2e-3 * optimizer.lr + rounding)
+    moved = float((recorded["master"] - optimizer.before).norm())
+    gap = float((recorded["master"] - weights).norm())
+    table.add(k, "all weights: gap / length of move", 0.0, gap / moved if moved else gap, 0.05)
+
+
+def audit(run: Path, step: int, models: Mapping[str, str], max_reward: float | None = 1.0) -> Table:
+    """Recompute a step. ``models``: folders of initial models that are not where the config says.
+
+    ``max_reward`` is the task's, for a run whose config leaves it to the task.
+    """
+    settings, metrics = read_settings(run), read_metrics(run, step)
+    names = [about.name for about in settings.agents]
+    if settings.max_reward is None:
+        settings.max_reward = max_reward
+    log = {k: read_rollouts(run, step, k) for k in names}
+    rewards = {k: [response.reward for response in log[k]] for k in names}
+    nothing: Any = ({k: [] for k in names}, {k: {} for k in names})
+    history_before, before = read_checkpoint(run, step - 1) if step > 1 else nothing
+    history_after, after = read_checkpoint(run, step)
+    history = {k: capability_history(history_before[k], rewards[k], settings) for k in names}
+    capability = {k: mean(history[k]) for k in names}
+    recorded_capability = {k: metrics[k].capability for k in names}
+    groups: dict[str, dict[str, list[Response]]] = {}  # problem -> source -> responses
+    for k in sorted(names):
+        for response in log[k]:
+            groups.setdefault(response.problem, {}).setdefault(k, []).append(response)
+
+    table = Table()
+    for about in settings.agents:
+        k = about.name
+        learner = Agent(about, models.get(k) or model_folder(about.model), log[k][0].tokenizer)
+        optimizer = AdamW(learner.model, about.lr or settings.lr, settings, before[k])
+        compare_log(table, learner, log[k])
+        table.add(k, "mean reward", metrics[k].reward, mean(rewards[k]), 1e-9)
+        table.add(k, "capability P", metrics[k].capability, capability[k], 1e-9)
+        table.add(k, "capability history", history_after[k], history[k], 1e-9)
+        for j in (j for j in names if j != k):
+            ratios = [omega(j, k, one, settings) for one in (recorded_capability, capability)]
+            table.add(k, f"omega({j}, {k})", *ratios, 1e-9)
+        samples, dropped = [], Counter()
+        for group in groups.values():
+            by_source = {j: [one.reward for one in responses] for j, responses in group.items()}
+            for j, values in advantages(k, by_source, capability, settings).items():
+                for response, advantage in zip(group[j], values, strict=True):
+                    ids = learner.response_ids(response)
+                    if isinstance(ids, str):
+                        dropped[j, ids] += 1
+                    else:
+                        samples.append(Sample(response, advantage, learner.prompt_ids(response), ids))
+        compare_samples(table, k, samples, dropped, metrics[k])
+        seen = learn(learner, minibatches(samples, k, step, settings), optimizer, settings)
+        compare_learning(table, k, seen, metrics[k])
+        compare_weights(table, k, optimizer, after[k])
+    return table
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Recompute one training step of a run, without hacrl.")
+    parser.add_argument("run", type=Path, help="the run's folder")
+    parser.add_argument("--step", type=int, required=True, help="which step, from 1")
+    parser.add_argument("--model", action="append", default=[], metavar="AGENT=FOLDER", help="initial model")
+    parser.add_argument("--max-reward", default="1", help="the task's largest reward, or none (default: 1)")
+    given = parser.parse_args()
+    logging.disable_progress_bar()
+    models = dict(one.split("=", 1) for one in given.model)
+    try:
+        table = audit(
+            given.run, given.step, models, None if given.max_reward == "none" else float(given.max_reward)
+        )
+    except CannotAuditError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(table)
+    print(f"{len(table.rows) - len(table.failed)} of {len(table.rows)} rows pass")
+    return 1 if table.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
