@@ -9,9 +9,9 @@ of HACPO (arXiv 2603.02604), one function per concept. From the run's folder it 
 log (docs/rollout_log.md) and the checkpoint before the step (before step 1: the initial models). It computes
 the step's metrics and the weights after it, and compares them with metrics.jsonl and the next checkpoint.
 
-A run that is to be audited keeps its rollouts (`rollouts.keep: all`) and the checkpoints before and after the
-step (`checkpoint.every: 1`, `checkpoint.keep_last`: the number of `steps`). The audit covers single-turn HACPO
-in float32, with all weights trained and the paper's reading of every option (`ASSUMED` below). For any other
+A run that is to be audited keeps its rollouts (`rollouts.keep: all`) and the checkpoints before and after
+the step (`checkpoint.every: 1`, `checkpoint.keep_last`: the number of `steps`). The audit covers single-turn
+HACPO in float32 with all weights trained and the paper's reading of every option (`ASSUMED`). For any other
 run it names the key. Exit code: 0 all rows pass, 1 a row fails, 2 the run cannot be audited.
 """
 
@@ -39,8 +39,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
-# ---- What the script knows about names in a run's folder and config. Nothing after this part depends on it.
+# ---- Names in a run's folder and config. Nothing after this part depends on them.
 
+ROLLOUTS, METRICS = "rollouts/step-{step:06d}/{agent}.jsonl", "metrics.jsonl"
+CHECKPOINT, HISTORY, TENSORS = "checkpoints/step-{step:06d}", "trainer.json", "agent-{agent}.safetensors"
+BUNDLED = Path(__file__).resolve().parent.parent / "src" / "hacrl"  # the models "bundled:NAME" are in here
 SETTINGS = {  # section of the config -> its keys that the step depends on
     "": "seed",
     "method": "clip_low clip_high alpha delta delta_step max_reward",
@@ -54,17 +57,38 @@ ASSUMED: dict[str, tuple[Any, ...]] = {  # config key -> values the audit covers
     "method.capability_baseline": (True,), "method.cross_baseline": ("source",),
     "method.baseline_overshoot": ("own_mean",), "method.discrepancy": (True,),
     "method.ratio_length": ("source",), "method.exponent_on": ("clipped",),
-    "method.cross_clip": (True,), "method.cross_upper": (1,),
-    "rollout.temperature": (1,), "rollout.top_k": (0,), "rollout.top_p": (1,), "rollout.engine": ("transformers",),
+    "method.cross_clip": (True,), "method.cross_upper": (1,), "rollout.engine": ("transformers",),
+    "rollout.temperature": (1,), "rollout.top_k": (0,), "rollout.top_p": (1,),
     "learning.epochs": (1,), "learning.max_cross_rollouts": (None,), "learning.minibatch_order": ("mixed",),
     "learning.learn_stop_token": (True,), "learning.old_policy": ("auto", "sampler"),
 }  # fmt: skip
 ASSUMED_OF_AGENTS = {"lora": (None,), "precision": ("auto", "float32"), "engine": (None, "transformers")}
-BUNDLED = Path(__file__).resolve().parent.parent / "src" / "hacrl"  # the models "bundled:NAME" are in here
+RECORDED = {  # quantity -> where a step's metrics of an agent have it; {} is a source
+    "mean reward": "rollout.reward",
+    "capability P": "capability",
+    "updates": "learning.updates",
+    "responses with advantage 0": "learning.skipped",
+    "dropped responses of {}": "learning.dropped.{}",
+    "own tokens per token of {}": "learning.retokenised.{}.length_ratio",
+    "learnt from {}": "learning.sources.{}.used",
+    "s of {}, mean": "learning.sources.{}.ratio_mean",
+    "s of {}, smallest": "learning.sources.{}.ratio_min",
+    "s of {}, largest": "learning.sources.{}.ratio_max",
+    "s of {}, share clipped": "learning.sources.{}.clipped",
+    "loss": "learning.loss",
+    "gradient norm": "learning.grad_norm",
+}
 
 
 class CannotAuditError(Exception):
     """The run's folder lacks something, or the run used an option that the audit does not cover."""
+
+
+def find(tree: Any, path: str, source: str = "", missing: Any = None) -> Any:
+    """Return what a nested mapping has at a dotted path, in which {} stands for a source."""
+    for part in filter(None, path.split(".")):
+        tree = tree.get(part.format(source), missing) if isinstance(tree, dict) else missing
+    return tree
 
 
 def read_settings(run: Path) -> SimpleNamespace:
@@ -72,82 +96,42 @@ def read_settings(run: Path) -> SimpleNamespace:
     if not (run / "config.yaml").is_file():
         raise CannotAuditError(f"{run} is not the folder of a run: it has no config.yaml")
     config = yaml.safe_load((run / "config.yaml").read_text("utf-8"))
-
-    def value(key: str, missing: Any) -> Any:
-        found = config
-        for part in filter(None, key.split(".")):
-            found = found.get(part, missing) if isinstance(found, dict) else missing
-        return found
-
-    used = [(key, value(key, allowed[0]), allowed) for key, allowed in ASSUMED.items()]
+    used = [(key, find(config, key, missing=allowed[0]), allowed) for key, allowed in ASSUMED.items()]
     for one in config["agents"]:
         for key, allowed in ASSUMED_OF_AGENTS.items():
             used.append((f"agents.{one['name']}.{key}", one.get(key, allowed[0]), allowed))
-    for key, found, allowed in used:
-        if found not in allowed:
-            raise CannotAuditError(f"{key} is {found!r}: the audit covers {' or '.join(map(repr, allowed))}")
+    for key, value, allowed in used:
+        if value not in allowed:
+            raise CannotAuditError(f"{key} is {value!r}: the audit covers {' or '.join(map(repr, allowed))}")
     settings = SimpleNamespace(agents=[SimpleNamespace(**one) for one in config["agents"]])
     for section, keys in SETTINGS.items():
         for key in keys.split():
-            if key not in value(section, {}):
+            if key not in find(config, section, missing={}):
                 raise CannotAuditError(f"config.yaml has no key {key!r} in section {section!r}")
-            setattr(settings, key, value(section, {})[key])
+            setattr(settings, key, find(config, section)[key])
     return settings
 
 
 def read_rollouts(run: Path, step: int, agent: str) -> list[Response]:
     """Return one agent's responses of a step, in the order in which they were sampled."""
-    path = run / f"rollouts/step-{step:06d}/{agent}.jsonl"
+    path = run / ROLLOUTS.format(step=step, agent=agent)
     if not path.is_file():
         raise CannotAuditError(f"{path} is missing: a run that is to be audited has rollouts.keep=all")
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     if any(len(row["segments"]) != 1 for row in rows):
         raise CannotAuditError(f"{path} has responses of several turns: the audit covers single turns")
-    return [
-        Response(
-            source=row["agent"],
-            problem=row["problem"],
-            turns=(*row.get("context", ()), {"role": "user", "content": row["prompt"]}),
-            text=row["text"],
-            stopped=row["finish_reason"] == "stop",
-            reward=row["reward"],
-            tokenizer=row["tokenizer"],
-            prompt_ids=tuple(row["prompt_ids"]),
-            ids=tuple(row["segments"][0]["token_ids"]),
-            logprobs=tuple(row["segments"][0]["token_logprobs"]),
-            logprob=row["logprob"],
-        )
-        for row in rows
-    ]
+    return [Response(row, row["segments"][0]) for row in rows]
 
 
-def read_metrics(run: Path, step: int) -> dict[str, SimpleNamespace]:
+def read_metrics(run: Path, step: int) -> dict[str, Any]:
     """Return what the run recorded about each agent in a step."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
-    if step not in (line["step"] for line in lines):
-        raise CannotAuditError(f"step {step} is not in metrics.jsonl, which has {len(lines)} steps")
-    found = {}
-    for agent, numbers in next(line["agents"] for line in lines if line["step"] == step).items():
-        learning = numbers["learning"]
-        if learning["bad_updates"]:
+    lines = [json.loads(line) for line in (run / METRICS).read_text("utf-8").splitlines()]
+    found: dict[str, Any] = next((line["agents"] for line in lines if line["step"] == step), {})
+    if not found:
+        raise CannotAuditError(f"step {step} is not in {run / METRICS}, which has {len(lines)} steps")
+    for agent, one in found.items():
+        if find(one, "learning.bad_updates"):
             raise CannotAuditError(f"{agent} left out updates in step {step}: their numbers were not finite")
-        found[agent] = SimpleNamespace(
-            reward=numbers["rollout"]["reward"],
-            capability=numbers["capability"],
-            dropped=Counter({(j, why): n for j, by in learning["dropped"].items() for why, n in by.items()}),
-            length_ratio={j: one["length_ratio"] for j, one in learning["retokenised"].items()},
-            updates=learning["updates"],
-            skipped=learning["skipped"],
-            loss=learning["loss"],
-            grad_norm=learning["grad_norm"],
-            ratios={
-                j: Ratios(
-                    one["used"], (one["ratio_mean"], one["ratio_min"], one["ratio_max"]),
-                    one["ratio_by_own_length"], one["clipped"],
-                )
-                for j, one in learning["sources"].items()
-            },
-        )  # fmt: skip
     return found
 
 
@@ -157,14 +141,14 @@ def read_checkpoint(run: Path, step: int) -> tuple[dict[str, list[float]], dict[
     A tensor's name is NUMBER.KIND: the number of the parameter in the model's order, and the weight itself
     (``master``), the mean of its gradients (``exp_avg``), of their squares (``exp_avg_sq``), or ``step``.
     """
-    folder = run / f"checkpoints/step-{step:06d}"
+    folder = run / CHECKPOINT.format(step=step)
     if not folder.is_dir():
         raise CannotAuditError(
             f"{folder} is missing: the audit needs the checkpoints before and after the step. Train with "
             "checkpoint.every=1 and checkpoint.keep_last=STEPS"
         )
-    history = json.loads((folder / "trainer.json").read_text("utf-8"))["capabilities"]
-    return history, {k: load_file(folder / f"agent-{k}.safetensors") for k in history}
+    history = json.loads((folder / HISTORY).read_text("utf-8"))["capabilities"]
+    return history, {k: load_file(folder / TENSORS.format(agent=k)) for k in history}
 
 
 def model_folder(reference: str) -> str:
@@ -180,21 +164,22 @@ def model_folder(reference: str) -> str:
 # ---- Responses, and how a learner sees them.
 
 
-@dataclass(frozen=True)
 class Response:
-    """One verified response of one agent."""
+    """One verified response of one agent: a line of the rollout log."""
 
-    source: str  # j
-    problem: str
-    turns: tuple[dict[str, str], ...]  # what was asked, before any chat template
-    text: str
-    stopped: bool  # whether the source ended the response itself, by its stop token
-    reward: float
-    tokenizer: str  # fingerprint: agents with equal ones have equal token ids
-    prompt_ids: tuple[int, ...]  # these are in the source's tokens
-    ids: tuple[int, ...]
-    logprobs: tuple[float | None, ...]  # log pi_j_old of every token; None: not finite
-    logprob: float | None  # their sum, as logged
+    def __init__(self, row: dict[str, Any], segment: dict[str, Any]) -> None:
+        self.source, self.problem, self.reward = row["agent"], row["problem"], row["reward"]
+        self.turns = [*row.get("context", ()), {"role": "user", "content": row["prompt"]}]
+        self.text, self.stopped = row["text"], row["finish_reason"] == "stop"  # stopped: by its stop token
+        self.tokenizer = row["tokenizer"]  # fingerprint: agents with equal ones have equal token ids
+        self.prompt_ids, self.ids = row["prompt_ids"], segment["token_ids"]  # in the source's tokens
+        self.logprobs = segment["token_logprobs"]  # log pi_j_old of each token; None: not finite
+        self.logprob = row["logprob"]  # their sum, as logged
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all log-probabilities are numbers."""
+        return self.logprob is not None and None not in self.logprobs
 
 
 @dataclass(frozen=True)
@@ -203,8 +188,8 @@ class Sample:
 
     response: Response
     advantage: float
-    prompt_ids: tuple[int, ...]
-    ids: tuple[int, ...]
+    prompt_ids: list[int]
+    ids: list[int]
 
 
 class Agent:
@@ -213,24 +198,19 @@ class Agent:
     def __init__(self, about: SimpleNamespace, folder: str, tokenizer_fingerprint: str) -> None:
         self.name, self.fingerprint = about.name, tokenizer_fingerprint
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        self.tokenizer = tokenizer = AutoTokenizer.from_pretrained(folder)
-        self.use_template = about.chat_template and tokenizer.chat_template is not None
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.use_template = about.chat_template and self.tokenizer.chat_template is not None
         self.template_args = about.chat_template_args
-        self.special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self.special = {i for i, token in self.tokenizer.added_tokens_decoder.items() if token.special}
         self.longest = getattr(self.model.config.get_text_config(), "max_position_embeddings", math.inf)
 
-    def render(self, turns: Sequence[Mapping[str, str]], **options: bool) -> str:
-        options |= {"tokenize": False, **self.template_args}
-        return str(self.tokenizer.apply_chat_template(list(turns), **options))
-
-    def prompt_ids(self, response: Response) -> tuple[int, ...]:
+    def prompt_ids(self, response: Response) -> list[int]:
         """Return the prompt in this agent's tokens."""
         if self.use_template:
-            text = self.render(response.turns, add_generation_prompt=True)
-            return tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
+            return self._tokens(self._rendered(response.turns, add_generation_prompt=True))
         if len(response.turns) > 1:
             raise CannotAuditError(f"{response.problem!r}: turns before a prompt need a chat template")
-        ids = tuple(self.tokenizer(response.turns[0]["content"]).input_ids)
+        ids: list[int] = self.tokenizer(response.turns[0]["content"]).input_ids
         return ids[:-1] if ids[-1] == self.tokenizer.eos_token_id else ids
 
     def stop_id(self) -> int:
@@ -238,48 +218,51 @@ class Agent:
         after = ""
         if self.use_template:
             turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "answer"}]
-            after = self.render(turns).rpartition("answer")[2]
-        ending = self.tokenizer(after, add_special_tokens=False).input_ids
-        return int(next((i for i in ending if i in self.special), self.tokenizer.eos_token_id))
+            after = self._rendered(turns).rpartition("answer")[2]
+        return next((i for i in self._tokens(after) if i in self.special), self.tokenizer.eos_token_id)
 
-    def encode(self, text: str, prompt_ids: tuple[int, ...]) -> tuple[int, ...] | None:
+    def encode(self, text: str, prompt_ids: list[int]) -> list[int] | None:
         """Return a text in this agent's tokens, as a continuation of the prompt; None if that is impossible.
 
         Some tokenizers put a space before the first word of a text. A character that stands before the text,
         and is cut off again, prevents that.
         """
         for lead in ("", ":", "\n"):
-            options = {"add_special_tokens": False, "split_special_tokens": True}
-            before = tuple(self.tokenizer(lead, **options).input_ids) if lead else ()
-            whole = tuple(self.tokenizer(lead + text, **options).input_ids)
+            before = self._tokens(lead, split_special_tokens=True)
+            whole = self._tokens(lead + text, split_special_tokens=True)
             ids = whole[len(before) :]
             is_plain = whole[: len(before)] == before and self.special.isdisjoint(ids)
             if is_plain and self.decode(ids, prompt_ids) == text:
                 return ids
         return None
 
-    def decode(self, ids: tuple[int, ...], prompt_ids: tuple[int, ...]) -> str:
+    def decode(self, ids: list[int], prompt_ids: list[int]) -> str:
         """Return the text that response tokens add to the prompt."""
-        prompt, whole = (str(self.tokenizer.decode(list(one))) for one in (prompt_ids, prompt_ids + ids))
-        return whole[len(prompt) :] if whole.startswith(prompt) else self.tokenizer.decode(list(ids))
+        prompt, whole = self.tokenizer.decode(prompt_ids), self.tokenizer.decode(prompt_ids + ids)
+        return str(whole[len(prompt) :] if whole.startswith(prompt) else self.tokenizer.decode(ids))
 
-    def response_ids(self, response: Response) -> tuple[int, ...] | str:
+    def response_ids(self, response: Response) -> list[int] | str:
         """Return a response in this agent's tokens, or why it is dropped. No response is cut to fit.
 
         Its tokens stay as they are where the tokenizer is the same. Otherwise its text is encoded, and this
         agent's stop token is appended if the source stopped by itself.
         """
-        ids: tuple[int, ...] | None = response.ids
-        prompt_ids = self.prompt_ids(response)
-        if None in response.logprobs or response.logprob is None:
+        if not response.is_finite:
             return "non_finite"
+        ids, prompt_ids = response.ids, self.prompt_ids(response)
         if response.tokenizer != self.fingerprint:
             is_broken = "\ufffd" in response.text  # bytes that are no character
             ids = None if is_broken else self.encode(response.text, prompt_ids)
             if ids is None:
                 return "not_representable"
-            ids += (self.stop_id(),) * response.stopped
+            ids = ids + [self.stop_id()] * response.stopped
         return "too_long" if len(prompt_ids) + len(ids) > self.longest else ids or "empty"
+
+    def _rendered(self, turns: list[dict[str, str]], **options: bool) -> str:
+        return self.tokenizer.apply_chat_template(turns, tokenize=False, **options, **self.template_args)
+
+    def _tokens(self, text: str, **options: bool) -> list[int]:
+        return self.tokenizer(text, add_special_tokens=False, **options).input_ids if text else []
 
 
 def log_probabilities(model: Any, samples: Sequence[Sample]) -> list[Tensor]:
@@ -412,31 +395,19 @@ class AdamW:
             weight -= self.lr * self.means[i] / (1 - beta1**self.steps) / scale
 
 
-@dataclass
-class Ratios:
-    """The ratios s of one source's responses in all updates of a step."""
-
-    used: int
-    s: tuple[float, float, float]  # mean, smallest, largest
-    by_own_length: float  # mean of the public code's s: both log-probabilities per token of its own kind
-    clipped: float  # share without gradient because of clipping
-
-    @staticmethod
-    def of(rows: Sequence[tuple[float, float, bool]]) -> Ratios:
-        s, by_own_length, clipped = zip(*rows, strict=True)
-        return Ratios(len(s), (mean(s), min(s), max(s)), mean(by_own_length), mean(clipped))
-
-
-def learn(learner: Agent, batches: Sequence[Sequence[Sample]], optimizer: AdamW, settings: Any) -> Any:
-    """Make one update per mini-batch. Return what the run records: losses, norms, ratios.
+def learn(
+    learner: Agent, batches: Sequence[Sequence[Sample]], optimizer: AdamW, settings: Any
+) -> dict[str, float]:
+    """Make one update per mini-batch. Return what the run records of them.
 
     An update's loss is the mean over its mini-batch. A response with advantage 0 counts there, with loss 0.
     """
-    losses, norms, skipped, rows = [], [], 0, {}
+    losses, norms, skipped = [], [], 0
+    ratios: dict[str, list[tuple[float, bool]]] = {}  # source -> s of each response, and whether clipped
     for u, batch in enumerate(batches):
         active = [sample for sample in batch if sample.advantage != 0]
         skipped += len(batch) - len(active)
-        loss_so_far = 0.0
+        losses.append(0.0)
         for weight in optimizer.weights:
             weight.grad = torch.zeros_like(weight)
         for part in in_parts(active):
@@ -445,16 +416,17 @@ def learn(learner: Agent, batches: Sequence[Sequence[Sample]], optimizer: AdamW,
                 s = sequence_ratio(logprobs, sample.response)
                 one, is_clipped = sample_loss(s, sample, learner.name, u, settings)
                 loss = loss + one / len(batch)
-                by_own_length = math.exp(float(logprobs.detach().mean()) - mean(sample.response.logprobs))
-                row = (float(s.detach()), by_own_length, is_clipped)
-                rows.setdefault(sample.response.source, []).append(row)
+                ratios.setdefault(sample.response.source, []).append((float(s.detach()), is_clipped))
             loss.backward()
-            loss_so_far += float(loss.detach())
-        losses.append(loss_so_far)
+            losses[-1] += float(loss.detach())
         norms.append(optimizer.clip_gradients())
         optimizer.step()
-    ratios = {j: Ratios.of(values) for j, values in rows.items()}
-    return SimpleNamespace(losses=losses, norms=norms, skipped=skipped, ratios=ratios)
+    seen = {"updates": len(losses), "responses with advantage 0": skipped}
+    for j, rows in ratios.items():
+        s, clipped = zip(*rows, strict=True)
+        seen |= {f"learnt from {j}": len(s), f"s of {j}, mean": mean(s), f"s of {j}, smallest": min(s)}
+        seen |= {f"s of {j}, largest": max(s), f"s of {j}, share clipped": mean(clipped)}
+    return seen | {"loss": mean(losses), "gradient norm": mean(norms)}
 
 
 # ---- The audit.
@@ -471,7 +443,8 @@ class Table:
         theirs, ours = (numpy.asarray(one, dtype=numpy.float64) for one in (recorded, recomputed))
         is_comparable = theirs.shape == ours.shape
         difference = float(numpy.max(numpy.abs(theirs - ours), initial=0.0)) if is_comparable else math.nan
-        self.rows.append((agent, quantity, shown(theirs), shown(ours), difference, tolerance))
+        texts = [f"{one.size} numbers" if one.ndim else f"{one:.7g}" for one in (theirs, ours)]
+        self.rows.append((agent, quantity, *texts, difference, tolerance))
 
     @property
     def failed(self) -> list[tuple[str, str]]:
@@ -487,10 +460,6 @@ class Table:
         return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
 
 
-def shown(values: Any) -> str:
-    return f"{values.size} numbers" if values.size > 3 else " ".join(f"{x:.7g}" for x in values.flatten())
-
-
 def mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values) if values else 0.0
 
@@ -501,69 +470,74 @@ def joined(tensors: Iterable[Tensor]) -> Tensor:
 
 def compare_log(table: Table, learner: Agent, own: Sequence[Response]) -> None:
     """Compare the log of an agent's own responses with its tokenizer, and its model before the step."""
-    k, prompts = learner.name, {response.problem: learner.prompt_ids(response) for response in own}
-    logged = [token for one in own for token in one.prompt_ids]
-    table.add(k, "prompt tokens", logged, [token for one in own for token in prompts[one.problem]], 0)
+    k, prompts = learner.name, [learner.prompt_ids(response) for response in own]
+    logged = [token for response in own for token in response.prompt_ids]
+    table.add(k, "prompt tokens", logged, [token for ids in prompts for token in ids], 0)
     texts = [learner.decode(one.ids[: len(one.ids) - one.stopped], one.prompt_ids) for one in own]
     same = sum(text == one.text for text, one in zip(texts, own, strict=True))
     table.add(k, "texts equal to their tokens", len(own), same, 0)
-    finite = [one for one in own if None not in one.logprobs and one.logprob is not None]
-    samples = [Sample(one, 0.0, prompts[one.problem], one.ids) for one in finite]
+    samples = [Sample(one, 0, ids, one.ids) for one, ids in zip(own, prompts, strict=True) if one.is_finite]
     with torch.no_grad():
         found = [one for part in in_parts(samples) for one in log_probabilities(learner.model, part)]
-    recorded = [logprob for one in finite for logprob in one.logprobs]
+    recorded = [logprob for one in samples for logprob in one.response.logprobs]
     table.add(k, "log pi of own tokens", recorded, joined(found), 1e-5)
-    sums = [math.fsum(one.logprobs) for one in finite]
-    table.add(k, "log pi of own responses (sum)", [one.logprob for one in finite], sums, 1e-9)
+    sums = [[one.response.logprob, math.fsum(one.response.logprobs)] for one in samples]
+    table.add(k, "log pi of own responses (sums)", *zip(*sums, strict=True), 1e-9)
 
 
-def compare_samples(table: Table, k: str, samples: Sequence[Sample], dropped: Any, recorded: Any) -> None:
-    """Compare which responses were dropped, and how many tokens the learner needs for others' texts."""
-    kinds = sorted(dropped.keys() | recorded.dropped.keys())
-    counts = [[counter[kind] for kind in kinds] for counter in (recorded.dropped, dropped)]
-    table.add(k, "dropped responses", *counts, 0)
-    for j, length_ratio in recorded.length_ratio.items():
-        lengths = [len(one.ids) / len(one.response.ids) for one in samples if one.response.source == j]
-        table.add(k, f"own tokens per token of {j}", length_ratio, mean(lengths), 1e-9)
-
-
-def compare_learning(table: Table, k: str, seen: Any, recorded: Any) -> None:
-    """Compare ratios, clipping, loss and gradient norm with the metrics of the step."""
-    table.add(k, "updates", recorded.updates, len(seen.losses), 0)
-    table.add(k, "responses with advantage 0", recorded.skipped, seen.skipped, 0)
-    none = Ratios(0, (math.nan,) * 3, math.nan, math.nan)
-    for j in sorted(seen.ratios.keys() | recorded.ratios.keys()):
-        theirs, ours = recorded.ratios.get(j, none), seen.ratios.get(j, none)
-        table.add(k, f"learnt from {j}", theirs.used, ours.used, 0)
-        table.add(k, f"s of {j}: mean, min, max", theirs.s, ours.s, 1e-5)
-        table.add(k, f"s of {j}, by own length", theirs.by_own_length, ours.by_own_length, 1e-5)
-        table.add(k, f"s of {j}, share clipped", theirs.clipped, ours.clipped, 1e-9)
-    table.add(k, "loss", recorded.loss, mean(seen.losses), 1e-6)
-    table.add(k, "gradient norm", recorded.grad_norm, mean(seen.norms), 1e-5 * max(1.0, recorded.grad_norm))
+def compare_metrics(table: Table, k: str, metrics: Any, seen: dict[str, float], sources: list[str]) -> None:
+    """Compare all quantities that the step's metrics have of learner k; those of sources for each source."""
+    tolerances = {"loss": 1e-6, "gradient norm": 1e-5 * max(1.0, seen["gradient norm"])}
+    for quantity, path in RECORDED.items():
+        for j in sources if "{}" in quantity else [""]:
+            recorded = find(metrics, path, j)
+            if isinstance(recorded, dict):  # reason -> how many
+                recorded = sum(recorded.values())
+            shown, is_ratio = quantity.format(j), quantity.startswith("s of") and "clipped" not in quantity
+            if recorded is not None or shown in seen:
+                tolerance = 1e-5 if is_ratio else tolerances.get(quantity, 1e-9)
+                missing = 0 if "dropped" in quantity else math.nan
+                pair = (missing if recorded is None else recorded, seen.get(shown, missing))
+                table.add(k, shown, *pair, tolerance)
 
 
 def compare_weights(table: Table, k: str, optimizer: AdamW, after: Mapping[str, Tensor]) -> None:
     """Compare the checkpoint after the step. AdamW's moments are sums of the step's clipped gradients.
 
-    Of a gradient that is as small as rounding AdamW makes a move of any size up to lr. So weights are compared
-    one by one where all gradients of the step are clear of rounding, and the others by the length of the move.
+    AdamW turns a gradient as small as rounding into a move of any size up to lr. So weights are compared one
+    by one where all gradients of the step are clear of rounding, and as a whole by the length of the move.
     """
-    recorded = {
-        kind: joined(after[f"{i}.{kind}"] for i in range(len(optimizer.weights)))
-        for kind in ("exp_avg", "exp_avg_sq", "master")
-    }
-    for quantity, kind, found in (
-        ("gradients (first moment)", "exp_avg", optimizer.means),
-        ("gradients (second moment)", "exp_avg_sq", optimizer.squares),
-    ):
-        table.add(k, quantity, recorded[kind], joined(found), 1e-4 * float(recorded[kind].abs().max()))
-    weights, is_clear = joined(optimizer.weights), joined(optimizer.is_clear)
-    rounding = 2**-22 * float(weights.abs().max())
-    theirs, ours = recorded["master"][is_clear], weights[is_clear]
-    table.add(k, "weights with clear gradients", theirs, ours, 2e-3 * optimizer.lr + rounding)
-    moved = float((recorded["master"] - optimizer.before).norm())
-    gap = float((recorded["master"] - weights).norm())
+
+    def recorded(kind: str) -> Tensor:
+        return joined(after[f"{i}.{kind}"] for i in range(len(optimizer.weights)))
+
+    for kind, found in (("exp_avg", optimizer.means), ("exp_avg_sq", optimizer.squares)):
+        moments = recorded(kind)
+        table.add(k, f"gradients ({kind})", moments, joined(found), 1e-4 * float(moments.abs().max()))
+    theirs, ours, is_clear = recorded("master"), joined(optimizer.weights), joined(optimizer.is_clear)
+    rounding = 2**-22 * float(ours.abs().max())
+    table.add(
+        k, "weights with clear gradients", theirs[is_clear], ours[is_clear], 2e-3 * optimizer.lr + rounding
+    )
+    moved, gap = float((theirs - optimizer.before).norm()), float((theirs - ours).norm())
     table.add(k, "all weights: gap / length of move", 0.0, gap / moved if moved else gap, 0.05)
+
+
+def samples_of(
+    learner: Agent, groups: Iterable[dict[str, list[Response]]], capability: dict[str, float], settings: Any
+) -> tuple[list[Sample], Counter[str]]:
+    """Return a learner's samples of a step, by prompt and source; and how many of each source are dropped."""
+    samples, dropped = [], Counter[str]()
+    for group in groups:
+        rewards = {j: [one.reward for one in responses] for j, responses in group.items()}
+        for j, values in advantages(learner.name, rewards, capability, settings).items():
+            for response, advantage in zip(group[j], values, strict=True):
+                ids = learner.response_ids(response)
+                if isinstance(ids, str):
+                    dropped[j] += 1
+                else:
+                    samples.append(Sample(response, advantage, learner.prompt_ids(response), ids))
+    return samples, dropped
 
 
 def audit(run: Path, step: int, models: Mapping[str, str], max_reward: float | None = 1.0) -> Table:
@@ -572,47 +546,42 @@ def audit(run: Path, step: int, models: Mapping[str, str], max_reward: float | N
     ``max_reward`` is the task's, for a run whose config leaves it to the task.
     """
     settings, metrics = read_settings(run), read_metrics(run, step)
-    names = [about.name for about in settings.agents]
     if settings.max_reward is None:
         settings.max_reward = max_reward
+    names = sorted(about.name for about in settings.agents)
     log = {k: read_rollouts(run, step, k) for k in names}
-    rewards = {k: [response.reward for response in log[k]] for k in names}
-    nothing: Any = ({k: [] for k in names}, {k: {} for k in names})
-    history_before, before = read_checkpoint(run, step - 1) if step > 1 else nothing
-    history_after, after = read_checkpoint(run, step)
-    history = {k: capability_history(history_before[k], rewards[k], settings) for k in names}
-    capability = {k: mean(history[k]) for k in names}
-    recorded_capability = {k: metrics[k].capability for k in names}
     groups: dict[str, dict[str, list[Response]]] = {}  # problem -> source -> responses
-    for k in sorted(names):
+    for k in names:
         for response in log[k]:
             groups.setdefault(response.problem, {}).setdefault(k, []).append(response)
+    history_before, before = read_checkpoint(run, step - 1) if step > 1 else ({}, {})
+    history_after, after = read_checkpoint(run, step)
+    rewards = {k: [response.reward for response in log[k]] for k in names}
+    history = {k: capability_history(history_before.get(k, []), rewards[k], settings) for k in names}
+    capability = {k: mean(history[k]) for k in names}
+    recorded_capability = {k: find(metrics[k], RECORDED["capability P"]) for k in names}
 
     table = Table()
     for about in settings.agents:
         k = about.name
         learner = Agent(about, models.get(k) or model_folder(about.model), log[k][0].tokenizer)
-        optimizer = AdamW(learner.model, about.lr or settings.lr, settings, before[k])
+        optimizer = AdamW(learner.model, about.lr or settings.lr, settings, before.get(k, {}))
         compare_log(table, learner, log[k])
-        table.add(k, "mean reward", metrics[k].reward, mean(rewards[k]), 1e-9)
-        table.add(k, "capability P", metrics[k].capability, capability[k], 1e-9)
         table.add(k, "capability history", history_after[k], history[k], 1e-9)
-        for j in (j for j in names if j != k):
+        for j in set(names) - {k}:
             ratios = [omega(j, k, one, settings) for one in (recorded_capability, capability)]
             table.add(k, f"omega({j}, {k})", *ratios, 1e-9)
-        samples, dropped = [], Counter()
-        for group in groups.values():
-            by_source = {j: [one.reward for one in responses] for j, responses in group.items()}
-            for j, values in advantages(k, by_source, capability, settings).items():
-                for response, advantage in zip(group[j], values, strict=True):
-                    ids = learner.response_ids(response)
-                    if isinstance(ids, str):
-                        dropped[j, ids] += 1
-                    else:
-                        samples.append(Sample(response, advantage, learner.prompt_ids(response), ids))
-        compare_samples(table, k, samples, dropped, metrics[k])
+        samples, dropped = samples_of(learner, groups.values(), capability, settings)
         seen = learn(learner, minibatches(samples, k, step, settings), optimizer, settings)
-        compare_learning(table, k, seen, metrics[k])
+        seen |= {"mean reward": mean(rewards[k]), "capability P": capability[k]}
+        for j in names:
+            retokenised = [one for one in samples if one.response.tokenizer != learner.fingerprint]
+            lengths = [
+                len(one.ids) / len(one.response.ids) for one in retokenised if one.response.source == j
+            ]
+            seen |= {f"own tokens per token of {j}": mean(lengths)} if lengths else {}
+            seen[f"dropped responses of {j}"] = dropped[j]
+        compare_metrics(table, k, metrics[k], seen, names)
         compare_weights(table, k, optimizer, after[k])
     return table
 
@@ -625,11 +594,9 @@ def main() -> int:
     parser.add_argument("--max-reward", default="1", help="the task's largest reward, or none (default: 1)")
     given = parser.parse_args()
     logging.disable_progress_bar()
-    models = dict(one.split("=", 1) for one in given.model)
+    max_reward = None if given.max_reward == "none" else float(given.max_reward)
     try:
-        table = audit(
-            given.run, given.step, models, None if given.max_reward == "none" else float(given.max_reward)
-        )
+        table = audit(given.run, given.step, dict(one.split("=", 1) for one in given.model), max_reward)
     except CannotAuditError as error:
         print(error, file=sys.stderr)
         return 2
