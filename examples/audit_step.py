@@ -12,7 +12,7 @@ the step's metrics and the weights after it, and compares them with metrics.json
 A run that is to be audited keeps its rollouts (`rollouts.keep: all`) and the checkpoints before and after
 the step (`checkpoint.every: 1`, `checkpoint.keep_last`: the number of `steps`). The audit covers single-turn
 HACPO in float32 with all weights trained and the paper's reading of every option (`ASSUMED`). For any other
-run it names the key. Exit code: 0 all rows pass, 1 a row fails, 2 the run cannot be audited.
+run it names the key. The exit code is 0 if all rows pass, else 1.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import hashlib
 import json
 import math
 import random
+import statistics
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,13 +45,10 @@ from transformers.utils import logging
 ROLLOUTS, METRICS = "rollouts/step-{step:06d}/{agent}.jsonl", "metrics.jsonl"
 CHECKPOINT, HISTORY, TENSORS = "checkpoints/step-{step:06d}", "trainer.json", "agent-{agent}.safetensors"
 BUNDLED = Path(__file__).resolve().parent.parent / "src" / "hacrl"  # the models "bundled:NAME" are in here
-SETTINGS = {  # section of the config -> its keys that the step depends on
-    "": "seed",
-    "method": "clip_low clip_high alpha delta delta_step max_reward",
-    "method.std": "epsilon",
-    "method.capability": "window floor ratio_min ratio_max",
-    "learning": "lr beta1 beta2 weight_decay max_grad_norm updates_per_source updates_per_step",
-}
+SETTINGS = """seed learning.lr learning.beta1 learning.beta2 learning.weight_decay learning.max_grad_norm
+    learning.updates_per_source learning.updates_per_step method.clip_low method.clip_high method.alpha
+    method.delta method.delta_step method.max_reward method.std.epsilon method.capability.window
+    method.capability.floor method.capability.ratio_min method.capability.ratio_max"""
 ASSUMED: dict[str, tuple[Any, ...]] = {  # config key -> values the audit covers; a key may be missing
     "method.name": ("hacpo",), "method.kl_coefficient": (0,), "method.std.unbiased": (True,),
     "method.capability.measure": ("mean_reward",), "method.capability.reward_min": (0,),
@@ -63,38 +61,38 @@ ASSUMED: dict[str, tuple[Any, ...]] = {  # config key -> values the audit covers
     "learning.learn_stop_token": (True,), "learning.old_policy": ("auto", "sampler"),
 }  # fmt: skip
 ASSUMED_OF_AGENTS = {"lora": (None,), "precision": ("auto", "float32"), "engine": (None, "transformers")}
-RECORDED = {  # quantity -> where a step's metrics of an agent have it; {} is a source
-    "mean reward": "rollout.reward",
-    "capability P": "capability",
-    "updates": "learning.updates",
-    "responses with advantage 0": "learning.skipped",
-    "dropped responses of {}": "learning.dropped.{}",
-    "own tokens per token of {}": "learning.retokenised.{}.length_ratio",
-    "learnt from {}": "learning.sources.{}.used",
-    "s of {}, mean": "learning.sources.{}.ratio_mean",
-    "s of {}, smallest": "learning.sources.{}.ratio_min",
-    "s of {}, largest": "learning.sources.{}.ratio_max",
-    "s of {}, share clipped": "learning.sources.{}.clipped",
-    "loss": "learning.loss",
-    "gradient norm": "learning.grad_norm",
+RECORDED = {  # quantity -> where a step's metrics of an agent have it, and the tolerance; {} is a source
+    "mean reward": ("rollout.reward", 1e-9),
+    "capability P": ("capability", 1e-9),
+    "updates": ("learning.updates", 0),
+    "responses with advantage 0": ("learning.skipped", 0),
+    "dropped responses of {}": ("learning.dropped.{}", 0),
+    "own tokens per token of {}": ("learning.retokenised.{}.length_ratio", 1e-9),
+    "learnt from {}": ("learning.sources.{}.used", 0),
+    "s of {}, mean": ("learning.sources.{}.ratio_mean", 1e-5),
+    "s of {}, smallest": ("learning.sources.{}.ratio_min", 1e-5),
+    "s of {}, largest": ("learning.sources.{}.ratio_max", 1e-5),
+    "s of {}, share clipped": ("learning.sources.{}.clipped", 1e-9),
+    "loss": ("learning.loss", 1e-6),
+    "gradient norm": ("learning.grad_norm", 1e-5),
 }
 
 
-class CannotAuditError(Exception):
-    """The run's folder lacks something, or the run used an option that the audit does not cover."""
-
-
-def find(tree: Any, path: str, source: str = "", missing: Any = None) -> Any:
+def find(tree: Any, path: str, source: str = "", missing: Any = ...) -> Any:
     """Return what a nested mapping has at a dotted path, in which {} stands for a source."""
-    for part in filter(None, path.split(".")):
-        tree = tree.get(part.format(source), missing) if isinstance(tree, dict) else missing
+    for part in path.split("."):
+        if part.format(source) not in tree:
+            if missing is ...:
+                sys.exit(f"the run's folder does not have {path}")
+            return missing
+        tree = tree[part.format(source)]
     return tree
 
 
 def read_settings(run: Path) -> SimpleNamespace:
     """Return the numbers that define a step, and the agents. Refuse a run that the audit does not cover."""
     if not (run / "config.yaml").is_file():
-        raise CannotAuditError(f"{run} is not the folder of a run: it has no config.yaml")
+        sys.exit(f"{run} is not the folder of a run: it has no config.yaml")
     config = yaml.safe_load((run / "config.yaml").read_text("utf-8"))
     used = [(key, find(config, key, missing=allowed[0]), allowed) for key, allowed in ASSUMED.items()]
     for one in config["agents"]:
@@ -102,37 +100,30 @@ def read_settings(run: Path) -> SimpleNamespace:
             used.append((f"agents.{one['name']}.{key}", one.get(key, allowed[0]), allowed))
     for key, value, allowed in used:
         if value not in allowed:
-            raise CannotAuditError(f"{key} is {value!r}: the audit covers {' or '.join(map(repr, allowed))}")
-    settings = SimpleNamespace(agents=[SimpleNamespace(**one) for one in config["agents"]])
-    for section, keys in SETTINGS.items():
-        for key in keys.split():
-            if key not in find(config, section, missing={}):
-                raise CannotAuditError(f"config.yaml has no key {key!r} in section {section!r}")
-            setattr(settings, key, find(config, section)[key])
-    return settings
+            sys.exit(f"{key} is {value!r}: the audit covers {' or '.join(map(repr, allowed))}")
+    numbers = {key.rpartition(".")[2]: find(config, key) for key in SETTINGS.split()}
+    return SimpleNamespace(agents=[SimpleNamespace(**one) for one in config["agents"]], **numbers)
+
+
+def read_lines(path: Path) -> list[Any]:
+    """Return the JSON objects of a file, one a line."""
+    if not path.is_file():
+        sys.exit(f"{path} is missing: a run that is to be audited has rollouts.keep=all")
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
 def read_rollouts(run: Path, step: int, agent: str) -> list[Response]:
     """Return one agent's responses of a step, in the order in which they were sampled."""
-    path = run / ROLLOUTS.format(step=step, agent=agent)
-    if not path.is_file():
-        raise CannotAuditError(f"{path} is missing: a run that is to be audited has rollouts.keep=all")
-    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    if any(len(row["segments"]) != 1 for row in rows):
-        raise CannotAuditError(f"{path} has responses of several turns: the audit covers single turns")
+    rows = read_lines(run / ROLLOUTS.format(step=step, agent=agent))
+    if any(len(row["segments"]) != 1 or row["logprob"] is None for row in rows):
+        sys.exit("the audit covers single-turn responses with finite log-probabilities")
     return [Response(row, row["segments"][0]) for row in rows]
 
 
 def read_metrics(run: Path, step: int) -> dict[str, Any]:
     """Return what the run recorded about each agent in a step."""
-    lines = [json.loads(line) for line in (run / METRICS).read_text("utf-8").splitlines()]
-    found: dict[str, Any] = next((line["agents"] for line in lines if line["step"] == step), {})
-    if not found:
-        raise CannotAuditError(f"step {step} is not in {run / METRICS}, which has {len(lines)} steps")
-    for agent, one in found.items():
-        if find(one, "learning.bad_updates"):
-            raise CannotAuditError(f"{agent} left out updates in step {step}: their numbers were not finite")
-    return found
+    found: dict[int, dict[str, Any]] = {line["step"]: line["agents"] for line in read_lines(run / METRICS)}
+    return found[step] if step in found else sys.exit(f"step {step} is not in {run / METRICS}")
 
 
 def read_checkpoint(run: Path, step: int) -> tuple[dict[str, list[float]], dict[str, dict[str, Tensor]]]:
@@ -143,7 +134,7 @@ def read_checkpoint(run: Path, step: int) -> tuple[dict[str, list[float]], dict[
     """
     folder = run / CHECKPOINT.format(step=step)
     if not folder.is_dir():
-        raise CannotAuditError(
+        sys.exit(
             f"{folder} is missing: the audit needs the checkpoints before and after the step. Train with "
             "checkpoint.every=1 and checkpoint.keep_last=STEPS"
         )
@@ -155,10 +146,9 @@ def model_folder(reference: str) -> str:
     """Return the folder or hub id that a model in the config stands for."""
     if not reference.startswith("bundled:"):
         return reference
-    found = sorted(BUNDLED.rglob(reference.replace(":", "/") + "/config.json"))
-    if not found:
-        raise CannotAuditError(f"{reference!r} is not in {BUNDLED}: give its folder by --model AGENT=FOLDER")
-    return str(found[0].parent)
+    for config in BUNDLED.rglob(reference.replace(":", "/") + "/config.json"):
+        return str(config.parent)
+    return sys.exit(f"{reference!r} is not in {BUNDLED}: give its folder by --model AGENT=FOLDER")
 
 
 # ---- Responses, and how a learner sees them.
@@ -173,13 +163,8 @@ class Response:
         self.text, self.stopped = row["text"], row["finish_reason"] == "stop"  # stopped: by its stop token
         self.tokenizer = row["tokenizer"]  # fingerprint: agents with equal ones have equal token ids
         self.prompt_ids, self.ids = row["prompt_ids"], segment["token_ids"]  # in the source's tokens
-        self.logprobs = segment["token_logprobs"]  # log pi_j_old of each token; None: not finite
+        self.logprobs = segment["token_logprobs"]  # log pi_j_old of each token
         self.logprob = row["logprob"]  # their sum, as logged
-
-    @property
-    def is_finite(self) -> bool:
-        """Whether all log-probabilities are numbers."""
-        return self.logprob is not None and None not in self.logprobs
 
 
 @dataclass(frozen=True)
@@ -193,14 +178,13 @@ class Sample:
 
 
 class Agent:
-    """A plain transformers model with its tokenizer."""
+    """A plain transformers model with its tokenizer. ``fingerprint``: the tokenizer's in the log."""
 
-    def __init__(self, about: SimpleNamespace, folder: str, tokenizer_fingerprint: str) -> None:
-        self.name, self.fingerprint = about.name, tokenizer_fingerprint
+    def __init__(self, about: SimpleNamespace, folder: str, fingerprint: str) -> None:
+        self.name, self.fingerprint, self.template_args = about.name, fingerprint, about.chat_template_args
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.use_template = about.chat_template and self.tokenizer.chat_template is not None
-        self.template_args = about.chat_template_args
         self.special = {i for i, token in self.tokenizer.added_tokens_decoder.items() if token.special}
         self.longest = getattr(self.model.config.get_text_config(), "max_position_embeddings", math.inf)
 
@@ -209,7 +193,7 @@ class Agent:
         if self.use_template:
             return self._tokens(self._rendered(response.turns, add_generation_prompt=True))
         if len(response.turns) > 1:
-            raise CannotAuditError(f"{response.problem!r}: turns before a prompt need a chat template")
+            sys.exit(f"{response.problem!r}: turns before a prompt need a chat template")
         ids: list[int] = self.tokenizer(response.turns[0]["content"]).input_ids
         return ids[:-1] if ids[-1] == self.tokenizer.eos_token_id else ids
 
@@ -241,22 +225,19 @@ class Agent:
         prompt, whole = self.tokenizer.decode(prompt_ids), self.tokenizer.decode(prompt_ids + ids)
         return str(whole[len(prompt) :] if whole.startswith(prompt) else self.tokenizer.decode(ids))
 
-    def response_ids(self, response: Response) -> list[int] | str:
-        """Return a response in this agent's tokens, or why it is dropped. No response is cut to fit.
+    def response_ids(self, response: Response) -> list[int] | None:
+        """Return a response in this agent's tokens; None if it is dropped: no response is cut to fit.
 
         Its tokens stay as they are where the tokenizer is the same. Otherwise its text is encoded, and this
         agent's stop token is appended if the source stopped by itself.
         """
-        if not response.is_finite:
-            return "non_finite"
         ids, prompt_ids = response.ids, self.prompt_ids(response)
         if response.tokenizer != self.fingerprint:
-            is_broken = "\ufffd" in response.text  # bytes that are no character
-            ids = None if is_broken else self.encode(response.text, prompt_ids)
-            if ids is None:
-                return "not_representable"
+            ids = self.encode(response.text, prompt_ids)
+            if ids is None or "\ufffd" in response.text:  # bytes that are no character
+                return None
             ids = ids + [self.stop_id()] * response.stopped
-        return "too_long" if len(prompt_ids) + len(ids) > self.longest else ids or "empty"
+        return None if len(prompt_ids) + len(ids) > self.longest else ids or None
 
     def _rendered(self, turns: list[dict[str, str]], **options: bool) -> str:
         return self.tokenizer.apply_chat_template(turns, tokenize=False, **options, **self.template_args)
@@ -308,7 +289,7 @@ def advantages(
     A_i^j = (R_i - mu_j) / sigma_joint (eq. 7); others' count A~ = omega(j, k) * A_i^j (eq. 10).
     """
     pooled = [reward for values in rewards.values() for reward in values]
-    sigma = float(numpy.std(pooled, ddof=1)) if len(pooled) > 1 else 0.0
+    sigma = statistics.stdev(pooled) if len(pooled) > 1 else 0.0
     seen = {}
     for j, values in rewards.items():
         mu = baseline(j, rewards, capability, settings)
@@ -431,33 +412,24 @@ def learn(
 
 # ---- The audit.
 
+ROW = "{:12} {:34} {:>15} {:>15} {:>11} {:>10} {}"
+
 
 @dataclass
 class Table:
     """What the run recorded beside what this script computed."""
 
-    rows: list[tuple[str, str, str, str, float, float]] = field(default_factory=list)
+    rows: list[tuple[str, str, bool]] = field(default_factory=list)  # agent, quantity, whether it passes
 
     def add(self, agent: str, quantity: str, recorded: Any, recomputed: Any, tolerance: float) -> None:
-        """Compare two numbers or arrays. Arrays of different shapes and missing numbers fail."""
+        """Compare and print two numbers or arrays. Different shapes and missing numbers fail."""
         theirs, ours = (numpy.asarray(one, dtype=numpy.float64) for one in (recorded, recomputed))
         is_comparable = theirs.shape == ours.shape
         difference = float(numpy.max(numpy.abs(theirs - ours), initial=0.0)) if is_comparable else math.nan
+        self.rows.append((agent, quantity, difference <= tolerance))
         texts = [f"{one.size} numbers" if one.ndim else f"{one:.7g}" for one in (theirs, ours)]
-        self.rows.append((agent, quantity, *texts, difference, tolerance))
-
-    @property
-    def failed(self) -> list[tuple[str, str]]:
-        """Agent and quantity of every row that fails."""
-        return [row[:2] for row in self.rows if not row[4] <= row[5]]
-
-    def __str__(self) -> str:
-        lines = [("agent", "quantity", "recorded", "recomputed", "difference", "tolerance", "")]
-        for row in self.rows:
-            verdict = "FAIL" if row[:2] in self.failed else "PASS"
-            lines.append((*row[:4], f"{row[4]:.1e}", f"{row[5]:.1e}", verdict))
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+        verdict = "PASS" if difference <= tolerance else "FAIL"
+        print(ROW.format(agent, quantity, *texts, f"{difference:.1e}", f"{tolerance:.1e}", verdict))
 
 
 def mean(values: Sequence[float]) -> float:
@@ -476,29 +448,25 @@ def compare_log(table: Table, learner: Agent, own: Sequence[Response]) -> None:
     texts = [learner.decode(one.ids[: len(one.ids) - one.stopped], one.prompt_ids) for one in own]
     same = sum(text == one.text for text, one in zip(texts, own, strict=True))
     table.add(k, "texts equal to their tokens", len(own), same, 0)
-    samples = [Sample(one, 0, ids, one.ids) for one, ids in zip(own, prompts, strict=True) if one.is_finite]
+    samples = [Sample(one, 0.0, ids, one.ids) for one, ids in zip(own, prompts, strict=True)]
     with torch.no_grad():
         found = [one for part in in_parts(samples) for one in log_probabilities(learner.model, part)]
-    recorded = [logprob for one in samples for logprob in one.response.logprobs]
-    table.add(k, "log pi of own tokens", recorded, joined(found), 1e-5)
-    sums = [[one.response.logprob, math.fsum(one.response.logprobs)] for one in samples]
-    table.add(k, "log pi of own responses (sums)", *zip(*sums, strict=True), 1e-9)
+    table.add(k, "log pi of own tokens", [x for one in own for x in one.logprobs], joined(found), 1e-5)
+    sums = [math.fsum(one.logprobs) for one in own]
+    table.add(k, "log pi of own responses (sums)", [one.logprob for one in own], sums, 1e-9)
 
 
 def compare_metrics(table: Table, k: str, metrics: Any, seen: dict[str, float], sources: list[str]) -> None:
-    """Compare all quantities that the step's metrics have of learner k; those of sources for each source."""
-    tolerances = {"loss": 1e-6, "gradient norm": 1e-5 * max(1.0, seen["gradient norm"])}
-    for quantity, path in RECORDED.items():
+    """Compare all quantities that the step's metrics or the audit have of learner k, for each source."""
+    for quantity, (path, tolerance) in RECORDED.items():
         for j in sources if "{}" in quantity else [""]:
-            recorded = find(metrics, path, j)
+            recorded = find(metrics, path, j, missing=None)
             if isinstance(recorded, dict):  # reason -> how many
                 recorded = sum(recorded.values())
-            shown, is_ratio = quantity.format(j), quantity.startswith("s of") and "clipped" not in quantity
-            if recorded is not None or shown in seen:
-                tolerance = 1e-5 if is_ratio else tolerances.get(quantity, 1e-9)
-                missing = 0 if "dropped" in quantity else math.nan
-                pair = (missing if recorded is None else recorded, seen.get(shown, missing))
-                table.add(k, shown, *pair, tolerance)
+            pair = [recorded, seen.get(quantity.format(j))]
+            if pair != [None, None]:
+                numbers = [math.nan if one is None else one for one in pair]
+                table.add(k, quantity.format(j), *numbers, tolerance)
 
 
 def compare_weights(table: Table, k: str, optimizer: AdamW, after: Mapping[str, Tensor]) -> None:
@@ -515,10 +483,8 @@ def compare_weights(table: Table, k: str, optimizer: AdamW, after: Mapping[str, 
         moments = recorded(kind)
         table.add(k, f"gradients ({kind})", moments, joined(found), 1e-4 * float(moments.abs().max()))
     theirs, ours, is_clear = recorded("master"), joined(optimizer.weights), joined(optimizer.is_clear)
-    rounding = 2**-22 * float(ours.abs().max())
-    table.add(
-        k, "weights with clear gradients", theirs[is_clear], ours[is_clear], 2e-3 * optimizer.lr + rounding
-    )
+    tolerance = 2e-3 * optimizer.lr + 2**-22 * float(ours.abs().max())  # the latter: float32 rounding
+    table.add(k, "weights with clear gradients", theirs[is_clear], ours[is_clear], tolerance)
     moved, gap = float((theirs - optimizer.before).norm()), float((theirs - ours).norm())
     table.add(k, "all weights: gap / length of move", 0.0, gap / moved if moved else gap, 0.05)
 
@@ -533,7 +499,7 @@ def samples_of(
         for j, values in advantages(learner.name, rewards, capability, settings).items():
             for response, advantage in zip(group[j], values, strict=True):
                 ids = learner.response_ids(response)
-                if isinstance(ids, str):
+                if ids is None:
                     dropped[j] += 1
                 else:
                     samples.append(Sample(response, advantage, learner.prompt_ids(response), ids))
@@ -559,28 +525,26 @@ def audit(run: Path, step: int, models: Mapping[str, str], max_reward: float | N
     rewards = {k: [response.reward for response in log[k]] for k in names}
     history = {k: capability_history(history_before.get(k, []), rewards[k], settings) for k in names}
     capability = {k: mean(history[k]) for k in names}
-    recorded_capability = {k: find(metrics[k], RECORDED["capability P"]) for k in names}
+    recorded_capability = {k: find(metrics[k], RECORDED["capability P"][0]) for k in names}
 
     table = Table()
+    print(ROW.format("agent", "quantity", "recorded", "recomputed", "difference", "tolerance", "").rstrip())
     for about in settings.agents:
         k = about.name
         learner = Agent(about, models.get(k) or model_folder(about.model), log[k][0].tokenizer)
         optimizer = AdamW(learner.model, about.lr or settings.lr, settings, before.get(k, {}))
         compare_log(table, learner, log[k])
         table.add(k, "capability history", history_after[k], history[k], 1e-9)
-        for j in set(names) - {k}:
+        for j in (j for j in names if j != k):
             ratios = [omega(j, k, one, settings) for one in (recorded_capability, capability)]
             table.add(k, f"omega({j}, {k})", *ratios, 1e-9)
         samples, dropped = samples_of(learner, groups.values(), capability, settings)
         seen = learn(learner, minibatches(samples, k, step, settings), optimizer, settings)
         seen |= {"mean reward": mean(rewards[k]), "capability P": capability[k]}
-        for j in names:
-            retokenised = [one for one in samples if one.response.tokenizer != learner.fingerprint]
-            lengths = [
-                len(one.ids) / len(one.response.ids) for one in retokenised if one.response.source == j
-            ]
-            seen |= {f"own tokens per token of {j}": mean(lengths)} if lengths else {}
-            seen[f"dropped responses of {j}"] = dropped[j]
+        seen |= {f"dropped responses of {j}": number for j, number in dropped.items()}
+        for j in (j for j in names if log[j][0].tokenizer != learner.fingerprint):
+            lengths = [len(one.ids) / len(one.response.ids) for one in samples if one.response.source == j]
+            seen[f"own tokens per token of {j}"] = mean(lengths)
         compare_metrics(table, k, metrics[k], seen, names)
         compare_weights(table, k, optimizer, after[k])
     return table
@@ -595,14 +559,10 @@ def main() -> int:
     given = parser.parse_args()
     logging.disable_progress_bar()
     max_reward = None if given.max_reward == "none" else float(given.max_reward)
-    try:
-        table = audit(given.run, given.step, dict(one.split("=", 1) for one in given.model), max_reward)
-    except CannotAuditError as error:
-        print(error, file=sys.stderr)
-        return 2
-    print(table)
-    print(f"{len(table.rows) - len(table.failed)} of {len(table.rows)} rows pass")
-    return 1 if table.failed else 0
+    table = audit(given.run, given.step, dict(one.split("=", 1) for one in given.model), max_reward)
+    failed = [row for row in table.rows if not row[2]]
+    print(f"{len(table.rows) - len(failed)} of {len(table.rows)} rows pass")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
