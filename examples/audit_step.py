@@ -451,7 +451,11 @@ def compare_log(table: Table, learner: Agent, own: Sequence[Response]) -> None:
     samples = [Sample(one, 0.0, ids, one.ids) for one, ids in zip(own, prompts, strict=True)]
     with torch.no_grad():
         found = [one for part in in_parts(samples) for one in log_probabilities(learner.model, part)]
-    table.add(k, "log pi of own tokens", [x for one in own for x in one.logprobs], joined(found), 1e-5)
+    logprobs = numpy.array([logprob for one in own for logprob in one.logprobs])
+    size = numpy.maximum(
+        1.0, numpy.abs(logprobs)
+    )  # float32 rounds the logits of unlikely tokens more coarsely
+    table.add(k, "log pi of own tokens", logprobs / size, joined(found).numpy() / size, 1e-5)
     sums = [math.fsum(one.logprobs) for one in own]
     table.add(k, "log pi of own responses (sums)", [one.logprob for one in own], sums, 1e-9)
 
