@@ -419,17 +419,22 @@ ROW = "{:12} {:34} {:>15} {:>15} {:>11} {:>10} {}"
 class Table:
     """What the run recorded beside what this script computed."""
 
-    rows: list[tuple[str, str, bool]] = field(default_factory=list)  # agent, quantity, whether it passes
+    rows: list[tuple[str, str, float, float]] = field(default_factory=list)  # difference, tolerance
 
     def add(self, agent: str, quantity: str, recorded: Any, recomputed: Any, tolerance: float) -> None:
         """Compare and print two numbers or arrays. Different shapes and missing numbers fail."""
         theirs, ours = (numpy.asarray(one, dtype=numpy.float64) for one in (recorded, recomputed))
         is_comparable = theirs.shape == ours.shape
         difference = float(numpy.max(numpy.abs(theirs - ours), initial=0.0)) if is_comparable else math.nan
-        self.rows.append((agent, quantity, difference <= tolerance))
+        self.rows.append((agent, quantity, difference, tolerance))
         texts = [f"{one.size} numbers" if one.ndim else f"{one:.7g}" for one in (theirs, ours)]
         verdict = "PASS" if difference <= tolerance else "FAIL"
         print(ROW.format(agent, quantity, *texts, f"{difference:.1e}", f"{tolerance:.1e}", verdict))
+
+    @property
+    def failed(self) -> list[tuple[str, str]]:
+        """Agent and quantity of every row that fails."""
+        return [(agent, quantity) for agent, quantity, gap, most in self.rows if not gap <= most]
 
 
 def mean(values: Sequence[float]) -> float:
@@ -564,9 +569,8 @@ def main() -> int:
     logging.disable_progress_bar()
     max_reward = None if given.max_reward == "none" else float(given.max_reward)
     table = audit(given.run, given.step, dict(one.split("=", 1) for one in given.model), max_reward)
-    failed = [row for row in table.rows if not row[2]]
-    print(f"{len(table.rows) - len(failed)} of {len(table.rows)} rows pass")
-    return 1 if failed else 0
+    print(f"{len(table.rows) - len(table.failed)} of {len(table.rows)} rows pass")
+    return 1 if table.failed else 0
 
 
 if __name__ == "__main__":
