@@ -567,6 +567,7 @@ def main() -> int:
     parser.add_argument("--max-reward", default="1", help="the task's largest reward, or none (default: 1)")
     given = parser.parse_args()
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     max_reward = None if given.max_reward == "none" else float(given.max_reward)
     table = audit(given.run, given.step, dict(one.split("=", 1) for one in given.model), max_reward)
     print(f"{len(table.rows) - len(table.failed)} of {len(table.rows)} rows pass")

@@ -17,6 +17,16 @@ import pytest
 import yaml
 from safetensors.torch import load_file, save_file
 
+from hacrl import HACRLConfig, HACRLTrainer
+from tests.support.tiny import (
+    byte_tokenizer,
+    character_tokenizer,
+    sentencepiece_like_tokenizer,
+    tiny_gpt2,
+    tiny_llama,
+    tiny_qwen,
+)
+
 SCRIPT = Path(audit_step.__file__)
 AGENTS = ("small-a", "llama")  # of recipes/model.yaml: two architectures, two tokenizers
 LOG_ROWS = {"prompt tokens", "texts equal to their tokens", "log pi of own tokens"}
@@ -99,6 +109,49 @@ def test_the_run_is_no_trivial_case(run):
     assert learning["llama"]["sources"]["llama"]["clipped"] > 0
     assert learning["small-a"]["retokenised"]["llama"]["length_ratio"] > 1.2
     assert found["small-a"]["capability"] != found["llama"]["capability"]
+
+
+def test_chat_templates_lost_responses_and_unknown_rewards(tmp_path):
+    """Three kinds of tokenizer, one with a chat template; most responses of two are lost to others."""
+    template = (
+        "{% for turn in messages %}{{ '(' if turn['role'] == 'user' else ')' }}{{ turn['content'] }}"
+        "{% if turn['role'] == 'assistant' %}<pad>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}){% endif %}"
+    )
+    kinds = {
+        "char": (tiny_qwen, character_tokenizer()),
+        "spaced": (tiny_llama, sentencepiece_like_tokenizer()),
+        "bytes": (tiny_gpt2, byte_tokenizer()),
+    }
+    kinds["char"][1].chat_template = template  # its turns end with <pad>, not with eos
+    for name, (model, tokenizer) in kinds.items():
+        model(tokenizer).save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    rows = [{"prompt": f"{a}+{b}:", "digit": str((a + b) % 10)} for a in range(6) for b in range(4)]
+    HACRLTrainer(
+        agents=[str(tmp_path / name) for name in kinds],
+        reward_funcs=lambda completions, digit, **_: [
+            2.0 * (gold in text) for text, gold in zip(completions, digit, strict=True)
+        ],
+        train_dataset=rows,
+        args=HACRLConfig(
+            output=tmp_path / "run",
+            steps=1,
+            device="cpu",
+            progress=False,
+            method={"name": "hacpo", "clip_low": 0.2, "clip_high": 0.28, "delta": 0.9},
+            rollout={"prompts_per_step": 6, "rollouts_per_prompt": 6, "max_new_tokens": 6},
+            learning={"lr": 5e-3, "weight_decay": 0.01},
+        ),
+    ).train()
+    table = audit_step.audit(tmp_path / "run", 1, {}, max_reward=None)
+    assert table.failed == []
+    found = audit_step.read_metrics(tmp_path / "run", 1)
+    dropped = {k: one["learning"]["dropped"] for k, one in found.items()}
+    assert dropped["char"]["spaced"]["not_representable"] > 0
+    assert found["char"]["learning"]["sources"].keys() >= {"char", "spaced"}
+    assert found["char"]["rollout"]["stopped"] > 0  # "bytes" appends its own stop token to these
+    assert "char" not in dropped["bytes"]
 
 
 def test_a_changed_log_probability_fails_where_it_was_logged(copied):
