@@ -457,9 +457,7 @@ def compare_log(table: Table, learner: Agent, own: Sequence[Response]) -> None:
     with torch.no_grad():
         found = [one for part in in_parts(samples) for one in log_probabilities(learner.model, part)]
     logprobs = numpy.array([logprob for one in own for logprob in one.logprobs])
-    size = numpy.maximum(
-        1.0, numpy.abs(logprobs)
-    )  # float32 rounds the logits of unlikely tokens more coarsely
+    size = numpy.maximum(1.0, numpy.abs(logprobs))  # rounding of unlikely tokens' logits is relative
     table.add(k, "log pi of own tokens", logprobs / size, joined(found).numpy() / size, 1e-5)
     sums = [math.fsum(one.logprobs) for one in own]
     table.add(k, "log pi of own responses (sums)", [one.logprob for one in own], sums, 1e-9)

@@ -60,6 +60,10 @@ def failures(folder: Path, step: int = 1) -> set[tuple[str, str]]:
     return set(audit_step.audit(folder, step, {}).failed)
 
 
+def log_of(folder: Path, agent: str, step: int = 1) -> Path:
+    return folder / audit_step.ROLLOUTS.format(step=step, agent=agent)
+
+
 def change_lines(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     """Change the first JSON object of a file."""
     first, *others = path.read_text().splitlines()
@@ -159,7 +163,7 @@ def test_a_changed_log_probability_fails_where_it_was_logged(copied):
         row["segments"][0]["token_logprobs"][2] -= 0.01
         row["logprob"] -= 0.01
 
-    change_lines(copied / "rollouts" / "step-000001" / "llama.jsonl", change)
+    change_lines(log_of(copied, "llama"), change)
     failed = failures(copied)
     assert ("llama", "log pi of own tokens") in failed
     assert ("small-a", "log pi of own tokens") not in failed
@@ -170,7 +174,7 @@ def test_a_changed_reward_fails_where_it_was_logged(copied):
     def change(row: dict[str, Any]) -> None:
         row["reward"] = 1 - row["reward"]
 
-    change_lines(copied / "rollouts" / "step-000001" / "small-a.jsonl", change)
+    change_lines(log_of(copied, "small-a"), change)
     failed = failures(copied)
     assert {("small-a", quantity) for quantity in REWARD_ROWS} <= failed
     assert not {("llama", quantity) for quantity in REWARD_ROWS} & failed
@@ -182,7 +186,7 @@ def test_a_changed_text_fails_for_its_author_and_the_other_learner(copied):
     def change(row: dict[str, Any]) -> None:
         row["text"] = row["segments"][0]["text"] = row["text"] + "1"
 
-    change_lines(copied / "rollouts" / "step-000001" / "llama.jsonl", change)
+    change_lines(log_of(copied, "llama"), change)
     failed = failures(copied)
     assert {("llama", "texts equal to their tokens"), ("small-a", "own tokens per token of llama")} <= failed
     assert ("llama", "loss") not in failed  # it learns from its tokens
@@ -192,12 +196,12 @@ def test_a_changed_metric_fails_alone(copied):
     def change(row: dict[str, Any]) -> None:
         row["agents"]["small-a"]["learning"]["loss"] += 2e-6
 
-    change_lines(copied / "metrics.jsonl", change)
+    change_lines(copied / audit_step.METRICS, change)
     assert failures(copied) == {("small-a", "loss")}
 
 
 def test_a_changed_weight_fails_alone(copied):
-    path = copied / "checkpoints" / "step-000001" / "agent-llama.safetensors"
+    path = copied / audit_step.CHECKPOINT.format(step=1) / audit_step.TENSORS.format(agent="llama")
     tensors = load_file(path)
     place = int(tensors["7.exp_avg"].abs().argmax())  # the gradient is far above rounding there
     tensors["7.master"].flatten()[place] += 2e-6  # 1% of the learning rate
@@ -237,11 +241,11 @@ def test_the_capability_window_shows_in_the_second_step(copied):
 
 
 def test_what_the_run_has_not_kept_is_named(copied):
-    shutil.rmtree(copied / "checkpoints" / "step-000001")
+    shutil.rmtree(copied / audit_step.CHECKPOINT.format(step=1))
     for step in (1, 2):  # the checkpoint after, the checkpoint before
         with pytest.raises(SystemExit, match=r"step-000001 is missing.*checkpoint\.every=1"):
             audit_step.audit(copied, step, {})
-    (copied / "rollouts" / "step-000002" / "llama.jsonl").unlink()
+    log_of(copied, "llama", step=2).unlink()
     with pytest.raises(SystemExit, match=r"llama\.jsonl is missing.*rollouts\.keep=all"):
         audit_step.audit(copied, 2, {})
     with pytest.raises(SystemExit, match="step 3 is not in"):
@@ -278,7 +282,9 @@ def test_the_command_runs_where_hacrl_cannot_be_imported(copied):
     passed, of, total, *_ = done.stdout.splitlines()[-1].split()
     assert (passed, of) == (total, "of")
 
-    change_lines(copied / "metrics.jsonl", lambda row: row["agents"]["llama"]["rollout"].update(reward=2.0))
+    change_lines(
+        copied / audit_step.METRICS, lambda row: row["agents"]["llama"]["rollout"].update(reward=2.0)
+    )
     done = run_python(str(SCRIPT), str(copied), "--step", "1")
     assert done.returncode == 1
     [failed] = [line for line in done.stdout.splitlines() if line.endswith("FAIL")]
