@@ -70,8 +70,9 @@ RECORDED = {  # quantity -> where a step's metrics of an agent have it, and the 
     "own tokens per token of {}": ("learning.retokenised.{}.length_ratio", 1e-9),
     "learnt from {}": ("learning.sources.{}.used", 0),
     "s of {}, mean": ("learning.sources.{}.ratio_mean", 1e-5),
-    "s of {}, smallest": ("learning.sources.{}.ratio_min", 1e-5),
-    "s of {}, largest": ("learning.sources.{}.ratio_max", 1e-5),
+    # of very unlikely responses after the first update: AdamW has moved some weights by rounding (see below)
+    "s of {}, smallest": ("learning.sources.{}.ratio_min", 1e-4),
+    "s of {}, largest": ("learning.sources.{}.ratio_max", 1e-4),
     "s of {}, share clipped": ("learning.sources.{}.clipped", 1e-9),
     "loss": ("learning.loss", 1e-6),
     "gradient norm": ("learning.grad_norm", 1e-5),
@@ -457,10 +458,12 @@ def compare_log(table: Table, learner: Agent, own: Sequence[Response]) -> None:
     with torch.no_grad():
         found = [one for part in in_parts(samples) for one in log_probabilities(learner.model, part)]
     logprobs = numpy.array([logprob for one in own for logprob in one.logprobs])
-    size = numpy.maximum(1.0, numpy.abs(logprobs))  # rounding of unlikely tokens' logits is relative
+    size = 1.0 + numpy.abs(logprobs)  # float32 rounds the logits of unlikely tokens by more
     table.add(k, "log pi of own tokens", logprobs / size, joined(found).numpy() / size, 1e-5)
+    pairs = [(mean(one.logprobs), float(ours.mean())) for one, ours in zip(own, found, strict=True)]
+    table.add(k, "log pi of own responses / |y|", *zip(*pairs, strict=True), 1e-5)
     sums = [math.fsum(one.logprobs) for one in own]
-    table.add(k, "log pi of own responses (sums)", [one.logprob for one in own], sums, 1e-9)
+    table.add(k, "log pi of own responses as logged", [one.logprob for one in own], sums, 1e-9)
 
 
 def compare_metrics(table: Table, k: str, metrics: Any, seen: dict[str, float], sources: list[str]) -> None:

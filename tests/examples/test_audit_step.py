@@ -29,7 +29,12 @@ from tests.support.tiny import (
 
 SCRIPT = Path(audit_step.__file__)
 AGENTS = ("small-a", "llama")  # of recipes/model.yaml: two architectures, two tokenizers
-LOG_ROWS = {"prompt tokens", "texts equal to their tokens", "log pi of own tokens"}
+LOG_ROWS = {
+    "prompt tokens",
+    "texts equal to their tokens",
+    "log pi of own tokens",
+    "log pi of own responses / |y|",
+}
 REWARD_ROWS = {"mean reward", "capability P", "capability history"}
 
 
@@ -89,7 +94,7 @@ def test_every_number_of_a_step_is_recomputed(run, step):
     assert table.failed == []
     rows = {(agent, quantity): tolerance for agent, quantity, _, tolerance in table.rows}
     for k, j in (AGENTS, AGENTS[::-1]):
-        assert rows[k, "log pi of own tokens"] == 1e-5
+        assert rows[k, "log pi of own tokens"] == rows[k, "log pi of own responses / |y|"] == 1e-5
         assert rows[k, "loss"] == 1e-6
         others = {
             f"learnt from {j}",
@@ -165,8 +170,9 @@ def test_a_changed_log_probability_fails_where_it_was_logged(copied):
 
     change_lines(log_of(copied, "llama"), change)
     failed = failures(copied)
-    assert ("llama", "log pi of own tokens") in failed
-    assert ("small-a", "log pi of own tokens") not in failed
+    changed = {"log pi of own tokens", "log pi of own responses / |y|"}  # and what is computed from them
+    assert {("llama", quantity) for quantity in changed} <= failed
+    assert not {("small-a", quantity) for quantity in LOG_ROWS} & failed
     assert not {(k, quantity) for k in AGENTS for quantity in REWARD_ROWS} & failed
 
 
