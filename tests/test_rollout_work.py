@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from hacrl.models.tokenizing import Codec
+from hacrl.models.tokenizing import TextCodec
 from hacrl.tasks.math.pool import judge_plainly
 from hacrl.types import Problem, Rollout
 
@@ -55,7 +55,7 @@ def test_costs_of_a_small_model_by_hand(tied: bool) -> None:
 
 @pytest.mark.parametrize("tokens", [1, 7, 64])
 def test_prompts_have_exactly_the_length_asked_for(tokens: int) -> None:
-    codec = Codec("a", shapes.letter_tokenizer(2048, 0), SimpleNamespace(eos_token_id=None), None)
+    codec = TextCodec("a", shapes.letter_tokenizer(2048, 0), SimpleNamespace(eos_token_id=None), None)
     problems = work.make_problems(codec, 20, tokens, seed=3)
     assert [len(codec.encode_prompt(problem)) for problem in problems] == [tokens] * 20
     again = work.make_problems(codec, 20, tokens, seed=4)

@@ -108,7 +108,7 @@ class Rollout:
     segments: tuple[Segment, ...]
     finish_reason: FinishReason  # "stop": the last segment is an action whose last token is a stop token
     policy_version: int  # number of updates the source had made when it sampled this
-    tokenizer: str  # the source's tokenizer fingerprint (Codec.tokenizer_fingerprint)
+    tokenizer: str  # the source's tokenizer fingerprint (TextCodec.tokenizer_fingerprint)
     prompt_ids: tuple[int, ...] = ()  # the prompt as sampled, in the source's token space
 
     def __post_init__(self) -> None:

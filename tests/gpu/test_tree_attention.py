@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from hacrl.models.attention.tree import Tree
-from hacrl.models.attention.tree_attention import kernels_are_right, tree_attention
+from hacrl.models.attention.prefix_tree import PrefixTree
+from hacrl.models.attention.tree_attention import kernels_are_correct, tree_attention
 from hacrl.models.compile import compiled
 from hacrl.models.logprobs import packed_logprobs, padded_logprobs
-from hacrl.models.packing import has_tree_attention
+from hacrl.models.packing_support import has_tree_attention
 from hacrl.types import Sampling
 from tests.models.shared_prompts import Groups, long_way_round, planted, with_gradients
 
@@ -24,7 +24,7 @@ GPU = torch.device("cuda", 0)
 GROUPS = [(70, [130, 1, 64, 33]), (5, []), (300, []), (64, [63, 65, 128]), (1, [1] * 9), (90, [400] * 6)]
 
 
-def on_gpu(groups: Groups) -> tuple[int, Tree]:
+def on_gpu(groups: Groups) -> tuple[int, PrefixTree]:
     tokens, tree = planted(groups)
     return tokens, tree.moved(lambda part: part.to(GPU))
 
@@ -47,7 +47,7 @@ def spread(one: Tensor, other: Tensor) -> float:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("window", [-1, 8])
 def test_the_trial_says_yes(dtype, window) -> None:
-    assert kernels_are_right(GPU, dtype, 16, 8, 128, window)
+    assert kernels_are_correct(GPU, dtype, 16, 8, 128, window)
 
 
 @pytest.mark.parametrize("window", [-1, 40])
@@ -164,5 +164,5 @@ def test_no_copies_are_made() -> None:
     own = tokens * 16 * 128 * 2  # bytes of queries, twice those of keys
     assert torch.cuda.max_memory_allocated(GPU) - before < 1.1 * (own + 16 * tokens * 4)
     torch.autograd.grad(out, given, weights)
-    sums = 2 * 16 * tokens * 4 + 2 * tree.places * 8 * 64 * 128 * 4
+    sums = 2 * 16 * tokens * 4 + 2 * tree.partial_sums * 8 * 64 * 128 * 4
     assert torch.cuda.max_memory_allocated(GPU) - before < 1.1 * (3 * own + sums)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hacrl.models.lm_head import linear_logprobs, logprobs_in_pieces
+from hacrl.models.lm_head import chunked_logprobs, linear_logprobs
 from hacrl.types import Sampling
 
 TOKENS, WIDTH, VOCABULARY = 13, 24, 40
@@ -24,7 +24,7 @@ def with_room(monkeypatch: pytest.MonkeyPatch, room: int) -> list[torch.device]:
         asked.append(device)
         return room
 
-    monkeypatch.setattr("hacrl.models.lm_head.room", found)
+    monkeypatch.setattr("hacrl.models.lm_head.spare_memory", found)
     return asked
 
 
@@ -48,7 +48,7 @@ class Case:
         return found.detach(), *torch.autograd.grad(found, (self.hidden, self.weight), self.above)
 
     def by_autograd(self, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor]:
-        found = logprobs_in_pieces(self.head, self.hidden, self.targets, sampling, VOCABULARY)
+        found = chunked_logprobs(self.head, self.hidden, self.targets, sampling, VOCABULARY)
         return found.detach(), *torch.autograd.grad(found, (self.hidden, self.weight), self.above)
 
     def exactly(self, temperature: float = 1.0, rounded: bool = False) -> tuple[Tensor, ...]:

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from hacrl.models.attention.packed import Segments, packed_attention
-from hacrl.models.attention.tree import Tree, plant
+from hacrl.models.attention.packed import SequenceBounds, packed_attention
+from hacrl.models.attention.prefix_tree import PrefixTree, build_tree
 
 Groups = list[tuple[int, list[int]]]  # tokens of a sequence and of those that grow from it
 
 
-def planted(groups: Groups) -> tuple[int, Tree]:
+def planted(groups: Groups) -> tuple[int, PrefixTree]:
     """All tokens, and the tree."""
     rows, place = [], 0
     for trunk, branches in groups:
@@ -21,10 +21,10 @@ def planted(groups: Groups) -> tuple[int, Tree]:
         for branch in branches:
             rows.append((place, branch, start, trunk))
             place += branch
-    return place, plant(*torch.tensor(rows).unbind(1))
+    return place, build_tree(*torch.tensor(rows).unbind(1))
 
 
-def long_way_round(query, key, value, tree: Tree, scale: float, window: int) -> Tensor:
+def long_way_round(query, key, value, tree: PrefixTree, scale: float, window: int) -> Tensor:
     """Every sequence with copies of all keys that it sees."""
     lengths, places = [], []
     for own, end, trunk, trunk_end, _ in tree.sequences.view(-1, 5).tolist()[:-1]:  # but for the empty one
@@ -32,7 +32,7 @@ def long_way_round(query, key, value, tree: Tree, scale: float, window: int) -> 
         places += [*range(trunk, trunk_end), *range(own, end)]
     queries, keys = (pad(torch.tensor(one).cumsum(0), (1, 0)).int() for one in zip(*lengths, strict=True))
     most = [max(one) for one in zip(*lengths, strict=True)]
-    segments = Segments(queries.to(query.device), keys.to(query.device), *most)
+    segments = SequenceBounds(queries.to(query.device), keys.to(query.device), *most)
     copied = torch.tensor(places, device=query.device)
     return packed_attention(query, key[copied], value[copied], segments, scale, window)
 

@@ -13,6 +13,7 @@ from hacrl.config.schema import AgentSettings
 from hacrl.errors import TaskError
 from hacrl.models.agent import Agent
 from tests.support.sevens import problem
+from tests.support.texts import decode_response, encode_response
 from tests.support.tiny import (
     absolute_agent,
     char_agent,
@@ -53,17 +54,17 @@ def test_special_tokens_are_added_once() -> None:
             single="<pad> $A", special_tokens=[("<pad>", 0)]
         )
         assert agent.encode_prompt(problem("1")) == expected
-        assert agent.encode_response("1", ()) == (4,)
+        assert encode_response(agent, "1", ()) == (4,)
 
 
 def test_response_ends_in_the_own_stop_token_only_if_the_source_stopped() -> None:
-    assert char_agent().encode_response("119", ()) == (4, 4, 12)
-    assert pair_agent().encode_response("119", ()) == (33, 12)
+    assert encode_response(char_agent(), "119", ()) == (4, 4, 12)
+    assert encode_response(pair_agent(), "119", ()) == (33, 12)
 
 
 def test_decoding_spells_every_token() -> None:
-    assert char_agent().decode_response((4, 13, 2, 12), ()) == "1+<unk>9"
-    assert pair_agent().decode_response([33, 12, 4, 4], [5]) == "11911"
+    assert decode_response(char_agent(), (4, 13, 2, 12), ()) == "1+<unk>9"
+    assert decode_response(pair_agent(), [33, 12, 4, 4], [5]) == "11911"
 
 
 def test_stop_ids_join_tokenizer_and_generation_config() -> None:

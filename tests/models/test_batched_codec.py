@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from hacrl.models.agent import Agent
-from hacrl.models.retokenizing import LearnerTokens, Retokeniser, learner_tokens
+from hacrl.models.retokenizing import LearnerTokens, Retokeniser
 from tests.models.test_tokenizer_kinds import CORPUS, TOKENIZERS
 from tests.support.rollouts import rollout
 from tests.support.smollm2 import needs_smollm2
+from tests.support.texts import decode_response, learner_tokens
 from tests.support.tiny import (
     byte_tokenizer,
     char_agent,
@@ -136,10 +137,10 @@ def test_a_character_that_begins_in_the_prompt() -> None:
     # three quarters of "🎉" are one broken character, however they are shared out: here the prompt has it all
     first, second, third, _ = agent("bytes").tokenizer("🎉").input_ids
     [letter] = agent("bytes").tokenizer("a").input_ids
-    assert agent("bytes").decode_response((third, letter), (first, second)) == "a"
-    assert agent("bytes").decode_response((third, letter), ()) == "\ufffda"
+    assert decode_response(agent("bytes"), (third, letter), (first, second)) == "a"
+    assert decode_response(agent("bytes"), (third, letter), ()) == "\ufffda"
     # with a whole character before it, the half that follows is broken all the same
-    assert agent("bytes").decode_response((second,), agent("bytes").tokenizer("e").input_ids) == "\ufffd"
+    assert decode_response(agent("bytes"), (second,), agent("bytes").tokenizer("e").input_ids) == "\ufffd"
 
 
 class Counting(Agent):

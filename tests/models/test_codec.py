@@ -16,12 +16,12 @@ from hacrl.config.schema import AgentSettings
 from hacrl.engines.hf.engine import TransformersEngine
 from hacrl.errors import ModelError
 from hacrl.models.agent import Agent
-from hacrl.models.loading import load_codec
-from hacrl.models.retokenizing import learner_tokens
-from hacrl.models.tokenizing import Codec, plain_conversation
+from hacrl.models.loading import load_text_codec
+from hacrl.models.tokenizing import TextCodec, plain_conversation
 from hacrl.types import Problem, Sampling, Turn
 from tests.support.rollouts import rollout
 from tests.support.sevens import problem
+from tests.support.texts import learner_tokens
 from tests.support.tiny import char_agent, character_tokenizer, tiny_qwen, with_logit_bias
 
 # ChatML with a thinking switch, in this tokenizer's few characters: "(" user, ")" assistant, "*" system,
@@ -51,9 +51,9 @@ def tokenizer_with(template: str | None, end: str = "<end>", named: bool = True)
     return tokenizer
 
 
-def codec(template: str | None = CHAT, named: bool = True, eos: Any = 1, **options: Any) -> Codec:
+def codec(template: str | None = CHAT, named: bool = True, eos: Any = 1, **options: Any) -> TextCodec:
     generation = GenerationConfig(eos_token_id=eos)
-    return Codec("ada", tokenizer_with(template, named=named), generation, 64, **options)
+    return TextCodec("ada", tokenizer_with(template, named=named), generation, 64, **options)
 
 
 def ids(text: str) -> tuple[int, ...]:
@@ -83,7 +83,7 @@ def test_arguments_come_from_the_settings(tmp_path: Path) -> None:
     settings = AgentSettings(
         name="ada", model=str(tmp_path / "ada"), chat_template_args={"enable_thinking": False}
     )
-    for loaded in (Agent.load(settings, "cpu"), load_codec(settings)):
+    for loaded in (Agent.load(settings, "cpu"), load_text_codec(settings)):
         assert loaded.encode_prompt(problem("3:")) == ids("(3:<end>)--")
 
 
@@ -103,7 +103,7 @@ def test_a_tokenizer_that_ends_every_text_does_not_end_the_prompt() -> None:
         single="$A <eos>", special_tokens=[("<eos>", 1)]
     )
     assert tokenizer("3:").input_ids[-1] == tokenizer.eos_token_id == 1
-    asked = Codec("ends", tokenizer, GenerationConfig(), None).encode_prompt(problem("3:"))
+    asked = TextCodec("ends", tokenizer, GenerationConfig(), None).encode_prompt(problem("3:"))
     assert asked == tuple(character_tokenizer()("3:").input_ids)
 
 
@@ -146,12 +146,12 @@ def test_stops_without_weights_are_those_with_them(tmp_path: Path) -> None:
     agent.save(tmp_path / "ada")
     settings = AgentSettings(name="ada", model=str(tmp_path / "ada"))
     (tmp_path / "ada" / "model.safetensors").rename(tmp_path / "elsewhere")
-    assert load_codec(settings).stop_ids == agent.stop_ids == {1, 20, END}
+    assert load_text_codec(settings).stop_ids == agent.stop_ids == {1, 20, END}
     # without a generation config of its own, the model's config says it
     (tmp_path / "ada" / "generation_config.json").unlink()
     config = tmp_path / "ada" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "eos_token_id": [19]}))
-    assert load_codec(settings).stop_ids == {1, 19, END}
+    assert load_text_codec(settings).stop_ids == {1, 19, END}
 
 
 def test_generation_ends_with_the_turn() -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from hacrl.models.compile import compiled
-from hacrl.models.lm_head import linear_logprobs, room
+from hacrl.models.lm_head import linear_logprobs, spare_memory
 from tests.models.linear_case import ALL, ONE, SOME, TOKENS, VOCABULARY, Alive, Case, Products, with_room
 from tests.support.compiler import use_compiler
 
@@ -129,11 +129,11 @@ def test_room_is_what_a_gpu_has_beyond_a_reserve(
     }
     for name, value in says.items():
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: {gpu: value}[device])
-    assert room(gpu) == left * GIB
+    assert spare_memory(gpu) == left * GIB
 
 
 def test_nothing_is_kept_on_a_cpu() -> None:
-    assert room(torch.device("cpu")) == 0
+    assert spare_memory(torch.device("cpu")) == 0
     case = Case()
     with Products() as products:
         case.by_hand()

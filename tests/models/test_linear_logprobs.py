@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hacrl.models import lm_head as output_layer
-from hacrl.models.compile import MOST_VARIANTS, compiled
+from hacrl.models.compile import MAX_VARIANTS, compiled
 from hacrl.models.lm_head import linear_logprobs
 from hacrl.types import Sampling
 from tests.models.linear_case import (
@@ -81,7 +81,7 @@ def test_values_and_gradients_within_rounding(monkeypatch, compiling, most, temp
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_no_further_from_the_truth_than_autograd(monkeypatch, temperature) -> None:
     case = Case(tokens=400, width=64)
-    monkeypatch.setattr(output_layer, "MOST_LOGITS", 50 * VOCABULARY)
+    monkeypatch.setattr(output_layer, "MAX_LOGITS", 50 * VOCABULARY)
     old = case.by_autograd(Sampling(8, temperature))
     new = case.by_hand(temperature, 50 * VOCABULARY)
     truth = case.exactly(temperature)
@@ -261,4 +261,4 @@ def test_compiled_for_any_tokens_but_for_one_vocabulary_with_our_limits(monkeypa
     thread.join()
     assert case.weight.grad is not None
     assert seen == [(False, True)] * 2
-    assert limits == [max(MOST_VARIANTS, config.recompile_limit)] * 2
+    assert limits == [max(MAX_VARIANTS, config.recompile_limit)] * 2

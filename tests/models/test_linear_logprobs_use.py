@@ -84,7 +84,7 @@ def test_a_cpu_keeps_autograd_s_way(monkeypatch) -> None:
     monkeypatch.setattr(output_layer, "linear_logprobs", refuse)
     for found in (expected, case.by_autograd(Sampling(8))):
         assert all(map(torch.equal, found, (plain, *gradients)))
-    monkeypatch.setattr(output_layer, "BY_HAND_ON", ("cpu",))
+    monkeypatch.setattr(output_layer, "MANUAL_BACKWARD_DEVICES", ("cpu",))
     with pytest.raises(AssertionError, match="not here"):
         case.by_autograd(Sampling(8))
     case.by_autograd(Sampling(8, top_k=5))
@@ -110,7 +110,7 @@ def learnt(
         calls.append(1)
         return linear_logprobs(*arguments)
 
-    monkeypatch.setattr(output_layer, "BY_HAND_ON", on)
+    monkeypatch.setattr(output_layer, "MANUAL_BACKWARD_DEVICES", on)
     monkeypatch.setattr(output_layer, "linear_logprobs", counted)
     agent = sharpened(char_agent(), 10.0)
     agent.model.to(torch.bfloat16)
@@ -132,7 +132,7 @@ def learnt(
 def test_a_learner_gets_the_same_gradients(monkeypatch, compiling) -> None:
     """Of a whole update in bfloat16, micro-batches in several pieces."""
     use_compiler(monkeypatch, traced)
-    for name in ("MOST_LOGITS", "MOST_COMPILED_LOGITS"):
+    for name in ("MAX_LOGITS", "MAX_COMPILED_LOGITS"):
         monkeypatch.setattr(output_layer, name, 60)
     expected, stats, calls = learnt((), compiling, monkeypatch)
     assert calls == 0
@@ -146,7 +146,7 @@ def test_a_learner_gets_the_same_gradients(monkeypatch, compiling) -> None:
 
 def test_a_learner_that_keeps_logits_learns_the_same_to_the_bit(monkeypatch) -> None:
     """None are kept by one that spares memory: layers are computed again, or an optimizer leaves."""
-    monkeypatch.setattr(output_layer, "MOST_LOGITS", 60)  # two tokens' of 22 each
+    monkeypatch.setattr(output_layer, "MAX_LOGITS", 60)  # two tokens' of 22 each
     expected, stats, calls = learnt(("cpu",), False, monkeypatch)
     made = {}
     spared = {
@@ -170,10 +170,10 @@ def test_responses_of_a_real_model(monkeypatch) -> None:
     agent = sharpened(char_agent(), 5.0)
     agent.model.to(torch.bfloat16)
     pairs = [((1, 2, 3), (4, 5)), ((6,), (7, 8, 9, 10, 11, 12)), ((5, 1), (9, 9, 9))]
-    monkeypatch.setattr(output_layer, "MOST_LOGITS", 60)
+    monkeypatch.setattr(output_layer, "MAX_LOGITS", 60)
     found: list[Tensor] = []
     for on in ((), ("cpu",)):
-        monkeypatch.setattr(output_layer, "BY_HAND_ON", on)
+        monkeypatch.setattr(output_layer, "MANUAL_BACKWARD_DEVICES", on)
         with torch.no_grad():
             found.append(response_logprobs(agent.model, pairs, Sampling(8, 0.7), agent.device)[0])
     torch.testing.assert_close(*found, atol=1e-5, rtol=0)

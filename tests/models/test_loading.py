@@ -14,7 +14,7 @@ import torch
 from hacrl.config.schema import AgentSettings
 from hacrl.errors import ModelError
 from hacrl.models.agent import Agent
-from hacrl.models.references import bundled_agents, resolve_model
+from hacrl.models.model_sources import bundled_agents, resolve_model
 from tests.support.tiny import char_agent, pair_agent, save_agents
 
 

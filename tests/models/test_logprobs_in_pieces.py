@@ -32,8 +32,8 @@ def tiny_gemma(tokenizer, seed=0):
     return Gemma2ForCausalLM(config).eval()
 
 
-def computed(model, sampling, monkeypatch, most_logits):
-    monkeypatch.setattr(output_layer, "MOST_LOGITS", most_logits)
+def computed(model, sampling, monkeypatch, max_logits):
+    monkeypatch.setattr(output_layer, "MAX_LOGITS", max_logits)
     model.zero_grad()
     values, mask = response_logprobs(model, PAIRS, sampling, torch.device("cpu"))
     (values * torch.linspace(-1, 2, values.numel()).reshape(values.shape)).sum().backward()
@@ -43,11 +43,11 @@ def computed(model, sampling, monkeypatch, most_logits):
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 @pytest.mark.parametrize("make", [tiny_qwen, tiny_llama, tiny_gpt2, tiny_gemma])
-@pytest.mark.parametrize("most_logits", [1, 200, 10**4])
-def test_pieces_of_any_size_give_the_same(make, sampling, most_logits, monkeypatch):
+@pytest.mark.parametrize("max_logits", [1, 200, 10**4])
+def test_pieces_of_any_size_give_the_same(make, sampling, max_logits, monkeypatch):
     model = make(character_tokenizer()).double()
     values, mask, gradients = computed(model, sampling, monkeypatch, 10**9)
-    pieces, mask_again, gradients_again = computed(model, sampling, monkeypatch, most_logits)
+    pieces, mask_again, gradients_again = computed(model, sampling, monkeypatch, max_logits)
     assert torch.equal(mask, mask_again)
     assert torch.allclose(values, pieces, rtol=0, atol=1e-6)
     assert gradients.keys() == gradients_again.keys()
@@ -107,7 +107,7 @@ def test_a_cap_is_noticed_however_small_the_logits_are() -> None:
 
 
 def test_compiled_pieces_are_larger_unless_logits_are_sorted():
-    most = output_layer.most_logits
+    most = output_layer.max_chunk_logits
     assert most(Sampling(8), is_compiled=False) == 2**26
     assert most(Sampling(8, temperature=0.6), is_compiled=True) == 2**28
     assert most(Sampling(8, top_k=5), is_compiled=True) == 2**26

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from hacrl.models.device import is_out_of_memory, let_go
+from hacrl.models.device import free_failed_attempt, is_out_of_memory
 from tests.support.faults import Raise, cpu_is_full, cublas_is_full, gpu_is_full, in_a_circle, no_collector
 
 
@@ -56,6 +56,6 @@ def test_nothing_is_held_while_the_error_is_still_being_handled() -> None:
             attempt()
         except ValueError as error:
             assert held[0]() is not None  # the error remembers it
-            let_go(error, torch.device("cpu"))
+            free_failed_attempt(error, torch.device("cpu"))
             assert held[0]() is None
     assert len(held) == 1

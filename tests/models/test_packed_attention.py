@@ -8,14 +8,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from hacrl.models.attention import packed as attention
-from hacrl.models.attention.packed import Segments, packed_attention
+from hacrl.models.attention.packed import SequenceBounds, packed_attention
 
 # queries and keys of each sequence: prompts, responses that see one of 20 tokens, and one without a prompt
 SIZES = [(20, 20), (3, 23), (2, 22), (1, 21), (20, 20), (4, 24), (3, 23), (9, 9)]
 HEADS, KEY_HEADS, WIDTH, SCALE = 4, 2, 8, 0.3
 
 
-def given(seed: int = 0) -> tuple[list[Tensor], Segments]:
+def given(seed: int = 0) -> tuple[list[Tensor], SequenceBounds]:
     generator = torch.Generator().manual_seed(seed)
     queries, keys = (sum(counts) for counts in zip(*SIZES, strict=True))
     states = [
@@ -23,7 +23,7 @@ def given(seed: int = 0) -> tuple[list[Tensor], Segments]:
         for tokens, heads in ((queries, HEADS), (keys, KEY_HEADS), (keys, KEY_HEADS))
     ]
     starts = [pad(torch.tensor(counts).cumsum(0), (1, 0)).int() for counts in zip(*SIZES, strict=True)]
-    return states, Segments(starts[0], starts[1], 20, 24)
+    return states, SequenceBounds(starts[0], starts[1], 20, 24)
 
 
 def one_by_one(query: Tensor, key: Tensor, value: Tensor, window: int) -> Tensor:

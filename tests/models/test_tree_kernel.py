@@ -9,15 +9,15 @@ from tests.support.interpreted import interpreted
 
 CHECK = """
 import torch
-import hacrl.models.attention.tree as tree_module
+import hacrl.models.attention.prefix_tree as tree_module
 from hacrl.models.attention import kernels as tree_kernel
-from hacrl.models.attention import reference as tree_plain
+from hacrl.models.attention import reference
 from tests.models.shared_prompts import planted
 
 torch.manual_seed(0)
-tree_module.LEAST_LOOKING = 70  # so that few tokens look at keys in several parts
+tree_module.MIN_QUERIES_PER_TASK = 70  # so that few tokens look at keys in several parts
 tokens, tree = planted([(70, [66, 1, 64]), (3, []), (65, []), (1, [2, 2]), (5, [80])])
-assert (tree.places, len(tree.totals)) == (3 + 2 + 2, 4 * (3 + 2))
+assert (tree.partial_sums, len(tree.reductions)) == (3 + 2 + 2, 4 * (3 + 2))
 
 
 def turned(states):  # heads first, as models have them
@@ -34,7 +34,7 @@ for heads, key_heads, width, window in ((4, 2, 64, -1), (3, 3, 40, 20), (3, 1, 1
     ]
     odd = [among_others(gradient), turned(query), key.contiguous(), among_others(value)]
     found = []
-    for functions, given in ((tree_plain, plain), (tree_kernel, odd)):
+    for functions, given in ((reference, plain), (tree_kernel, odd)):
         out, sums = functions.forward(*given[1:], tree, 0.2, window)
         found.append((out, *functions.backward(*given, out, sums, tree, 0.2, window)))
     for exact, kernels in zip(*found, strict=True):

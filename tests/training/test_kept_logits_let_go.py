@@ -16,7 +16,7 @@ from hacrl.config.schema import GspoSettings, LearningSettings, NaiveSettings
 from hacrl.errors import TrainingError
 from hacrl.models import lm_head as output_layer
 from hacrl.models.agent import Agent
-from hacrl.models.lm_head import KeptLogits, separate_head
+from hacrl.models.lm_head import LogitCache, separate_head
 from hacrl.training.learner import Learner
 from hacrl.types import LearnerSample
 from tests.models.linear_case import with_room
@@ -33,9 +33,9 @@ FEW = 32  # tokens: samples of 16 and 12, of 10, 7 and 5, and of 4
 @pytest.fixture(autouse=True)
 def _by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, in pieces of two tokens' logits; rows are padded."""
-    monkeypatch.setattr(output_layer, "BY_HAND_ON", ("cpu",))
-    monkeypatch.setattr(output_layer, "MOST_LOGITS", 60)
-    monkeypatch.setattr("hacrl.models.logprobs.WORTH_PACKING", 0.0)
+    monkeypatch.setattr(output_layer, "MANUAL_BACKWARD_DEVICES", ("cpu",))
+    monkeypatch.setattr(output_layer, "MAX_LOGITS", 60)
+    monkeypatch.setattr("hacrl.models.logprobs.MAX_PACKED_SHARE", 0.0)
 
 
 def fresh() -> Agent:
@@ -59,13 +59,13 @@ class Watched:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._offered: list[weakref.ref[Tensor]] = []
-        offer = KeptLogits.offer
+        offer = LogitCache.offer
 
-        def watched(kept: KeptLogits, piece: int, logits: Tensor) -> None:
+        def watched(kept: LogitCache, piece: int, logits: Tensor) -> None:
             self._offered.append(weakref.ref(logits))
             offer(kept, piece, logits)
 
-        monkeypatch.setattr(KeptLogits, "offer", watched)
+        monkeypatch.setattr(LogitCache, "offer", watched)
 
     @property
     def alive(self) -> int:

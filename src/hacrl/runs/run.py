@@ -16,8 +16,8 @@ from hacrl.engines.registry import check_engines, engine_notes, make_engine
 from hacrl.memory.decision import decide_memory
 from hacrl.memory.residency import Residency
 from hacrl.models.agent import Agent
-from hacrl.models.loading import check_weights_are_there
-from hacrl.models.policy_gap import limit_of_responses
+from hacrl.models.loading import check_weights_exist
+from hacrl.models.own_policy import rollout_limit
 from hacrl.models.retokenizing import Retokeniser
 from hacrl.rollouts.log import RolloutLog
 from hacrl.runs.checkpointer import Checkpointer, data_fingerprint
@@ -234,7 +234,7 @@ def build_trainer(
         learning = replace(config.learning, micro_batch_tokens=decided.micro_batch_tokens[agent.name])
         level = decided.levels[agent.name]
         leaves = residency.transfers(agent, level)
-        gap = limit_of_responses(settings.vllm.max_logprob_gap)
+        gap = rollout_limit(settings.vllm.max_logprob_gap)
         learner = Learner(
             agent, method, learning, sampling, settings.lr, exact_sampler=exact, leaves=leaves, most_gap=gap
         )
@@ -266,7 +266,7 @@ def _load_agents(config: RunConfig, checked: Checked, loaded: Mapping[str, Agent
     """In the config's order; weights that are missing are noticed before any are loaded."""
     for settings in config.agents:
         if settings.name not in loaded:
-            check_weights_are_there(settings)
+            check_weights_exist(settings)
     return [
         loaded.get(settings.name)
         or Agent.load(settings, checked.devices[settings.name], derive_seed(config.seed, settings.name))

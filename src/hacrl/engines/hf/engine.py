@@ -20,8 +20,8 @@ from hacrl.engines.hf.slot_cache import can_have_slots, slots_that_fit, worth_ke
 from hacrl.engines.hf.slot_decoder import CannotRecord, SlotDecoder
 from hacrl.errors import ModelError, TrainingError
 from hacrl.models.agent import Agent
-from hacrl.models.compile import worth_compiling
-from hacrl.models.device import as_current, is_out_of_memory, let_go
+from hacrl.models.compile import compiles_by_default
+from hacrl.models.device import current_device, free_failed_attempt, is_out_of_memory
 from hacrl.models.sampling import draw
 from hacrl.seeding import derive_seed
 from hacrl.types import Problem, Rollout, Sampling
@@ -74,7 +74,7 @@ class TransformersEngine:
     ) -> list[Rollout]:
         """See :class:`hacrl.engines.base.RolloutEngine`."""
         self._check_context(problems, sampling)
-        with as_current(self.agent.device):
+        with current_device(self.agent.device):
             if self._continuous is None:
                 self._continuous = self.agent.device.type == "cuda" and can_have_slots(self.agent.model)
             generate = self._continuously if self._continuous else self._in_step
@@ -133,7 +133,7 @@ class TransformersEngine:
         side_by_side = self._slots(len(missing)) if last is None else last.in_use
         del last
         self._decoders.clear()
-        let_go(error, self.agent.device)
+        free_failed_attempt(error, self.agent.device)
         self._take_fewer(side_by_side, missing[0].prompt, sampling, error)
 
     def _decoder_for(self, requests: Sequence[Request], sampling: Sampling) -> SlotDecoder:
@@ -145,7 +145,7 @@ class TransformersEngine:
         if kept is None or not kept.will_do(slots, length):
             kept = None  # its memory is the next one's
             self._decoders.pop(sampling, None)
-            compiles = worth_compiling(model) if self._compiles is None else self._compiles
+            compiles = compiles_by_default(model) if self._compiles is None else self._compiles
             fitting = min(slots, slots_that_fit(model, length))
             kept = SlotDecoder(model, fitting, length, sampling, sorted(self.agent.stop_ids), compiles)
             kept.wanted = slots
@@ -179,7 +179,7 @@ class TransformersEngine:
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
-                let_go(error, self.agent.device)
+                free_failed_attempt(error, self.agent.device)
                 prompt = self.agent.encode_prompt(chunk[0])
                 self._take_fewer(len(chunk) * responses, prompt, sampling, error)
                 generator.set_state(start)
