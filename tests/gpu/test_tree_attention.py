@@ -13,7 +13,7 @@ from hacrl.models.compile import compiled
 from hacrl.models.logprobs import packed_logprobs, padded_logprobs
 from hacrl.models.packing_support import has_tree_attention
 from hacrl.types import Sampling
-from tests.models.shared_prompts import Groups, long_way_round, planted, with_gradients
+from tests.models.prefix_trees import Groups, attention_with_copies, tree_of, with_gradients
 
 pytestmark = [
     pytest.mark.gpu,
@@ -25,7 +25,7 @@ GROUPS = [(70, [130, 1, 64, 33]), (5, []), (300, []), (64, [63, 65, 128]), (1, [
 
 
 def on_gpu(groups: Groups) -> tuple[int, PrefixTree]:
-    tokens, tree = planted(groups)
+    tokens, tree = tree_of(groups)
     return tokens, tree.moved(lambda part: part.to(GPU))
 
 
@@ -61,8 +61,10 @@ def test_kernels_compute_plain_attention(dtype, heads, key_heads, width, window)
     told = (tree, width**-0.5, window)
     found = with_gradients(tree_attention, given, *told)
     exact = [one.detach().float().requires_grad_() for one in given]
-    truth = with_gradients(long_way_round, exact, *told)
-    before = with_gradients(long_way_round, given, *told)  # by torch's kernels, copies added up in 16 bits
+    truth = with_gradients(attention_with_copies, exact, *told)
+    before = with_gradients(
+        attention_with_copies, given, *told
+    )  # by torch's kernels, copies added up in 16 bits
     for one, other, present in zip(found, truth, before, strict=True):
         assert one.dtype == dtype
         assert spread(one, other) < 0.02

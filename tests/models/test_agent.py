@@ -1,4 +1,4 @@
-"""How an agent is asked, what ends its responses, and when two agents share a tokenizer."""
+"""Agents: prompts, stop tokens, tokenizer fingerprints, saving."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_own_chat_template_is_used_unless_switched_off() -> None:
 
 
 def test_special_tokens_are_added_once() -> None:
-    """A tokenizer that starts every text with a token does so for prompts, not for templates or responses."""
+    """A tokenizer's begin token is added to plain prompts, not to templates or responses."""
     for use_chat_template, expected in ((True, (16, 4, 17, 18)), (False, (0, 4))):
         agent = agent_with_template(use_chat_template)
         agent.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
@@ -62,7 +62,7 @@ def test_response_ends_in_the_own_stop_token_only_if_the_source_stopped() -> Non
     assert encode_response(pair_agent(), "119", ()) == (33, 12)
 
 
-def test_decoding_spells_every_token() -> None:
+def test_decoding_shows_every_token() -> None:
     assert decode_response(char_agent(), (4, 13, 2, 12), ()) == "1+<unk>9"
     assert decode_response(pair_agent(), [33, 12, 4, 4], [5]) == "11911"
 
@@ -111,7 +111,7 @@ def test_fingerprint_is_the_tokenizer_s(tmp_path: Path) -> None:
 def test_fingerprint_covers_what_changes_response_ids_and_nothing_else() -> None:
     plain = char_agent()
     assert plain.tokenizer_fingerprint == absolute_agent("other", seed=3).tokenizer_fingerprint
-    # an instruction-tuned sibling: another template and other stop tokens, the same ids for the same text
+    # an instruction-tuned variant: another template and other stop tokens, the same ids for the same text
     assert plain.tokenizer_fingerprint == agent_with_template(True).tokenizer_fingerprint
     more_stops = char_agent()
     more_stops.model.generation_config.eos_token_id = [1, 20]  # stops at "#" too
@@ -136,13 +136,13 @@ def test_the_stop_token_is_the_one_the_chat_template_ends_an_answer_with() -> No
     chatty = Agent("chatty", agent.model, agent.tokenizer)
     assert chatty.stop_id == 20
     assert Agent("plain", agent.model, agent.tokenizer, use_chat_template=False).stop_id == 1
-    # a template whose ending is no stop token says nothing: eos it is
+    # a template that ends turns without a control token: the stop token is eos
     agent.model.generation_config.eos_token_id = 1
     assert Agent("base", agent.model, agent.tokenizer).stop_id == 1
 
 
 @pytest.mark.parametrize("make", [char_agent, pair_agent, absolute_agent])
-def test_saved_agent_loads_anywhere_alone(make, tmp_path: Path) -> None:
+def test_a_saved_agent_loads_with_transformers_alone(make, tmp_path: Path) -> None:
     agent = sharpened(make())
     agent.save(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path)

@@ -1,4 +1,4 @@
-"""Attention over sequences laid end to end, where there is no kernel for it: padded size by size."""
+"""Attention over packed sequences without a kernel: padded in groups of similar length."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 from hacrl.models.attention import packed as attention
 from hacrl.models.attention.packed import SequenceBounds, packed_attention
 
-# queries and keys of each sequence: prompts, responses that see one of 20 tokens, and one without a prompt
+# queries and keys of each sequence: prompts, responses to a prompt of 20 tokens, and one without a prompt
 SIZES = [(20, 20), (3, 23), (2, 22), (1, 21), (20, 20), (4, 24), (3, 23), (9, 9)]
 HEADS, KEY_HEADS, WIDTH, SCALE = 4, 2, 8, 0.3
 
@@ -27,7 +27,7 @@ def given(seed: int = 0) -> tuple[list[Tensor], SequenceBounds]:
 
 
 def one_by_one(query: Tensor, key: Tensor, value: Tensor, window: int) -> Tensor:
-    """Each query over all keys up to its own, in a loop."""
+    """Compute each query over all keys up to its own, in a loop."""
     found, first_query, first_key = [], 0, 0
     for queries, keys in SIZES:
         for number in range(queries):
@@ -52,7 +52,7 @@ def test_every_query_sees_its_own_sequence_up_to_itself(window: int) -> None:
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=0)
 
 
-def test_prompts_and_responses_are_padded_apart(monkeypatch) -> None:
+def test_prompts_and_responses_are_padded_separately(monkeypatch) -> None:
     """Together they would be 8 rows of 20 queries and 24 keys: 3,840 scores a head."""
     states, segments = given()
     padded: list[tuple[int, int, int]] = []

@@ -71,7 +71,7 @@ def multi_turn(built: LearnerSamples) -> LearnerSample:
     return found
 
 
-def test_a_rollout_counts_action_tokens_alone() -> None:
+def test_a_rollout_counts_only_action_tokens() -> None:
     one = two_actions(PAIR)
     assert one.text == "11=29"
     assert one.token_ids == (33, 18, 5, 12, 1)
@@ -117,7 +117,7 @@ def test_learner_s_tokens_segment_by_segment() -> None:
 
 
 @pytest.mark.parametrize("texts", [{"first": "1a"}, {"seen": "=a"}, {"last": "a"}, {"seen": "\ufffd"}])
-def test_one_segment_that_cannot_be_written_drops_the_rollout(texts: dict[str, str]) -> None:
+def test_one_segment_that_cannot_be_encoded_drops_the_rollout(texts: dict[str, str]) -> None:
     built = build(CHAR, PAIR, NaiveSettings(), **texts)
     assert built.dropped == {("bob", "not_representable"): 1}
     assert all(all(one.loss_mask) for one in built.samples)

@@ -93,10 +93,10 @@ def test_a_mean_above_the_limit_is_refused_before_anything_moves(dtype, exact, s
             "agent 'ada': its own responses of this step do not come from its policy: the log-probabilities "
             f"they were sampled with differ from the learner's by 0.2 nats per token on average (at most "
             f"{max(shifts)}, over 66 tokens), allowed are 0.15. It learnt nothing from them, and nothing of "
-            "this step was saved: hacrl resume goes on from the last checkpoint. Whatever said them computes "
-            "something else than the learner, as happens with a wrong kernel or with processors limited by "
-            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE. If that is vLLM, try agents.ada.engine=transformers; "
-            "if it is only a matter of precision, raise "
+            "this step was saved: hacrl resume goes on from the last checkpoint. The engine does not compute "
+            "the same as the learner, as happens with a wrong kernel or with processors limited by "
+            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE. If the engine is vLLM, try agents.ada.engine=transformers; "
+            "if the difference is only one of precision, raise "
             "agents.ada.vllm.max_logprob_gap"
         )
 

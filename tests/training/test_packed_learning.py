@@ -23,7 +23,7 @@ from hacrl.models.attention.key_copies import KeyCopies, group_copies
 from hacrl.models.packing_support import supports_packing
 from hacrl.training import learner as learner_module
 from hacrl.training.learner import Learner
-from tests.models.linear_case import with_room
+from tests.models.linear_case import set_spare_memory
 from tests.support.compiler import use_compiler
 from tests.support.tiny import char_agent, sharpened
 from tests.training.handmade import SAMPLING, largest_difference, sample, weights
@@ -103,7 +103,7 @@ def test_layers_are_compiled_within_the_block_only(monkeypatch) -> None:
             assert all(layer.forward != mine for layer, mine in zip(layers, own, strict=True))
         assert [layer.forward for layer in layers] == own
     assert compiled_with == [True]  # once for all of a kind
-    with compiled.compiled(model, wanted=False):
+    with compiled.compiled(model, enabled=False):
         assert [layer.forward for layer in layers] == own
 
 
@@ -219,7 +219,7 @@ def test_a_trial_keeps_no_logits(monkeypatch) -> None:
     """Whoever spares memory tries as well; and memory that runs out in a trial costs a step its compiler."""
     use_compiler(monkeypatch, partial(torch.compile, backend="aot_eager"))
     monkeypatch.setattr(output_layer, "MANUAL_BACKWARD_DEVICES", ("cpu",))
-    asked = with_room(monkeypatch, 10**9)
+    asked = set_spare_memory(monkeypatch, 10**9)
     model = fresh(False).model.to(torch.bfloat16)
     assert compile_trial.find_compile_problem(model, 100) is None
     assert asked == []

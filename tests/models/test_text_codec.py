@@ -1,4 +1,4 @@
-"""How an agent is asked through its chat template, and what ends its answers."""
+"""Text codecs: prompts through chat templates, and stop tokens."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_tokenizer_that_ends_every_text_does_not_end_the_prompt() -> None:
     assert asked == tuple(character_tokenizer()("3:").input_ids)
 
 
-def test_a_turn_that_ends_in_plain_text_says_nothing() -> None:
+def test_a_turn_that_ends_in_plain_text_adds_no_stop_token() -> None:
     template = "{% for m in messages %}{{ m.content }};;{% endfor %}"
     assert (codec(template).stop_id, codec(template).stop_ids) == (1, {1})
 
@@ -118,7 +118,7 @@ def test_text_before_the_ending_does_not_count() -> None:
     assert codec(template).stop_id == END
 
 
-def test_a_template_without_responses_says_nothing() -> None:
+def test_a_template_that_drops_responses_adds_no_stop_token() -> None:
     """It begins with a special token, which would end responses if it were taken for an ending."""
     template = "<end>{{ messages[0].content }}"
     assert (codec(template).stop_id, codec(template).stop_ids) == (1, {1})
@@ -139,7 +139,7 @@ def test_a_stop_of_the_generation_config_can_be_what_ends_turns() -> None:
     assert codec(template, eos=1).stop_id == 1
 
 
-def test_stops_without_weights_are_those_with_them(tmp_path: Path) -> None:
+def test_stop_tokens_are_the_same_with_and_without_weights(tmp_path: Path) -> None:
     tokenizer = tokenizer_with(CHAT)
     agent = Agent("ada", tiny_qwen(tokenizer), tokenizer)
     agent.model.generation_config.eos_token_id = [1, 20]
@@ -167,7 +167,7 @@ def test_generation_ends_with_the_turn() -> None:
     assert any(one.token_ids[-1] == END for one in stopped)
 
 
-def test_others_answers_end_as_this_agent_s_turns_do() -> None:
+def test_retokenised_responses_end_with_the_learners_stop_token() -> None:
     """What an agent learns to say last is what its own template puts there."""
     tokenizer = tokenizer_with(CHAT)
     learner = Agent("ada", tiny_qwen(tokenizer), tokenizer)
@@ -225,7 +225,7 @@ def test_a_conversation_without_a_template_is_plain_text(turns: list[Turn], text
     assert plain_conversation(turns) == text
 
 
-def test_context_is_asked_without_a_template_too() -> None:
+def test_context_turns_are_encoded_without_a_template() -> None:
     asked = Problem("p", "3:", "7", (Turn("user", "2:"), Turn("assistant", "9")))
     newlines = 2  # unknown to this tokenizer, one or two alike: "2:\n9\n\n3:\n"
     assert codec(None).encode_prompt(asked) == (5, 21, newlines, 12, newlines, 6, 21, newlines)

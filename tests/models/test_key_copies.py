@@ -1,4 +1,4 @@
-"""Keys of shared prompts: everybody's copy, and the sum of everybody's gradients."""
+"""Copies of shared prompts' keys, and sums of their gradients."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hacrl.models.attention.key_copies import (
     sum_copies,
 )
 
-# a prompt of two tokens, seen by itself and two responses of one and two tokens
+# a prompt of two tokens; the prompt and two responses of one and two tokens attend to it
 PLACES = [0, 1, 0, 1, 2, 0, 1, 3, 4]
 
 
-def test_the_way_back_by_hand() -> None:
+def test_group_copies_by_hand() -> None:
     order, starts = group_copies(torch.tensor(PLACES), 5)
     assert order.tolist() == [0, 2, 5, 1, 3, 6, 4, 7, 8]
     assert starts.tolist() == [0, 3, 6, 7, 8, 9]
@@ -30,7 +30,7 @@ def test_gradients_by_hand() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_the_operator_is_what_autograd_does(dtype) -> None:
+def test_the_operator_equals_autograd(dtype) -> None:
     torch.manual_seed(0)
     places = torch.tensor(PLACES)
     shared = KeyCopies(places, *group_copies(places, 5))
@@ -49,5 +49,5 @@ def test_the_operator_is_what_autograd_does(dtype) -> None:
     )
 
 
-def test_a_cpu_has_no_use_for_the_way_back() -> None:
+def test_a_cpu_does_not_group_copies() -> None:
     assert plan_key_copies(torch.tensor(PLACES), 5, torch.device("cpu"))[1:] == (None, None)
