@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from rollout_work import Work, make_problems
 from shapes import SHAPES, make_agent
+from tests.support.engines import sample_rollouts
 from timing import timed
 
 from hacrl.config.schema import AgentSettings
@@ -59,7 +60,7 @@ def measure(agent: Agent, work: Work, seed: int) -> tuple[float, float]:
     found = []
     for is_grouped in (True, False):
         decoding.can_be_grouped = can_be_grouped if is_grouped else lambda model: False
-        found.append(timed(lambda: engine.generate(problems, work.samples, sampling, seed)))
+        found.append(timed(lambda: sample_rollouts(engine, problems, work.samples, sampling, seed)))
     decoding.can_be_grouped = can_be_grouped
     return found[0], found[1]
 

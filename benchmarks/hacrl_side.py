@@ -79,7 +79,7 @@ class Watch(Observer):
 
     def count_lengths(self, run: LocalRun) -> None:
         """Note what every learner is given that it learns from."""
-        for participant in run.trainer.participants:
+        for participant in run.trainer.executor.workers.values():
             participant.learner.learn = self._counting(participant.name, participant.learner.learn)  # type: ignore[method-assign]
 
     def _counting(self, name: str, learn: Any) -> Any:

@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,9 +14,9 @@ import torch
 from rollout_work import AnsweringTask, Work
 
 from hacrl.config.schema import VllmSettings
-from hacrl.engines.base import RolloutEngine
+from hacrl.engines.answering import Answerer
+from hacrl.engines.base import Engine
 from hacrl.engines.hf.engine import TransformersEngine
-from hacrl.engines.judging import Judging
 from hacrl.engines.vllm.launch import (
     engine_arguments,
     engine_environment,
@@ -119,23 +118,21 @@ class RawVllm:
 class Judged:
     """One of hacrl's engines as the trainer uses it: responses are judged while others are generated."""
 
-    def __init__(self, engine: RolloutEngine, task: AnsweringTask) -> None:
+    def __init__(self, agent: Agent, engine: Engine, task: AnsweringTask) -> None:
         self.engine = engine
         self._task = task
+        self._answerer = Answerer(agent, engine, task)
 
     def start(self) -> None:
         """Bring the engine to the agent's policy."""
-        self.engine.prepare()
+        self.engine.sync()
 
     def generate(self, problems: Sequence[Problem], work: Work, seed: int) -> Made:
         """See :class:`Side`."""
-        with Judging(self._task) as judging:
-            sampling = Sampling(work.new_tokens)
-            finished = partial(judging.take, "agent")
-            rollouts = self.engine.generate(problems, work.samples, sampling, seed, finished)
-            last = time.perf_counter()
-            verified = judging.verdicts("agent", rollouts)
-            after = time.perf_counter() - last
+        rollouts = self._answerer.generate(problems, work.samples, Sampling(work.new_tokens), seed)
+        last = time.perf_counter()
+        verified = self._answerer.verify(rollouts)
+        after = time.perf_counter() - last
         unreadable = sum(one.verdict.label not in ("correct", "wrong") for one in verified)
         if unreadable:
             raise RuntimeError(f"{unreadable} of {len(verified)} answers were not judged")
@@ -192,14 +189,18 @@ def make_side(name: str, setup: Setup, most_responses: int) -> Side:
         return RawVllm(setup)
     if name in GENERATE:
         return Generate(setup, "static" if name == "static" else None)
-    engine: RolloutEngine
+    engine: Engine
     if name == "vllm":
         engine = make_vllm_engine(
-            setup.agent, setup.vllm, setup.probes, setup.longest, setup.folder / "engine"
+            setup.agent,
+            setup.vllm,
+            [setup.agent.encode_prompt(problem) for problem in setup.probes],
+            setup.longest,
+            setup.folder / "engine",
         )
     else:
         engine = TransformersEngine(setup.agent, max_batch=most_responses)
-    return Judged(engine, AnsweringTask(setup.probes, setup.symbolic))
+    return Judged(setup.agent, engine, AnsweringTask(setup.probes, setup.symbolic))
 
 
 def let_go() -> None:

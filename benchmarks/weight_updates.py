@@ -102,16 +102,16 @@ class Watched:
 def update(engine: VllmEngine, watched: Watched) -> Update:
     """The weights change, and the engine follows."""
     watched.calls.clear()
-    engine.rest()
+    engine.sleep()
     sleeping = watched.seconds("sleep")
     with torch.no_grad():
-        for parameter in engine.agent.model.parameters():
+        for parameter in engine.policy.model.parameters():
             parameter.mul_(1.001)
-    engine.agent.policy_version += 1
+    engine.policy.policy_version += 1
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     start = time.perf_counter()
-    engine.prepare()
+    engine.sync()
     end = time.perf_counter()
     wakes = [(begun, over) for name, begun, over in watched.calls if name == "wake"]
     first_wake = wakes[0][1] - wakes[0][0] if wakes else 0.0
@@ -131,11 +131,11 @@ def measure(shape: str, options: argparse.Namespace, folder: Path) -> dict[str, 
     settings = AgentSettings(name="agent", model=str(model), precision=str(dtype).removeprefix("torch."))
     agent = Agent.load(settings, options.device)
     vllm = VllmSettings(python=options.python, memory=options.memory, engine_args=options.engine_args)
-    probes = make_problems(agent, 4, 128, seed=0)
+    probes = [agent.encode_prompt(problem) for problem in make_problems(agent, 4, 128, seed=0)]
     engine = make_vllm_engine(agent, vllm, probes, CONTEXT, folder / "engine")
     engine.backend = watched = Watched(engine.backend)
     start = time.perf_counter()
-    first = engine.prepare()
+    first = engine.sync()
     start_s = time.perf_counter() - start
     updates = [update(engine, watched) for _ in range(options.updates + 1)][1:]
     engine.close()

@@ -17,23 +17,24 @@ import torch
 
 from hacrl.config.load import load_config
 from hacrl.config.schema import RunConfig
-from hacrl.engines.judging import verify_rollouts
+from hacrl.engines.answering import Answerer
 from hacrl.rollouts.groups import group_by_prompt
 from hacrl.runs.run import build_trainer
 from hacrl.seeding import derive_seed
 from hacrl.tasks.registry import make_task
 from hacrl.tasks.splits import ProblemStream
-from hacrl.training.trainer import Participant, Trainer
+from hacrl.training.trainer import Trainer
+from hacrl.training.worker import AgentWorker
 from hacrl.types import LearnerSample
 
 
-def gradient(participant: Participant, samples: Sequence[LearnerSample]) -> torch.Tensor:
+def gradient(worker: AgentWorker, samples: Sequence[LearnerSample]) -> torch.Tensor:
     """Gradient of the mean loss over the samples, as one vector; nothing is updated."""
-    participant.agent.model.zero_grad()
+    worker.agent.model.zero_grad()
     signal = [sample for sample in samples if sample.advantage != 0]
-    batch = participant.learner.loss_batch(signal, updates_done=0)
-    participant.learner.method.loss(batch).loss_B.mean().backward()
-    return torch.cat([parameter.grad.flatten() for parameter in participant.agent.model.parameters()])
+    batch = worker.learner.loss_batch(signal, updates_done=0)
+    worker.learner.method.loss(batch).loss_B.mean().backward()
+    return torch.cat([parameter.grad.flatten() for parameter in worker.agent.model.parameters()])
 
 
 def cosines(trainer: Trainer, config: RunConfig, batch: int) -> dict[str, float]:
@@ -41,22 +42,24 @@ def cosines(trainer: Trainer, config: RunConfig, batch: int) -> dict[str, float]
     task = make_task(config.task)
     problems = ProblemStream(task.train, config.rollout.prompts_per_step, config.seed).batch(batch)
     answers = {}
-    for participant in trainer.participants:
-        seed = derive_seed(config.seed, "alignment", participant.name, batch)
-        rollouts = participant.engine.generate(
-            problems, participant.rollouts_per_prompt, config.rollout.sampling, seed
-        )
-        answers[participant.name] = verify_rollouts(task, rollouts)
+    for worker in trainer.executor.workers.values():
+        seed = derive_seed(config.seed, "alignment", worker.name, batch)
+        answerer = Answerer(worker.agent, worker.engine, task)
+        samples = worker.settings.rollouts_per_prompt
+        answers[worker.name] = answerer.answer(problems, samples, config.rollout.sampling, seed)
     groups = group_by_prompt(answers)
     trainer.capabilities.record(
-        {p.name: [r for group in groups for r in group.rewards[p.name]] for p in trainer.participants}
+        {
+            p.name: [r for group in groups for r in group.rewards[p.name]]
+            for p in trainer.executor.workers.values()
+        }
     )
     found = {}
-    for participant in trainer.participants:
-        samples = participant.builder.build(groups, trainer.capabilities.ratio).samples
-        own = gradient(participant, [sample for sample in samples if sample.is_own])
-        cross = gradient(participant, [sample for sample in samples if not sample.is_own])
-        found[participant.name] = float(torch.nn.functional.cosine_similarity(own, cross, dim=0))
+    for worker in trainer.executor.workers.values():
+        samples = worker.builder.build(groups, trainer.capabilities.ratio).samples
+        own = gradient(worker, [sample for sample in samples if sample.is_own])
+        cross = gradient(worker, [sample for sample in samples if not sample.is_own])
+        found[worker.name] = float(torch.nn.functional.cosine_similarity(own, cross, dim=0))
     return found
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.engines import sample_rollouts
+
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))  # scripts, no package
 
 from comparison_tables import step_table
@@ -78,7 +80,7 @@ def test_agents_that_never_stop_do_not(shape: str, tmp_path: Path) -> None:
     """With 30 tokens, one in 30 would stop by chance: 400 drawn ones would hardly do without."""
     make_agent(shape, tmp_path, torch.float32, "cpu", stops=False)
     agent = Agent.load(AgentSettings(name="a", model=str(tmp_path)), "cpu")
-    rollouts = TransformersEngine(agent).generate([Problem("1", "abc", "")], 20, Sampling(20), seed=0)
+    rollouts = sample_rollouts(TransformersEngine(agent), [Problem("1", "abc", "")], 20, Sampling(20), seed=0)
     assert {len(rollout.token_ids) for rollout in rollouts} == {20}
     ids = torch.tensor([[5, 9, 13]])
     with torch.no_grad():

@@ -35,3 +35,5 @@ class CheckpointError(HacrlError, RuntimeError):
 
 class ForeignRolloutsError(TrainingError):
     """An agent's own rollouts were not sampled from its policy, so it must not be trained on them."""
+
+    agent: str | None = None  # set by the agent's worker

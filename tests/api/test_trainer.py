@@ -182,7 +182,7 @@ def test_the_weighted_sum_of_rewards_reaches_the_advantages(models, tmp_path):
         models, reward_funcs=[has_digit, shortness], train_dataset=ROWS, args=args, callbacks=[spy]
     )
     samples = {}
-    for participant in trainer._run.trainer.participants:
+    for participant in trainer._run.trainer.executor.workers.values():
         keep_samples(participant, samples)
     trainer.train()
     digit = {row["prompt"]: row["digit"] for row in ROWS}

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from hacrl.engines.base import RolloutEngine
+from hacrl.engines.base import Engine
 from hacrl.models.agent import Agent
 from hacrl.types import Rollout, Sampling
 from tests.support.engines import (
@@ -22,6 +22,7 @@ from tests.support.engines import (
     logprob_gap,
     mean_gap,
     next_token_probabilities,
+    sample_rollouts,
 )
 
 EXACT = 1e-4
@@ -31,7 +32,7 @@ ENDING = {"<eos>": 2.0}  # responses end at different places
 class EngineOf(Protocol):
     """Makes engines; ``seeded`` matters to those that are not repeatable otherwise."""
 
-    def __call__(self, agent: Agent, seeded: bool = True) -> RolloutEngine: ...
+    def __call__(self, agent: Agent, seeded: bool = True) -> Engine: ...
 
 
 class EngineContract:
@@ -54,7 +55,7 @@ class EngineContract:
     ) -> None:
         agent = engine_agent(leaning=ENDING)
         problems = [*PROBLEMS, ONE_TOKEN]
-        rollouts = engine_of(agent).generate(problems, 5, sampling, seed=1)
+        rollouts = sample_rollouts(engine_of(agent), problems, 5, sampling, seed=1)
         assert [r.problem.id for r in rollouts] == [p.id for p in problems for _ in range(5)]
         assert len(agent.encode_prompt(ONE_TOKEN)) == 1
         assert len({r.token_ids for r in rollouts}) > 15
@@ -68,7 +69,7 @@ class EngineContract:
     ) -> None:
         draws = 400
         agent = engine_agent()
-        rollouts = engine_of(agent, seeded=seeded).generate(PROBLEMS[1:2], draws, sampling, seed=7)
+        rollouts = sample_rollouts(engine_of(agent, seeded=seeded), PROBLEMS[1:2], draws, sampling, seed=7)
         counts = Counter(r.token_ids[0] for r in rollouts)
         likely = next_token_probabilities(agent, agent.encode_prompt(PROBLEMS[1]), sampling)
         assert all(likely[token] > 0 for token in counts)
@@ -80,7 +81,7 @@ class EngineContract:
 
     def test_the_stop_token_is_last_and_only_last(self, engine_of: EngineOf) -> None:
         agent = engine_agent(leaning=ENDING)
-        rollouts = engine_of(agent).generate(PROBLEMS, 8, Sampling(10), seed=3)
+        rollouts = sample_rollouts(engine_of(agent), PROBLEMS, 8, Sampling(10), seed=3)
         assert {r.finish_reason for r in rollouts} == {"stop", "length"}
         for rollout in rollouts:
             assert rollout.agent == "ada"
@@ -93,7 +94,7 @@ class EngineContract:
 
     def test_every_stop_token_of_the_agent_ends_a_response(self, engine_of: EngineOf) -> None:
         agent = engine_agent(leaning={"#": 2.5, "<eos>": 2.0}, stop_ids=(1, 20))
-        rollouts = engine_of(agent).generate(PROBLEMS, 8, Sampling(30), seed=3)
+        rollouts = sample_rollouts(engine_of(agent), PROBLEMS, 8, Sampling(30), seed=3)
         assert {r.token_ids[-1] for r in rollouts if r.finish_reason == "stop"} == {1, 20}
         for rollout in rollouts:
             assert not {1, 20} & set(rollout.token_ids[:-1])
@@ -103,25 +104,25 @@ class EngineContract:
         agent = engine_agent(leaning={"5": 3.0, "<eos>": 0.0})
         assert agent.model.config.eos_token_id == MODELS_OWN_EOS
         assert agent.stop_ids == {1}
-        rollouts = engine_of(agent).generate(PROBLEMS, 4, Sampling(20), seed=3)
+        rollouts = sample_rollouts(engine_of(agent), PROBLEMS, 4, Sampling(20), seed=3)
         before_the_last = Counter(token for r in rollouts for token in r.token_ids[:-1])
         assert before_the_last[MODELS_OWN_EOS] > 50
         assert all(r.token_ids[-1] == 1 or r.num_tokens == 20 for r in rollouts)
 
     def test_a_response_that_never_ends_is_cut(self, engine_of: EngineOf) -> None:
         agent = engine_agent(leaning={"<eos>": -100.0})
-        for said in engine_of(agent).generate(PROBLEMS, 2, Sampling(17), seed=0):
+        for said in sample_rollouts(engine_of(agent), PROBLEMS, 2, Sampling(17), seed=0):
             assert (said.finish_reason, said.num_tokens) == ("length", 17)
 
     def test_an_empty_response_is_one_stop_token(self, engine_of: EngineOf) -> None:
         agent = engine_agent(leaning={"<eos>": 100.0})
-        for said in engine_of(agent).generate(PROBLEMS, 2, Sampling(17), seed=0):
+        for said in sample_rollouts(engine_of(agent), PROBLEMS, 2, Sampling(17), seed=0):
             assert (said.finish_reason, said.text, said.token_ids) == ("stop", "", (1,))
             assert said.token_logprobs == pytest.approx((0.0,), abs=1e-6)
 
     def test_greedy_is_argmax_and_certain(self, engine_of: EngineOf) -> None:
         agent = engine_agent(leaning=ENDING)
-        rollouts = engine_of(agent).generate(PROBLEMS, 2, Sampling(12, temperature=0), seed=0)
+        rollouts = sample_rollouts(engine_of(agent), PROBLEMS, 2, Sampling(12, temperature=0), seed=0)
         for rollout in rollouts:
             assert rollout.token_ids == greedy_ids(agent, agent.encode_prompt(rollout.problem), 12)
             assert rollout.token_logprobs == (0.0,) * rollout.num_tokens
@@ -129,9 +130,9 @@ class EngineContract:
 
     def test_a_seed_fixes_the_responses(self, engine_of: EngineOf) -> None:
         engine = engine_of(engine_agent(leaning=ENDING))
-        first = engine.generate(PROBLEMS, 4, Sampling(8), seed=5)
-        again = engine.generate(PROBLEMS, 4, Sampling(8), seed=5)
-        other = engine.generate(PROBLEMS, 4, Sampling(8), seed=6)
+        first = sample_rollouts(engine, PROBLEMS, 4, Sampling(8), seed=5)
+        again = sample_rollouts(engine, PROBLEMS, 4, Sampling(8), seed=5)
+        other = sample_rollouts(engine, PROBLEMS, 4, Sampling(8), seed=6)
         assert [r.token_ids for r in again] == [r.token_ids for r in first]
         assert sum(a.token_ids != b.token_ids for a, b in zip(first, other, strict=True)) > 12
         assert all(len({r.token_ids for r in first[i : i + 4]}) > 1 for i in range(0, 20, 4))
@@ -139,7 +140,7 @@ class EngineContract:
     def test_everyone_is_told_of_once(self, engine_of: EngineOf) -> None:
         told: list[tuple[int, Rollout]] = []
         engine = engine_of(engine_agent(leaning=ENDING))
-        rollouts = engine.generate(PROBLEMS, 3, Sampling(8), 2, lambda *one: told.append(one))
+        rollouts = sample_rollouts(engine, PROBLEMS, 3, Sampling(8), 2, lambda *one: told.append(one))
         assert sorted(place for place, _ in told) == list(range(15))
         assert all(rollouts[place] is rollout for place, rollout in told)
 
@@ -147,13 +148,13 @@ class EngineContract:
         agent = engine_agent(leaning=ENDING)
         engine = engine_of(agent)
         sampling = Sampling(12)
-        before = engine.generate(PROBLEMS, 4, sampling, seed=1)
+        before = sample_rollouts(engine, PROBLEMS, 4, sampling, seed=1)
         assert {r.policy_version for r in before} == {0}
         assert logprob_gap(agent, before, sampling) < EXACT
         for version in (1, 2):
             change_weights(agent, seed=version)
-            check_report(engine.prepare(), version)
-            after = engine.generate(PROBLEMS, 4, sampling, seed=1)
+            check_report(engine.sync(), version)
+            after = sample_rollouts(engine, PROBLEMS, 4, sampling, seed=1)
             assert {r.policy_version for r in after} == {version}
             assert logprob_gap(agent, after, sampling) < EXACT
             assert mean_gap(agent, before, sampling) > 0.3  # the policy is another one indeed
@@ -164,9 +165,11 @@ class EngineContract:
         engine = engine_of(agent)
         sampling = Sampling(6)
         for _ in range(2):
-            assert logprob_gap(agent, engine.generate([LONG], 4, sampling, seed=1), sampling) < EXACT
+            assert logprob_gap(agent, sample_rollouts(engine, [LONG], 4, sampling, seed=1), sampling) < EXACT
         change_weights(agent, seed=1)
-        after = engine.generate([LONG], 4, sampling, seed=1)  # brings the engine to the policy by itself
+        after = sample_rollouts(
+            engine, [LONG], 4, sampling, seed=1
+        )  # brings the engine to the policy by itself
         assert {r.policy_version for r in after} == {1}
         assert logprob_gap(agent, after, sampling) < EXACT
 
@@ -174,8 +177,8 @@ class EngineContract:
         agent = engine_agent(leaning=ENDING)
         before = {name: weight.clone() for name, weight in agent.model.state_dict().items()}
         engine = engine_of(agent)
-        engine.generate(PROBLEMS, 2, Sampling(5), seed=0)
-        engine.rest()
+        sample_rollouts(engine, PROBLEMS, 2, Sampling(5), seed=0)
+        engine.sleep()
         assert all(weight.equal(before[name]) for name, weight in agent.model.state_dict().items())
         assert all(p.requires_grad and p.grad is None for p in agent.model.parameters())
 

@@ -16,6 +16,7 @@ from hacrl.models.logprobs import packed_logprobs, padded_logprobs, response_log
 from hacrl.models.packing import packed_tokens
 from hacrl.models.packing_support import supports_packing
 from hacrl.types import Problem, Sampling
+from tests.support.engines import sample_rollouts
 from tests.support.tiny import character_tokenizer
 
 TOKENIZER = character_tokenizer()
@@ -114,7 +115,9 @@ def test_sampler_and_learner_agree(monkeypatch, name: str, way: str) -> None:
     agent = agent_of(name, ARCHITECTURES[name])
     monkeypatch.setattr(decoding, "can_be_grouped", lambda model: way == "grouped")
     slots = 4 if way == "continuous" else 512  # for 9 responses
-    rollouts = TransformersEngine(agent, slots, way == "continuous").generate(PROBLEMS, 3, SAMPLING, seed=1)
+    rollouts = sample_rollouts(
+        TransformersEngine(agent, slots, way == "continuous"), PROBLEMS, 3, SAMPLING, seed=1
+    )
     pairs = [(agent.encode_prompt(rollout.problem), rollout.token_ids) for rollout in rollouts]
     with torch.no_grad():
         logprobs_BT, _ = response_logprobs(agent.model, pairs, SAMPLING, agent.device)
@@ -130,7 +133,7 @@ def test_a_model_without_an_attention_cache_is_refused_by_name() -> None:
     options.pop("num_attention_heads")
     agent = agent_of("Mamba", options)
     with pytest.raises(ModelError, match="MambaForCausalLM keeps a state"):
-        TransformersEngine(agent).generate(PROBLEMS, 2, SAMPLING, seed=0)
+        sample_rollouts(TransformersEngine(agent), PROBLEMS, 2, SAMPLING, seed=0)
 
 
 SLOTS = {  # options, whether they can be laid end to end, and whether a cache with slots is theirs

@@ -11,7 +11,7 @@ from hacrl.engines.hf.engine import TransformersEngine
 from hacrl.engines.hf.slot_decoder import SlotDecoder
 from hacrl.errors import TrainingError
 from hacrl.types import Rollout, Sampling
-from tests.support.engines import engine_agent
+from tests.support.engines import engine_agent, sample_rollouts
 from tests.support.forward import plain_logprobs
 from tests.support.sevens import problem
 
@@ -55,7 +55,7 @@ def test_responses_are_whole_and_sampled_as_they_say(monkeypatch, steps) -> None
     problems = [problem(text) for text in ("1:", "(23+14)*2:", "7-4:")]
     heard: list[int] = []
     engine = TransformersEngine(agent, 64, continuous=True)
-    rollouts = engine.generate(problems, 8, Sampling(12), 3, lambda place, _: heard.append(place))
+    rollouts = sample_rollouts(engine, problems, 8, Sampling(12), 3, lambda place, _: heard.append(place))
     assert sorted(heard) == list(range(24))  # each once
     assert [rollout.problem.id for rollout in rollouts] == [one.id for one in problems for _ in range(8)]
     assert len(engine.take_notes()) == len(steps)
@@ -73,7 +73,7 @@ def test_running_out_of_memory_makes_nobody_brief(monkeypatch) -> None:
 
     def lengths(seed: int) -> list[int]:
         engine = TransformersEngine(agent, 128, continuous=True)
-        return [one.num_tokens for one in engine.generate([problem("1:")], 128, Sampling(30), seed)]
+        return [one.num_tokens for one in sample_rollouts(engine, [problem("1:")], 128, Sampling(30), seed)]
 
     usual = [length for seed in range(4) for length in lengths(seed)]
     disturbed: list[int] = []
@@ -104,7 +104,7 @@ def test_fewer_are_tried_than_there_were(monkeypatch) -> None:
 
     monkeypatch.setattr(transformers_engine, "SlotDecoder", Crowded)
     engine = TransformersEngine(engine_agent(), 512, continuous=True)
-    engine.generate([problem("1:")], 64, Sampling(4), 0)
+    sample_rollouts(engine, [problem("1:")], 64, Sampling(4), 0)
     assert built == [4, 2]
     (note,) = engine.take_notes()
     assert "4 responses side by side did not fit" in note
@@ -118,10 +118,10 @@ def test_a_cache_of_numbers_that_are_not_finite_is_not_used_again() -> None:
     with torch.no_grad():
         weight.fill_(float("nan"))
     with pytest.raises(TrainingError, match="not finite"):
-        engine.generate([problem("1:")], 2, Sampling(6), 0)
+        sample_rollouts(engine, [problem("1:")], 2, Sampling(6), 0)
     with torch.no_grad():
         weight.copy_(good)
-    assert len(engine.generate([problem("1:")], 2, Sampling(6), 0)) == 2
+    assert len(sample_rollouts(engine, [problem("1:")], 2, Sampling(6), 0)) == 2
 
 
 def test_a_seed_fixes_responses_whatever_was_asked_before() -> None:
@@ -129,8 +129,8 @@ def test_a_seed_fixes_responses_whatever_was_asked_before() -> None:
     problems = [problem(f"{number}+1:") for number in range(11)]
 
     def asked(engine: TransformersEngine) -> list[Rollout]:
-        return engine.generate(problems[:9], 1, Sampling(6), 5)
+        return sample_rollouts(engine, problems[:9], 1, Sampling(6), 5)
 
     used = TransformersEngine(agent, 512, continuous=True)
-    used.generate(problems, 1, Sampling(6), 1)  # its cache has two slots more than are needed then
+    sample_rollouts(used, problems, 1, Sampling(6), 1)  # its cache has two slots more than are needed then
     assert asked(used) == asked(TransformersEngine(agent, 512, continuous=True))

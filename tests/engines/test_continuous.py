@@ -15,6 +15,7 @@ from hacrl.models.agent import Agent
 from hacrl.models.packing_support import supports_packing
 from hacrl.types import Problem, Sampling
 from tests.support.compiler import use_compiler
+from tests.support.engines import sample_rollouts
 from tests.support.tiny import char_agent, sharpened, with_logit_bias
 
 LONG, SHORT, ONE = (3, 4, 5, 6, 7, 8), (9, 10, 11), (12,)
@@ -214,13 +215,13 @@ def test_a_model_that_cannot_be_recorded_is_decoded_in_step(agent, monkeypatch) 
         raise CannotRecord("operation not permitted when stream is capturing")
 
     problems = [Problem(text, text, "") for text in ("1+1:", "(2+3)*4:")]
-    expected = TransformersEngine(agent, continuous=False).generate(problems, 3, Sampling(4), seed=1)
+    expected = sample_rollouts(TransformersEngine(agent, continuous=False), problems, 3, Sampling(4), seed=1)
     monkeypatch.setattr(SlotDecoder, "step", step)
     engine = TransformersEngine(agent, continuous=True)
-    assert engine.generate(problems, 3, Sampling(4), seed=1) == expected
+    assert sample_rollouts(engine, problems, 3, Sampling(4), seed=1) == expected
     assert engine.take_notes() == [
         f"agent {agent.name!r}: decoding could not be recorded as a CUDA graph (operation not permitted when "
         "stream is capturing), so responses are decoded in step, which is slower"
     ]
-    assert engine.generate(problems, 3, Sampling(4), seed=1) == expected
+    assert sample_rollouts(engine, problems, 3, Sampling(4), seed=1) == expected
     assert engine.take_notes() == []

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from hacrl.engines.answering import verify_rollouts
 from hacrl.engines.hf.engine import TransformersEngine
-from hacrl.engines.judging import verify_rollouts
 from hacrl.errors import ModelError
 from hacrl.types import Sampling
+from tests.support.engines import sample_rollouts
 from tests.support.rollouts import rollout
 from tests.support.sevens import SevensTask, problem
 from tests.support.texts import decode_response
@@ -19,7 +20,7 @@ PROBLEMS = [problem("1:"), problem("(23+14)*2:")]
 @pytest.mark.parametrize("make", [char_agent, pair_agent])
 def test_a_response_that_never_ends_has_all_its_tokens(make) -> None:
     agent = with_logit_bias(sharpened(make()), {"<eos>": -100.0})
-    for said in TransformersEngine(agent).generate(PROBLEMS, 3, Sampling(17), seed=0):
+    for said in sample_rollouts(TransformersEngine(agent), PROBLEMS, 3, Sampling(17), seed=0):
         assert (said.finish_reason, said.num_tokens) == ("length", 17)
         assert said.text == decode_response(agent, said.token_ids, ())
 
@@ -27,14 +28,14 @@ def test_a_response_that_never_ends_has_all_its_tokens(make) -> None:
 @pytest.mark.parametrize("make", [char_agent, pair_agent])
 def test_an_empty_response_is_one_stop_token(make) -> None:
     agent = with_logit_bias(sharpened(make()), {"<eos>": 100.0})
-    for said in TransformersEngine(agent).generate(PROBLEMS, 3, Sampling(17), seed=0):
+    for said in sample_rollouts(TransformersEngine(agent), PROBLEMS, 3, Sampling(17), seed=0):
         assert (said.finish_reason, said.text, said.token_ids) == ("stop", "", (1,))
         assert said.token_logprobs == pytest.approx((0.0,), abs=1e-6)
 
 
 def test_one_new_token_may_be_the_stop_token() -> None:
     agent = with_logit_bias(sharpened(char_agent()), {"<eos>": 4.0})
-    rollouts = TransformersEngine(agent).generate(PROBLEMS, 20, Sampling(1), seed=0)
+    rollouts = sample_rollouts(TransformersEngine(agent), PROBLEMS, 20, Sampling(1), seed=0)
     assert {r.finish_reason for r in rollouts} == {"stop", "length"}
     for said in rollouts:
         assert said.num_tokens == 1
@@ -45,24 +46,24 @@ def test_the_context_is_used_to_its_last_position_and_not_beyond() -> None:
     # "(23+14)*2:" is 10 characters: 54 more fill the context of 64
     agent = with_logit_bias(sharpened(char_agent("ada")), {"<eos>": -100.0})
     engine = TransformersEngine(agent)
-    assert [r.num_tokens for r in engine.generate(PROBLEMS, 1, Sampling(54), seed=0)] == [54, 54]
+    assert [r.num_tokens for r in sample_rollouts(engine, PROBLEMS, 1, Sampling(54), seed=0)] == [54, 54]
     message = r"agent 'ada': problem '\(23\+14\)\*2:' and max_new_tokens=55 need 65 tokens, .* context has 64"
     with pytest.raises(ModelError, match=message):
-        engine.generate(PROBLEMS, 1, Sampling(55), seed=0)
+        sample_rollouts(engine, PROBLEMS, 1, Sampling(55), seed=0)
 
 
 def test_a_rollout_knows_how_often_its_policy_was_updated() -> None:
     agent = char_agent()
     engine = TransformersEngine(agent)
-    assert engine.generate(PROBLEMS[:1], 1, Sampling(2), seed=0)[0].policy_version == 0
+    assert sample_rollouts(engine, PROBLEMS[:1], 1, Sampling(2), seed=0)[0].policy_version == 0
     agent.policy_version = 6
-    assert engine.generate(PROBLEMS[:1], 1, Sampling(2), seed=0)[0].policy_version == 6
+    assert sample_rollouts(engine, PROBLEMS[:1], 1, Sampling(2), seed=0)[0].policy_version == 6
 
 
 def test_sampling_leaves_gradients_and_weights_alone() -> None:
     agent = char_agent()
     before = {name: weights.clone() for name, weights in agent.model.state_dict().items()}
-    TransformersEngine(agent).generate(PROBLEMS, 2, Sampling(5), seed=0)
+    sample_rollouts(TransformersEngine(agent), PROBLEMS, 2, Sampling(5), seed=0)
     assert all(parameter.requires_grad and parameter.grad is None for parameter in agent.model.parameters())
     assert all(weights.equal(before[name]) for name, weights in agent.model.state_dict().items())
 

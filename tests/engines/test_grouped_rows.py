@@ -13,6 +13,7 @@ from hacrl.engines.hf.batch_decoding import GroupedRows, can_be_grouped
 from hacrl.engines.hf.engine import TransformersEngine
 from hacrl.models.agent import Agent
 from hacrl.types import Sampling
+from tests.support.engines import sample_rollouts
 from tests.support.faults import in_reference_cycle, no_collector, out_of_memory
 from tests.support.sevens import problem
 from tests.support.tiny import char_agent, sharpened, with_logit_bias
@@ -77,9 +78,9 @@ def test_prompts_are_computed_and_kept_once() -> None:
 
 def test_grouped_and_padded_rows_say_the_same(monkeypatch) -> None:
     """The same draws, hence the same tokens, whose log-probabilities differ by rounding."""
-    grouped = TransformersEngine(fresh()).generate(PROBLEMS, 4, SAMPLING, seed=3)
+    grouped = sample_rollouts(TransformersEngine(fresh()), PROBLEMS, 4, SAMPLING, seed=3)
     monkeypatch.setattr(decoding, "can_be_grouped", lambda model: False)
-    padded = TransformersEngine(fresh()).generate(PROBLEMS, 4, SAMPLING, seed=3)
+    padded = sample_rollouts(TransformersEngine(fresh()), PROBLEMS, 4, SAMPLING, seed=3)
     assert sum(len(rollout.token_ids) < 4 for rollout in grouped) > 10  # more than half have left
     assert [one.token_ids for one in grouped] == [one.token_ids for one in padded]
     for one, other in zip(grouped, padded, strict=True):
@@ -96,13 +97,13 @@ def test_memory_that_runs_out(too_many: int) -> None:
         sizes.append(ids.shape[1])
         return sizes[-1] == too_many and sizes.count(too_many) == 1
 
-    can_be_grouped(engine.agent.model)  # found out before
-    with out_of_memory(engine.agent.model, is_too_much) as failed:
-        rollouts = engine.generate(PROBLEMS, 3, SAMPLING, seed=3)
+    can_be_grouped(engine.policy.model)  # found out before
+    with out_of_memory(engine.policy.model, is_too_much) as failed:
+        rollouts = sample_rollouts(engine, PROBLEMS, 3, SAMPLING, seed=3)
     assert failed == [(1, too_many)]
     assert [size for size, _ in groupby(sizes[: sizes.index(too_many) + 1])] in ([31], [31, 15], [31, 15, 7])
     assert engine.max_batch == 8
-    assert rollouts == TransformersEngine(fresh(), 8).generate(PROBLEMS, 3, SAMPLING, seed=3)
+    assert rollouts == sample_rollouts(TransformersEngine(fresh(), 8), PROBLEMS, 3, SAMPLING, seed=3)
 
 
 def test_nothing_of_a_failed_attempt_is_held_by_the_next(monkeypatch) -> None:
@@ -118,7 +119,7 @@ def test_nothing_of_a_failed_attempt_is_held_by_the_next(monkeypatch) -> None:
 
     monkeypatch.setattr(decoding, "GroupedRows", Watched)
     engine = TransformersEngine(fresh(), 64)
-    with no_collector(), out_of_memory(engine.agent.model, lambda ids: ids.shape[1] == 15) as failed:
-        engine.generate(PROBLEMS, 3, SAMPLING, seed=0)
+    with no_collector(), out_of_memory(engine.policy.model, lambda ids: ids.shape[1] == 15) as failed:
+        sample_rollouts(engine, PROBLEMS, 3, SAMPLING, seed=0)
     assert len(failed) == 1
     assert held[:2] == [0, 0]

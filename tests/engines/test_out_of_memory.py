@@ -15,6 +15,7 @@ from hacrl.engines.hf.engine import TransformersEngine
 from hacrl.errors import TrainingError
 from hacrl.models.agent import Agent
 from hacrl.types import Rollout, Sampling
+from tests.support.engines import sample_rollouts
 from tests.support.faults import (
     Raise,
     cpu_is_full,
@@ -45,7 +46,7 @@ def fresh() -> Agent:
 
 
 def undisturbed(max_batch: int, group: int = 3, sampling: Sampling = SAMPLING) -> list[Rollout]:
-    return TransformersEngine(fresh(), max_batch).generate(PROBLEMS, group, sampling, seed=2)
+    return sample_rollouts(TransformersEngine(fresh(), max_batch), PROBLEMS, group, sampling, seed=2)
 
 
 def more_rows_than(rows: int):
@@ -55,9 +56,9 @@ def more_rows_than(rows: int):
 @pytest.mark.parametrize("fail", [gpu_is_full, cpu_is_full, cublas_is_full])
 def test_as_if_fewer_had_been_decoded_from_the_start(fail: Raise) -> None:
     engine = TransformersEngine(fresh(), 512)
-    with out_of_memory(engine.agent.model, more_rows_than(7), fail=fail) as failed:
-        rollouts = engine.generate(PROBLEMS, 3, SAMPLING, seed=2)
-        again = engine.generate(PROBLEMS, 3, SAMPLING, seed=2)
+    with out_of_memory(engine.policy.model, more_rows_than(7), fail=fail) as failed:
+        rollouts = sample_rollouts(engine, PROBLEMS, 3, SAMPLING, seed=2)
+        again = sample_rollouts(engine, PROBLEMS, 3, SAMPLING, seed=2)
     # 15 responses side by side; 256, 128, 64, 32, 16 would be as many, 8 are two groups of 3
     assert failed == [(15, 1)]
     assert engine.max_batch == 8
@@ -73,8 +74,8 @@ def test_as_if_fewer_had_been_decoded_from_the_start(fail: Raise) -> None:
 @pytest.mark.parametrize("max_batch", [6, 7])
 def test_the_prompts_alone_may_be_too_many(max_batch: int) -> None:
     engine = TransformersEngine(fresh(), max_batch)
-    with out_of_memory(engine.agent.model, lambda ids: ids.shape == (2, 10)) as failed:
-        rollouts = engine.generate(PROBLEMS, 3, SAMPLING, seed=2)
+    with out_of_memory(engine.policy.model, lambda ids: ids.shape == (2, 10)) as failed:
+        rollouts = sample_rollouts(engine, PROBLEMS, 3, SAMPLING, seed=2)
     assert failed == [(2, 10)]  # two prompts, the longer one of 10 tokens
     assert engine.max_batch == 3
     assert rollouts == undisturbed(3)
@@ -90,8 +91,8 @@ def test_random_draws_of_the_failed_attempt_are_taken_back(tokens: int) -> None:
         rows.append(ids.shape[0])
         return len(rows) == tokens + 1
 
-    with out_of_memory(engine.agent.model, late) as failed:
-        rollouts = engine.generate(PROBLEMS, 3, SAMPLING, seed=2)
+    with out_of_memory(engine.policy.model, late) as failed:
+        rollouts = sample_rollouts(engine, PROBLEMS, 3, SAMPLING, seed=2)
     assert failed == [(rows[tokens], 1)]
     assert engine.max_batch == 8  # of 15, though half may have ended by then
     assert rollouts == undisturbed(8)
@@ -101,9 +102,9 @@ def test_what_was_finished_before_is_kept() -> None:
     """The second of two chunks fails; its draws go on from where the first one's ended."""
     heard: list[int] = []
     engine = TransformersEngine(fresh(), 9)
-    with out_of_memory(engine.agent.model, lambda ids: len(heard) == 9 and ids.shape[0] > 3) as failed:
-        rollouts = engine.generate(
-            PROBLEMS, 3, SAMPLING, seed=2, on_finished=lambda place, _: heard.append(place)
+    with out_of_memory(engine.policy.model, lambda ids: len(heard) == 9 and ids.shape[0] > 3) as failed:
+        rollouts = sample_rollouts(
+            engine, PROBLEMS, 3, SAMPLING, seed=2, on_finished=lambda place, _: heard.append(place)
         )
     assert failed == [(6, 1)]
     assert heard == list(range(15))  # each is told of once
@@ -114,7 +115,7 @@ def test_what_was_finished_before_is_kept() -> None:
             expected.max_batch = 4
 
     assert engine.max_batch == 4
-    assert rollouts == expected.generate(PROBLEMS, 3, SAMPLING, seed=2, on_finished=shrink)
+    assert rollouts == sample_rollouts(expected, PROBLEMS, 3, SAMPLING, seed=2, on_finished=shrink)
     assert rollouts[:9] == undisturbed(9)[:9]
     assert rollouts[9:] != undisturbed(9)[9:]
 
@@ -123,14 +124,14 @@ def test_what_was_finished_before_is_kept() -> None:
 def test_a_group_may_be_split_down_to_single_responses(fits: int, parts: list[int]) -> None:
     engine = TransformersEngine(fresh(), 64)
     prefilled: list[tuple[int, int]] = []
-    with out_of_memory(engine.agent.model, more_rows_than(fits)):
-        rollouts = engine.generate(PROBLEMS[:1], 4, SAMPLING, seed=2)
+    with out_of_memory(engine.policy.model, more_rows_than(fits)):
+        rollouts = sample_rollouts(engine, PROBLEMS[:1], 4, SAMPLING, seed=2)
     assert engine.max_batch == (parts[0] if fits < 4 else 64)
     smaller = TransformersEngine(fresh(), engine.max_batch)
     hook = smaller.agent.model.register_forward_pre_hook(
         lambda _, __, kwargs: prefilled.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
     )
-    assert rollouts == smaller.generate(PROBLEMS[:1], 4, SAMPLING, seed=2)
+    assert rollouts == sample_rollouts(smaller, PROBLEMS[:1], 4, SAMPLING, seed=2)
     hook.remove()
     assert prefilled.count((1, 2)) == len(parts)  # "1:" is read once for each part
     assert [r.problem.id for r in rollouts] == ["1:"] * 4
@@ -142,7 +143,7 @@ def test_parts_of_groups_are_in_order_and_sampled_as_they_say(max_batch: int) ->
     agent = fresh()
     widths: list[int] = []
     with out_of_memory(agent.model, lambda ids: bool(widths.append(len(ids)))):
-        rollouts = TransformersEngine(agent, max_batch).generate(PROBLEMS, 7, SAMPLING, seed=4)
+        rollouts = sample_rollouts(TransformersEngine(agent, max_batch), PROBLEMS, 7, SAMPLING, seed=4)
     assert max(widths) == min(max_batch, 7)
     assert [r.problem.id for r in rollouts] == [p.id for p in PROBLEMS for _ in range(7)]
     assert len({r.token_ids for r in rollouts}) > 20
@@ -160,10 +161,10 @@ def test_a_response_that_does_not_fit_alone_ends_the_run() -> None:
         r"cpu .*\(agents.ada.device\), agents.ada.precision=bfloat16, or fewer rollout.max_new_tokens"
     )
     with (
-        out_of_memory(engine.agent.model, lambda _: True) as failed,
+        out_of_memory(engine.policy.model, lambda _: True) as failed,
         pytest.raises(TrainingError, match=message),
     ):
-        engine.generate(PROBLEMS[1:2], 4, SAMPLING, seed=0)
+        sample_rollouts(engine, PROBLEMS[1:2], 4, SAMPLING, seed=0)
     assert failed == [(1, 10)] * 3  # the prompt, for 4, 2 and 1 responses
 
 
@@ -174,10 +175,10 @@ def test_other_errors_are_not_taken_for_it() -> None:
         raise RuntimeError("shapes do not match")
 
     with (
-        out_of_memory(engine.agent.model, more_rows_than(7), fail=fail),
+        out_of_memory(engine.policy.model, more_rows_than(7), fail=fail),
         pytest.raises(RuntimeError, match="shapes do not match"),
     ):
-        engine.generate(PROBLEMS, 3, SAMPLING, seed=0)
+        sample_rollouts(engine, PROBLEMS, 3, SAMPLING, seed=0)
     assert (engine.max_batch, engine.notes) == (64, [])
 
 
@@ -193,9 +194,9 @@ def test_nothing_of_the_failed_attempt_is_held_by_the_next() -> None:
             caches.append(weakref.ref(cache))
             in_reference_cycle(cache)
 
-    hook = engine.agent.model.register_forward_pre_hook(look, with_kwargs=True)
-    with no_collector(), out_of_memory(engine.agent.model, more_rows_than(7)) as failed:
-        engine.generate(PROBLEMS, 3, SAMPLING, seed=0)
+    hook = engine.policy.model.register_forward_pre_hook(look, with_kwargs=True)
+    with no_collector(), out_of_memory(engine.policy.model, more_rows_than(7)) as failed:
+        sample_rollouts(engine, PROBLEMS, 3, SAMPLING, seed=0)
     hook.remove()
     assert len(failed) == 1
     assert held[:2] == [0, 0]
@@ -203,8 +204,10 @@ def test_nothing_of_the_failed_attempt_is_held_by_the_next() -> None:
 
 def test_what_fits_is_known_to_a_resumed_run() -> None:
     engine, resumed = TransformersEngine(fresh(), 64), TransformersEngine(fresh(), 64)
-    with out_of_memory(engine.agent.model, more_rows_than(7)):
-        engine.generate(PROBLEMS, 3, SAMPLING, seed=0)
+    with out_of_memory(engine.policy.model, more_rows_than(7)):
+        sample_rollouts(engine, PROBLEMS, 3, SAMPLING, seed=0)
     resumed.load_state_dict(json.loads(json.dumps(engine.state_dict())))
-    assert resumed.generate(PROBLEMS, 3, SAMPLING, seed=1) == engine.generate(PROBLEMS, 3, SAMPLING, seed=1)
+    assert sample_rollouts(resumed, PROBLEMS, 3, SAMPLING, seed=1) == sample_rollouts(
+        engine, PROBLEMS, 3, SAMPLING, seed=1
+    )
     assert resumed.state_dict() == {"max_batch": 8}

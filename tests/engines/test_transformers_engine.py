@@ -14,6 +14,7 @@ import torch
 from hacrl.engines.hf.engine import TransformersEngine
 from hacrl.models.agent import Agent
 from hacrl.types import Rollout, Sampling
+from tests.support.engines import sample_rollouts
 from tests.support.forward import plain_logprobs, warped
 from tests.support.sevens import problem
 from tests.support.tiny import absolute_agent, char_agent, pair_agent, sharpened, with_logit_bias
@@ -52,7 +53,7 @@ def check_logprobs(agent: Agent, rollouts: list[Rollout], sampling: Sampling) ->
     ],
 )
 def test_logprobs_are_those_of_a_plain_forward_pass(agent: Agent, sampling: Sampling) -> None:
-    rollouts = TransformersEngine(agent).generate(PROBLEMS, 3, sampling, seed=1)
+    rollouts = sample_rollouts(TransformersEngine(agent), PROBLEMS, 3, sampling, seed=1)
     assert [r.problem.id for r in rollouts] == [p.id for p in PROBLEMS for _ in range(3)]
     assert len({r.token_ids for r in rollouts}) > 5
     check_logprobs(agent, rollouts, sampling)
@@ -62,7 +63,7 @@ def test_logprobs_are_those_of_a_plain_forward_pass(agent: Agent, sampling: Samp
 def test_chunks_and_dropped_rows_do_not_mix_responses_up(agent: Agent, max_batch: int) -> None:
     sampling = Sampling(24)
     engine = TransformersEngine(ending(agent, 2.0), max_batch=max_batch)
-    rollouts = engine.generate(PROBLEMS, 3, sampling, seed=2)
+    rollouts = sample_rollouts(engine, PROBLEMS, 3, sampling, seed=2)
     assert [r.problem.id for r in rollouts] == [p.id for p in PROBLEMS for _ in range(3)]
     lengths = sorted(r.num_tokens for r in rollouts)
     assert lengths[0] <= 4  # rows have left at different times
@@ -72,7 +73,7 @@ def test_chunks_and_dropped_rows_do_not_mix_responses_up(agent: Agent, max_batch
 
 
 def test_stop_token_is_last_and_only_last(agent: Agent) -> None:
-    rollouts = TransformersEngine(ending(agent, 2.0)).generate(PROBLEMS, 8, Sampling(10), seed=3)
+    rollouts = sample_rollouts(TransformersEngine(ending(agent, 2.0)), PROBLEMS, 8, Sampling(10), seed=3)
     assert {r.finish_reason for r in rollouts} == {"stop", "length"}
     for rollout in rollouts:
         assert rollout.agent == agent.name
@@ -90,7 +91,7 @@ def test_stop_token_is_last_and_only_last(agent: Agent) -> None:
 def test_every_stop_token_of_the_model_ends_a_response() -> None:
     agent = with_logit_bias(sharpened(char_agent()), {"#": 4.0, "<eos>": 3.0})
     agent.model.generation_config.eos_token_id = [1, 20]
-    rollouts = TransformersEngine(agent).generate(PROBLEMS, 8, Sampling(30), seed=3)
+    rollouts = sample_rollouts(TransformersEngine(agent), PROBLEMS, 8, Sampling(30), seed=3)
     last = Counter(r.token_ids[-1] for r in rollouts if r.finish_reason == "stop")
     assert set(last) == {1, 20}
     for rollout in rollouts:
@@ -100,16 +101,16 @@ def test_every_stop_token_of_the_model_ends_a_response() -> None:
 
 def test_same_seed_same_rollouts(agent: Agent) -> None:
     engine = TransformersEngine(agent)
-    first = engine.generate(PROBLEMS, 4, Sampling(8), seed=5)
+    first = sample_rollouts(engine, PROBLEMS, 4, Sampling(8), seed=5)
     torch.manual_seed(123)  # the global generator plays no part
-    assert engine.generate(PROBLEMS, 4, Sampling(8), seed=5) == first
-    other = engine.generate(PROBLEMS, 4, Sampling(8), seed=6)
+    assert sample_rollouts(engine, PROBLEMS, 4, Sampling(8), seed=5) == first
+    other = sample_rollouts(engine, PROBLEMS, 4, Sampling(8), seed=6)
     assert sum(a.token_ids != b.token_ids for a, b in zip(first, other, strict=True)) > 15
 
 
 def test_greedy_is_what_transformers_generates(agent: Agent) -> None:
-    rollouts = TransformersEngine(ending(agent, 1.0)).generate(
-        PROBLEMS, 2, Sampling(12, temperature=0), seed=0
+    rollouts = sample_rollouts(
+        TransformersEngine(ending(agent, 1.0)), PROBLEMS, 2, Sampling(12, temperature=0), seed=0
     )
     for rollout in rollouts:
         prompt = torch.tensor([agent.encode_prompt(rollout.problem)])
@@ -124,7 +125,9 @@ def test_greedy_is_what_transformers_generates(agent: Agent) -> None:
 @pytest.mark.parametrize("sampling", [Sampling(1), Sampling(1, 0.7, top_k=6), Sampling(1, top_p=0.7)])
 def test_tokens_are_as_frequent_as_they_are_likely(agent: Agent, sampling: Sampling) -> None:
     draws = 6000
-    rollouts = TransformersEngine(agent, max_batch=draws).generate(PROBLEMS[:1], draws, sampling, seed=7)
+    rollouts = sample_rollouts(
+        TransformersEngine(agent, max_batch=draws), PROBLEMS[:1], draws, sampling, seed=7
+    )
     counts = Counter(r.token_ids[0] for r in rollouts)
     prompt = torch.tensor([agent.encode_prompt(PROBLEMS[0])])
     with torch.no_grad():
@@ -142,7 +145,9 @@ def test_second_tokens_follow_their_own_first_token() -> None:
     """Rows are independent: the pair frequencies are the product p(a) p(b | a)."""
     agent = sharpened(char_agent())
     draws = 6000
-    rollouts = TransformersEngine(agent, max_batch=draws).generate(PROBLEMS[:1], draws, Sampling(2), seed=8)
+    rollouts = sample_rollouts(
+        TransformersEngine(agent, max_batch=draws), PROBLEMS[:1], draws, Sampling(2), seed=8
+    )
     first = Counter(r.token_ids[0] for r in rollouts if r.num_tokens == 2)
     common, times = first.most_common(1)[0]
     prompt = agent.encode_prompt(PROBLEMS[0])

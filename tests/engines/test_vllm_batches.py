@@ -19,7 +19,7 @@ from hacrl.engines.vllm.numbers_as_text import (
     integers_to_text,
 )
 from hacrl.types import Rollout, Sampling
-from tests.support.engines import take_for_proven
+from tests.support.engines import sample_rollouts, take_for_proven
 from tests.support.sevens import problem
 from tests.support.texts import decode_response
 from tests.support.tiny import pair_agent
@@ -62,7 +62,7 @@ def test_responses_that_end_together_go_where_they_belong(monkeypatch: pytest.Mo
     engine = VllmEngine(agent, backend, VllmSettings(seeded=True), [])
     monkeypatch.setattr(engine, "_synchronise", partial(take_for_proven, engine))
     heard: dict[int, Rollout] = {}
-    rollouts = engine.generate(PROBLEMS, 3, Sampling(8), 5, heard.__setitem__)
+    rollouts = sample_rollouts(engine, PROBLEMS, 3, Sampling(8), 5, heard.__setitem__)
     assert heard == dict(enumerate(rollouts))
     # 9 are asked for; 4 have ended when it dies, and the others are asked for again, at 0 to 4
     assert list(heard) == [8, 5, 3, 0, 6, 1, 7, 4, 2]

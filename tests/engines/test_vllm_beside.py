@@ -66,7 +66,7 @@ def test_starts_come_one_by_one_and_all_else_side_by_side(monkeypatch: pytest.Mo
     ]
 
     def synchronise(engine: VllmEngine) -> None:
-        version = engine.agent.policy_version
+        version = engine.policy.policy_version
         if version == 0 or lost:
             firsts.take()
         else:
@@ -81,13 +81,13 @@ def test_starts_come_one_by_one_and_all_else_side_by_side(monkeypatch: pytest.Mo
     bring_up(engines)
     assert (starts.turns, starts.most, firsts.turns, firsts.most) == (2, 1, 2, 1)
     for engine in engines:
-        engine.agent.policy_version = 1
+        engine.policy.policy_version = 1
     bring_up(engines)
-    assert [engine.prepare().policy_version for engine in engines] == [1, 1]
+    assert [engine.sync().policy_version for engine in engines] == [1, 1]
     for engine in engines:
-        engine.agent.policy_version = 2
+        engine.policy.policy_version = 2
     bring_up(engines)
-    assert [engine.prepare().policy_version for engine in engines] == [2, 2]
+    assert [engine.sync().policy_version for engine in engines] == [2, 2]
     assert [engine.restarts for engine in engines] == [1, 1]
     assert (starts.turns, starts.most, firsts.turns, firsts.most) == (4, 1, 4, 1)
 
@@ -164,7 +164,7 @@ def test_one_that_is_closed_while_it_waits_for_its_turn_never_starts(monkeypatch
 
     def prepare(engine: VllmEngine) -> None:
         try:
-            engine.prepare()
+            engine.sync()
         except EngineError as error:
             errors.append(str(error))
 
@@ -186,7 +186,7 @@ def test_nobody_answers_while_another_one_starts(monkeypatch: pytest.MonkeyPatch
     go = threading.Event()
     first, second = Slow(), Slow(go)
     engines = [VllmEngine(char_agent(), backend, VllmSettings(), []) for backend in (first, second)]
-    engines[0].prepare()
+    engines[0].sync()
     threads = [threading.Thread(target=engine.prepare) for engine in reversed(engines)]
     threads[0].start()
     assert second.is_starting.wait(SECONDS)
@@ -212,8 +212,8 @@ def test_a_learner_gives_back_what_it_keeps_for_later_before_an_engine_starts(mo
             name="an engine", can_sleep=False, start=lambda: done.append("start"), close=lambda: None
         )
         engine = VllmEngine(agent, backend, VllmSettings(), [])
-        engine.prepare()
+        engine.sync()
         assert done == expected
         engine.close()
-        engine.prepare()
+        engine.sync()
         assert done == expected * 2

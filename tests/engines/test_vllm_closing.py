@@ -12,7 +12,7 @@ from hacrl.config.schema import VllmSettings
 from hacrl.engines.vllm.backend import Ask, Ended, EngineLostError, Said
 from hacrl.engines.vllm.engine import VllmEngine
 from hacrl.types import Problem, Sampling
-from tests.support.engines import take_for_proven
+from tests.support.engines import sample_rollouts, take_for_proven
 from tests.support.tiny import char_agent
 
 SECONDS = 20.0  # far more than is needed
@@ -49,12 +49,12 @@ def test_it_is_not_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = Endless()
     engine = VllmEngine(char_agent(), backend, VllmSettings(), [])
     monkeypatch.setattr(engine, "_synchronise", partial(take_for_proven, engine))
-    engine.prepare()
+    engine.sync()
     errors: list[Exception] = []
 
     def ask() -> None:
         try:
-            engine.generate(PROBLEMS, 1, Sampling(4), 0)
+            sample_rollouts(engine, PROBLEMS, 1, Sampling(4), 0)
         except EngineLostError as error:
             errors.append(error)
 
@@ -65,5 +65,5 @@ def test_it_is_not_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     asking.join(SECONDS)
     assert [str(error) for error in errors] == ["engine of ada has ended."]
     assert (backend.starts, engine.restarts) == (1, 0)
-    engine.prepare()  # who asks for it again gets it
+    engine.sync()  # who asks for it again gets it
     assert backend.starts == 2

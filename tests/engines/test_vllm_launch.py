@@ -27,7 +27,7 @@ from hacrl.errors import ConfigError
 from hacrl.models.lora import add_adapters
 from hacrl.runs.preflight import preflight
 from hacrl.tasks.base import Checked
-from tests.support.engines import PROBLEMS, engine_agent
+from tests.support.engines import PROBLEMS, engine_agent, probe_prompts
 from tests.support.sevens import SevensTask
 from tests.support.tiny import char_agent
 
@@ -112,14 +112,19 @@ def test_one_that_knows_the_size_of_its_cache_need_not_start_alone(
     """Others measure how much memory is free. On a CPU it is always known."""
     told = VllmSettings(mode=mode, kv_cache_gib=cache, engine_args=engine_args, devices=(1,))
     measures = cache is None and not engine_args
-    assert make_vllm_engine(engine_agent(), told, PROBLEMS, 99, tmp_path)._starts_alone is measures
+    assert (
+        make_vllm_engine(engine_agent(), told, probe_prompts(engine_agent()), 99, tmp_path)._starts_alone
+        is measures
+    )
     on_cpu = replace(told, devices=None)
-    assert not make_vllm_engine(engine_agent(), on_cpu, PROBLEMS, 99, tmp_path)._starts_alone
+    assert not make_vllm_engine(
+        engine_agent(), on_cpu, probe_prompts(engine_agent()), 99, tmp_path
+    )._starts_alone
 
 
 def test_a_cache_of_no_size_is_measured(tmp_path: Path) -> None:
     told = VllmSettings(engine_args={"kv_cache_memory_bytes": None}, devices=(1,))
-    assert make_vllm_engine(engine_agent(), told, PROBLEMS, 99, tmp_path)._starts_alone
+    assert make_vllm_engine(engine_agent(), told, probe_prompts(engine_agent()), 99, tmp_path)._starts_alone
 
 
 def test_engines_that_start_together_look_for_ports_in_different_places(monkeypatch) -> None:

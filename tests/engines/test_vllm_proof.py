@@ -23,12 +23,18 @@ from hacrl.rollouts.groups import PromptGroup
 from hacrl.training.learner import Learner
 from hacrl.training.samples import SampleBuilder
 from hacrl.types import Rollout, Sampling
-from tests.support.engines import logprob_gap
+from tests.support.engines import logprob_gap, sample_rollouts
 from tests.support.rollouts import judged
 from tests.support.sevens import problem
 from tests.support.tiny import char_agent
 
 PROBES = [problem(f"{number}+1:") for number in range(6)]
+
+
+def probes_of(agent):
+    return [agent.encode_prompt(probe) for probe in PROBES]
+
+
 PROBLEMS = [problem("3*3:"), problem("8-2:")]
 SAMPLING = Sampling(5)
 
@@ -86,7 +92,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> tuple[Agent, Sayer, VllmEngine]:
     monkeypatch.setattr(engine_module, "make_transport", lambda *told: Sent())
     monkeypatch.setattr(VllmEngine, "describe", lambda self: [{"max_length": 99, "model": {}}])
     monkeypatch.setattr(Sayer, "forget_prefixes", lambda self: None, raising=False)
-    return agent, backend, VllmEngine(agent, backend, VllmSettings(), PROBES)
+    return agent, backend, VllmEngine(agent, backend, VllmSettings(), probes_of(agent))
 
 
 def lengths(asks: Sequence[Ask]) -> list[int]:
@@ -95,24 +101,24 @@ def lengths(asks: Sequence[Ask]) -> list[int]:
 
 def test_the_proof_goes_with_what_is_asked_for_and_is_nobodys_response(made) -> None:
     agent, backend, engine = made
-    assert engine.prepare(proven=False) is None
+    assert engine.sync(proven=False) is None
     assert (backend.sent, backend.asked) == (1, [])
     heard: dict[int, Rollout] = {}
-    rollouts = engine.generate(PROBLEMS, 2, SAMPLING, 0, heard.__setitem__)
+    rollouts = sample_rollouts(engine, PROBLEMS, 2, SAMPLING, 0, heard.__setitem__)
     (asks,) = backend.asked
     assert lengths(asks) == [PROBED_TOKENS] * PROBED_PROMPTS + [5] * 4
     assert [ask.prompt_ids for ask in asks[:4]] == [agent.encode_prompt(one) for one in PROBES[:4]]
     assert heard == dict(enumerate(rollouts))
     assert [one.problem for one in rollouts] == [PROBLEMS[0], PROBLEMS[0], PROBLEMS[1], PROBLEMS[1]]
-    report = engine.prepare()
+    report = engine.sync()
     assert report is not None
     assert (report.policy_version, report.weight_sync) == (0, "none")
     assert report.logprob_gap < 1e-6
     # proven is proven, until the policy changes
-    engine.generate(PROBLEMS, 2, SAMPLING, 0)
+    sample_rollouts(engine, PROBLEMS, 2, SAMPLING, 0)
     assert lengths(backend.asked[1]) == [5] * 4
     agent.policy_version = 1
-    engine.generate(PROBLEMS, 2, SAMPLING, 0)
+    sample_rollouts(engine, PROBLEMS, 2, SAMPLING, 0)
     assert lengths(backend.asked[2]) == [PROBED_TOKENS] * PROBED_PROMPTS + [5] * 4
     assert backend.sent == 2
 
@@ -122,11 +128,11 @@ def test_wrong_weights_are_noticed_whatever_was_said_meanwhile(made) -> None:
     backend.agent = char_agent(seed=1)
     heard: dict[int, Rollout] = {}
     with pytest.raises(EngineError, match=r"engine of char is not at the agent's policy .* differ by"):
-        engine.generate(PROBLEMS, 2, SAMPLING, 0, heard.__setitem__)
+        sample_rollouts(engine, PROBLEMS, 2, SAMPLING, 0, heard.__setitem__)
     assert heard == {}  # they were shorter, and are nobody's
     assert backend.sent == 2  # weights were brought once more
     with pytest.raises(EngineError, match="not at the agent's policy"):
-        engine.prepare()
+        engine.sync()
     assert backend.sent == 4
 
 
@@ -140,7 +146,7 @@ def test_weights_that_arrive_the_second_time(made, monkeypatch) -> None:
 
     monkeypatch.setattr(Sent, "send", send)
     heard: dict[int, Rollout] = {}
-    rollouts = engine.generate(PROBLEMS, 2, SAMPLING, 0, heard.__setitem__)
+    rollouts = sample_rollouts(engine, PROBLEMS, 2, SAMPLING, 0, heard.__setitem__)
     assert heard == dict(enumerate(rollouts))
     assert logprob_gap(agent, rollouts, SAMPLING) < 1e-6
     (note,) = engine.take_notes()
@@ -170,7 +176,7 @@ def test_who_fails_the_proof_is_left_before_weights_come_again(made, monkeypatch
     backend.generate = generate
     monkeypatch.setattr(Sent, "send", sent)
     with pytest.raises(EngineError, match="not at the agent's policy"):
-        engine.generate(PROBLEMS, 2, Sampling(20), 0)
+        sample_rollouts(engine, PROBLEMS, 2, Sampling(20), 0)
     assert happened == ["weights", "left", "weights", "left"]
 
 
@@ -185,7 +191,7 @@ def test_how_far_first_tokens_differ_is_said(made) -> None:
 
     backend.said = later_ones_differ
     with pytest.raises(EngineError) as caught:
-        engine.prepare()
+        engine.sync()
     mean = (4 * 0.25 + 60 * 2.0) / 64
     expected = (
         f"{mean:.3g} nats per token on average (at most 2, over 64 tokens; first tokens of responses by 0.25)"
@@ -210,7 +216,7 @@ def test_kernels_of_ours_that_are_wrong_are_found_out(made, monkeypatch) -> None
 
     monkeypatch.setattr(agreement, "response_logprobs", wrong)
     with pytest.raises(EngineError) as caught:
-        engine.prepare()
+        engine.sync()
     assert "differ by 1.5 nats per token" in str(caught.value)
     (found,) = re.findall(r"plain attention, the agent's differ by (\S+)\. ", str(caught.value))
     assert float(found) < 1e-5
@@ -228,7 +234,7 @@ def test_who_goes_wrong_beside_its_proof_is_refused_by_the_learner(made) -> None
 
     backend.said = wrong_in_responses
     sampling, method = Sampling(12), make_method(GspoSettings())
-    rollouts = engine.generate(PROBLEMS, 8, sampling, 0)  # it passes its proof
+    rollouts = sample_rollouts(engine, PROBLEMS, 8, sampling, 0)  # it passes its proof
     groups = [
         PromptGroup(one, {agent.name: tuple(judged(r, i % 2) for i, r in enumerate(part))})
         for one, part in zip(PROBLEMS, (rollouts[:8], rollouts[8:]), strict=True)
@@ -244,7 +250,7 @@ def test_who_goes_wrong_beside_its_proof_is_refused_by_the_learner(made) -> None
 
 def test_asked_for_by_itself(made) -> None:
     _, backend, engine = made
-    report = engine.prepare()
+    report = engine.sync()
     assert report is not None
     assert report.logprob_gap < 1e-6
     assert [lengths(asks) for asks in backend.asked] == [[PROBED_TOKENS] * PROBED_PROMPTS]
@@ -252,8 +258,8 @@ def test_asked_for_by_itself(made) -> None:
 
 def test_seeded_responses_are_generated_by_themselves(made) -> None:
     agent, backend, _ = made
-    engine = VllmEngine(agent, backend, VllmSettings(seeded=True), PROBES)
-    engine.generate(PROBLEMS, 2, SAMPLING, 0)
+    engine = VllmEngine(agent, backend, VllmSettings(seeded=True), probes_of(agent))
+    sample_rollouts(engine, PROBLEMS, 2, SAMPLING, 0)
     assert [lengths(asks) for asks in backend.asked] == [[PROBED_TOKENS] * PROBED_PROMPTS, [5] * 4]
 
 
@@ -263,27 +269,27 @@ def test_nothing_is_taken_of_who_died_before_it_had_proven_anything(made, monkey
     backend.dies_after = [6, 7]  # four responses and two of four proofs; three of four
     monkeypatch.setattr(backend, "start", lambda: setattr(backend, "agent", right) if backend.asked else None)
     heard: dict[int, Rollout] = {}
-    rollouts = engine.generate(PROBLEMS, 2, SAMPLING, 0, heard.__setitem__)
+    rollouts = sample_rollouts(engine, PROBLEMS, 2, SAMPLING, 0, heard.__setitem__)
     assert list(heard) == [0, 1, 2, 3]
     assert [one.problem for one in rollouts] == [PROBLEMS[0], PROBLEMS[0], PROBLEMS[1], PROBLEMS[1]]
     assert logprob_gap(agent, rollouts, SAMPLING) < 1e-6
     everything = [*[PROBED_TOKENS] * PROBED_PROMPTS, *[5] * 4]
     assert [lengths(asks) for asks in backend.asked] == [everything] * 3
-    report = engine.prepare()
+    report = engine.sync()
     assert report is not None
     assert report.restarts == engine.restarts == 2
 
 
 def test_who_has_proven_it_keeps_what_it_said_when_it_dies(made) -> None:
     agent, backend, engine = made
-    engine.prepare()
+    engine.sync()
     backend.dies_after = [3]
     agent.policy_version = 1  # it gets weights again, and must prove them
-    engine.prepare()
-    rollouts = engine.generate(PROBLEMS, 2, SAMPLING, 0)
+    engine.sync()
+    rollouts = sample_rollouts(engine, PROBLEMS, 2, SAMPLING, 0)
     proof = [PROBED_TOKENS] * PROBED_PROMPTS
     assert [lengths(asks) for asks in backend.asked] == [proof, proof, proof, [5] * 4]
     assert {one.policy_version for one in rollouts} == {1}
     backend.dies_after = [3]
-    assert len(engine.generate(PROBLEMS, 2, SAMPLING, 0)) == 4
+    assert len(sample_rollouts(engine, PROBLEMS, 2, SAMPLING, 0)) == 4
     assert [lengths(asks) for asks in backend.asked[4:]] == [[5] * 4, [*proof, 5]]

@@ -7,10 +7,11 @@ import math
 import pytest
 
 from hacrl.config.schema import EvaluationSettings
+from hacrl.engines.answering import Answerer
 from hacrl.engines.hf.engine import TransformersEngine
-from hacrl.engines.judging import ask_and_judge
 from hacrl.training.accuracy import Accuracy, accuracy_by_problem, accuracy_of
 from hacrl.types import Sampling
+from tests.support.engines import sample_rollouts
 from tests.support.sevens import SevensTask
 from tests.support.tiny import char_agent, with_logit_bias
 
@@ -36,12 +37,14 @@ def test_samples_are_grouped_by_problem() -> None:
     task = SevensTask()
     engine = TransformersEngine(with_logit_bias(char_agent(), {"7": 1.5}))
     sampling = Sampling(3)
-    accuracy = accuracy_by_problem(ask_and_judge(engine, task, task.test, 6, sampling, seed=4), 6)
+    accuracy = accuracy_by_problem(
+        Answerer(engine.policy, engine, task).answer(task.test, 6, sampling, seed=4), 6
+    )
     means = {}
     for one in task.test:
         rewards = [
             float("7" in said.text)
-            for said in engine.generate(task.test, 6, sampling, seed=4)
+            for said in sample_rollouts(engine, task.test, 6, sampling, seed=4)
             if said.problem.id == one.id
         ]
         assert len(rewards) == 6

@@ -34,5 +34,7 @@ def test_the_demo_learns_on_a_gpu(tmp_path):
 def test_agents_may_live_on_different_devices(tmp_path):
     trainer = build_trainer(demo(tmp_path, "agents.llama.device=cpu"))
     trainer.step(1)
-    devices = {participant.name: participant.agent.device.type for participant in trainer.participants}
+    devices = {
+        participant.name: participant.agent.device.type for participant in trainer.executor.workers.values()
+    }
     assert devices == {"small": "cuda", "large": "cuda", "llama": "cpu"}

@@ -21,6 +21,7 @@ from hacrl.models.packing_support import has_fused_attention
 from hacrl.training.learner import Learner
 from hacrl.training.metrics import LearnStats, PassResult
 from hacrl.types import LearnerSample, Problem, Sampling
+from tests.support.engines import sample_rollouts
 from tests.support.tiny import character_tokenizer
 
 pytestmark = [
@@ -71,7 +72,7 @@ def test_graphs_sample_with_the_probabilities_of_a_plain_forward_pass(dtype, gap
     agent = agent_of(dtype)
     engine = TransformersEngine(agent, max_batch=6)  # of 20 responses: slots are used again
     for seed in (0, 1):  # the second time with graphs recorded before
-        rollouts = engine.generate(PROBLEMS, 4, sampling, seed)
+        rollouts = sample_rollouts(engine, PROBLEMS, 4, sampling, seed)
         assert engine._decoders[sampling]._graphs
         assert engine._decoders[sampling].problem == ""
         assert len({rollout.num_tokens for rollout in rollouts}) > 1
@@ -83,35 +84,35 @@ def test_graphs_sample_with_the_probabilities_of_a_plain_forward_pass(dtype, gap
 @pytest.mark.parametrize("window", [3, 8])
 def test_a_sliding_window_is_kept_to(window) -> None:
     agent = agent_of(torch.bfloat16, window)
-    rollouts = TransformersEngine(agent, 6).generate(PROBLEMS, 4, Sampling(24), 0)
+    rollouts = sample_rollouts(TransformersEngine(agent, 6), PROBLEMS, 4, Sampling(24), 0)
     for rollout, expected in zip(rollouts, plain_logprobs(agent, rollouts, Sampling(24)), strict=True):
         assert (torch.tensor(rollout.token_logprobs) - expected).abs().mean() < 0.05
 
 
 def test_a_seed_fixes_the_responses_whether_or_not_graphs_are_there_already() -> None:
     engine = TransformersEngine(agent_of(torch.bfloat16), 8)
-    first = engine.generate(PROBLEMS, 4, Sampling(16), seed=5)
-    again = engine.generate(PROBLEMS, 4, Sampling(16), seed=5)
-    other = engine.generate(PROBLEMS, 4, Sampling(16), seed=6)
+    first = sample_rollouts(engine, PROBLEMS, 4, Sampling(16), seed=5)
+    again = sample_rollouts(engine, PROBLEMS, 4, Sampling(16), seed=5)
+    other = sample_rollouts(engine, PROBLEMS, 4, Sampling(16), seed=6)
     assert [r.token_ids for r in again] == [r.token_ids for r in first]
     assert [r.token_ids for r in other] != [r.token_ids for r in first]
 
 
 def test_memory_that_learning_will_use_again_does_not_cost_the_graphs() -> None:
     engine = TransformersEngine(agent_of(torch.bfloat16), 8)
-    engine.generate(PROBLEMS, 4, Sampling(16), seed=5)
+    sample_rollouts(engine, PROBLEMS, 4, Sampling(16), seed=5)
     before = list(engine._decoders.values())
     free, total = torch.cuda.mem_get_info()
     if free < 0.7 * total:
         pytest.skip("somebody else uses the GPU")
     left = torch.empty(int(0.6 * total), dtype=torch.uint8, device="cuda")
-    engine.rest()
+    engine.sleep()
     assert not engine._decoders  # it is in use
-    engine.generate(PROBLEMS, 4, Sampling(16), seed=5)
+    sample_rollouts(engine, PROBLEMS, 4, Sampling(16), seed=5)
     del left
     assert torch.cuda.mem_get_info()[0] < 0.5 * total  # it is torch's still, but nobody's
     again = list(engine._decoders.values())
-    engine.rest()
+    engine.sleep()
     assert len(before) == 1
     assert list(engine._decoders.values()) == again
     torch.cuda.empty_cache()
@@ -119,7 +120,9 @@ def test_memory_that_learning_will_use_again_does_not_cost_the_graphs() -> None:
 
 def test_tokens_are_as_frequent_as_they_are_likely() -> None:
     agent, draws = agent_of(torch.float32), 4000
-    rollouts = TransformersEngine(agent, 512).generate(PROBLEMS[:1], draws, Sampling(1, 0.8, 9), seed=7)
+    rollouts = sample_rollouts(
+        TransformersEngine(agent, 512), PROBLEMS[:1], draws, Sampling(1, 0.8, 9), seed=7
+    )
     counts = Counter(rollout.token_ids[0] for rollout in rollouts)
     with torch.no_grad():
         prompt = torch.tensor([agent.encode_prompt(PROBLEMS[0])], device="cuda")
@@ -134,18 +137,18 @@ def test_graphs_follow_weights_that_change_and_weights_that_move() -> None:
     agent = agent_of(torch.float32)
     engine = TransformersEngine(agent, 8)
     sampling = Sampling(12)
-    engine.generate(PROBLEMS, 2, sampling, 0)
+    sample_rollouts(engine, PROBLEMS, 2, sampling, 0)
     recorded = engine._decoders[sampling]
     with torch.no_grad():
         agent.model.get_output_embeddings().weight.mul_(0.5)  # in place
-    rollouts = engine.generate(PROBLEMS, 2, sampling, 0)
+    rollouts = sample_rollouts(engine, PROBLEMS, 2, sampling, 0)
     assert engine._decoders[sampling] is recorded
     for rollout, expected in zip(rollouts, plain_logprobs(agent, rollouts, sampling), strict=True):
         torch.testing.assert_close(torch.tensor(rollout.token_logprobs), expected, atol=1e-3, rtol=0)
     old = [parameter.data for parameter in agent.model.parameters()]  # kept, so that addresses are new
     for parameter in agent.model.parameters():
         parameter.data = parameter.data.clone() * 1.1
-    rollouts = engine.generate(PROBLEMS, 2, sampling, 0)
+    rollouts = sample_rollouts(engine, PROBLEMS, 2, sampling, 0)
     assert len(old) > 0
     for rollout, expected in zip(rollouts, plain_logprobs(agent, rollouts, sampling), strict=True):
         torch.testing.assert_close(torch.tensor(rollout.token_logprobs), expected, atol=1e-3, rtol=0)

@@ -319,7 +319,7 @@ def test_agents_generate_with_more_room_and_are_home_afterwards(
         seen[level] = Memory()
         with LocalRun(config(models, tmp_path / level, level), [seen[level]], task=SevensTask()) as run:
             run.train()
-        agents = {one.name: one.agent for one in run.trainer.participants}
+        agents = {one.name: one.agent for one in run.trainer.executor.workers.values()}
         assert {agent.device.type for agent in agents.values()} == {DEVICE}
         counts = {name: sum(p.numel() for p in agent.model.parameters()) for name, agent in agents.items()}
         del run, agents
@@ -343,12 +343,12 @@ def test_the_bytes_that_leave_by_hand(models: dict[str, Path], tmp_path: Path) -
     trainer = build_trainer(settings, preflight(settings, SevensTask()))
     trainer.step(1)
     counts = {}
-    for one in trainer.participants:
+    for one in trainer.executor.workers.values():
         one.engine.close()
         counts[one.name] = sum(p.numel() for p in one.agent.model.parameters())
     qwen, llama = counts["qwen"], counts["llama"]
-    trainer.residency.to_generate("qwen")
-    trainer.residency.leave("qwen")
+    trainer.executor.residency.to_generate("qwen")
+    trainer.executor.residency.leave("qwen")
     empty = allocated()  # nobody's weights, nobody's optimizer
     expected = {  # bytes per weight: 2; gradients come with the next update only
         ("to_generate", "qwen"): 2 * qwen,
@@ -357,18 +357,18 @@ def test_the_bytes_that_leave_by_hand(models: dict[str, Path], tmp_path: Path) -
         ("to_learn", "llama"): 2 * llama,
     }
     for (turn, name), size in expected.items():
-        getattr(trainer.residency, turn)(name)
+        getattr(trainer.executor.residency, turn)(name)
         assert allocated() - empty == size
-    trainer.residency.everyone_home()
+    trainer.executor.residency.everyone_home()
     assert allocated() - empty == 2 * (qwen + llama)
 
 
 def test_nothing_leaves_a_gpu_with_room_unless_it_has_to(models: dict[str, Path], tmp_path: Path) -> None:
     settings = config(models, tmp_path / "auto", "auto")
     trainer = build_trainer(settings, preflight(settings, SevensTask()))
-    assert trainer.residency.notes == ()
+    assert trainer.executor.residency.notes == ()
     before = allocated()
-    trainer.residency.to_generate("qwen")
+    trainer.executor.residency.to_generate("qwen")
     assert allocated() == before
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory, "available_bytes", lambda device: 2**40 if device == "cpu" else 2**20)

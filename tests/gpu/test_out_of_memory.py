@@ -17,6 +17,7 @@ from hacrl.models.agent import Agent
 from hacrl.models.logprobs import response_logprobs
 from hacrl.training.learner import Learner
 from hacrl.types import LearnerSample, Sampling
+from tests.support.engines import sample_rollouts
 from tests.support.sevens import problem
 from tests.support.tiny import character_tokenizer, tiny_llama, with_logit_bias
 from tests.training.handmade import largest_difference, weights
@@ -116,12 +117,12 @@ def test_generating_goes_on_with_fewer_responses() -> None:
         return TransformersEngine(agent, max_batch)
 
     group = 128  # 4,096 responses in all
-    small = peak(lambda: engine(256).generate(problems, group, SAMPLING, seed=0))
-    large = peak(lambda: engine(8192).generate(problems, group, SAMPLING, seed=0))
+    small = peak(lambda: sample_rollouts(engine(256), problems, group, SAMPLING, seed=0))
+    large = peak(lambda: sample_rollouts(engine(8192), problems, group, SAMPLING, seed=0))
     assert large > 4 * small
     crowded = engine(8192)
     with only(max(2 * small, large / 3)):
-        rollouts = crowded.generate(problems, group, SAMPLING, seed=0)
+        rollouts = sample_rollouts(crowded, problems, group, SAMPLING, seed=0)
     assert len(crowded.take_notes()) >= 1
     assert 256 <= crowded.max_batch < 4096
     assert [r.problem.id for r in rollouts] == [p.id for p in problems for _ in range(group)]

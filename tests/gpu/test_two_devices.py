@@ -11,6 +11,7 @@ from hacrl.engines.hf.engine import TransformersEngine
 from hacrl.training.learner import Learner
 from hacrl.types import Sampling
 from tests.gpu.test_fast_paths import PROBLEMS, agent_of, sample
+from tests.support.engines import sample_rollouts
 
 pytestmark = [
     pytest.mark.gpu,
@@ -21,7 +22,7 @@ pytestmark = [
 def said_and_learnt(device: str) -> tuple[list[tuple[int, ...]], torch.Tensor]:
     agent = agent_of(torch.bfloat16)
     agent.model.to(device)
-    rollouts = TransformersEngine(agent).generate(PROBLEMS, 4, Sampling(24), seed=3)
+    rollouts = sample_rollouts(TransformersEngine(agent), PROBLEMS, 4, Sampling(24), seed=3)
     learner = Learner(agent, make_method(GspoSettings()), LearningSettings(lr=1e-3), Sampling(64))
     learner.learn([sample(i, length) for i, length in enumerate((40, 3, 17, 29))], 2, 0)
     weights = torch.cat([parameter.detach().cpu().flatten() for parameter in agent.model.parameters()])

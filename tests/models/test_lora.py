@@ -23,6 +23,7 @@ from hacrl.models.logprobs import response_logprobs
 from hacrl.models.reference_policy import AdaptersOff, FrozenCopy, make_reference
 from hacrl.training.learner import Learner
 from hacrl.types import Sampling
+from tests.support.engines import sample_rollouts
 from tests.support.forward import plain_logprobs
 from tests.support.sevens import problem
 from tests.support.tiny import absolute_agent, char_agent, pair_agent, pair_tokenizer, sharpened
@@ -242,7 +243,9 @@ def test_a_bfloat16_base_has_float32_adapters_and_is_saved_in_bfloat16(folder: P
 def test_sampler_and_learner_agree_with_adapters(folder: Path) -> None:
     agent = adapted(folder / "char")
     train(learner_of(agent))
-    rollouts = TransformersEngine(agent).generate([problem("1+1:"), problem("3:")], 3, Sampling(8), seed=0)
+    rollouts = sample_rollouts(
+        TransformersEngine(agent), [problem("1+1:"), problem("3:")], 3, Sampling(8), seed=0
+    )
     for rollout in rollouts:
         with torch.no_grad():
             ids = agent.encode_prompt(rollout.problem)

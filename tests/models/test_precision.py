@@ -17,6 +17,7 @@ from hacrl.models.agent import Agent
 from hacrl.models.loading import load_model_config, torch_precision
 from hacrl.models.logprobs import response_logprobs
 from hacrl.types import Sampling
+from tests.support.engines import sample_rollouts
 from tests.support.sevens import problem
 from tests.support.tiny import char_agent, sharpened
 from tests.training.handmade import PROMPTS, RESPONSES, SAMPLING
@@ -100,7 +101,9 @@ def test_log_probabilities_are_float32_whatever_the_weights(tmp_path: Path) -> N
 
 def test_a_bfloat16_sampler_and_learner_agree_within_bfloat16(tmp_path: Path) -> None:
     agent = load(saved(tmp_path), precision="bfloat16")
-    rollouts = TransformersEngine(agent).generate([problem("1+1:"), problem("3:")], 4, Sampling(8), seed=0)
+    rollouts = sample_rollouts(
+        TransformersEngine(agent), [problem("1+1:"), problem("3:")], 4, Sampling(8), seed=0
+    )
     pairs = [(agent.encode_prompt(one.problem), one.token_ids) for one in rollouts]
     with torch.no_grad():
         values, _ = response_logprobs(agent.model, pairs, Sampling(8), agent.device)

@@ -19,6 +19,7 @@ from hacrl.models.agent import Agent
 from hacrl.models.loading import load_text_codec
 from hacrl.models.tokenizing import TextCodec, plain_conversation
 from hacrl.types import Problem, Sampling, Turn
+from tests.support.engines import sample_rollouts
 from tests.support.rollouts import rollout
 from tests.support.sevens import problem
 from tests.support.texts import learner_tokens
@@ -157,7 +158,7 @@ def test_stop_tokens_are_the_same_with_and_without_weights(tmp_path: Path) -> No
 def test_generation_ends_with_the_turn() -> None:
     tokenizer = tokenizer_with(CHAT)
     agent = with_logit_bias(Agent("ada", tiny_qwen(tokenizer), tokenizer), {"<end>": 2.0})
-    rollouts = TransformersEngine(agent).generate([problem("3:")], 16, Sampling(12), seed=0)
+    rollouts = sample_rollouts(TransformersEngine(agent), [problem("3:")], 16, Sampling(12), seed=0)
     stopped = [one for one in rollouts if one.finish_reason == "stop"]
     assert len(stopped) > 8
     for one in stopped:
@@ -238,7 +239,7 @@ def test_sampler_and_learner_agree_behind_a_template() -> None:
     tokenizer = tokenizer_with(CHAT)
     agent = with_logit_bias(Agent("ada", tiny_qwen(tokenizer), tokenizer), {"<end>": 2.0})
     asked = Problem("p", "3:", "7", (Turn("user", "2:"), Turn("assistant", "9")))
-    for one in TransformersEngine(agent).generate([asked, problem("1:")], 3, Sampling(8), seed=1):
+    for one in sample_rollouts(TransformersEngine(agent), [asked, problem("1:")], 3, Sampling(8), seed=1):
         prompt = ids("(2:<end>)9<end>(3:<end>)") if one.problem is asked else ids("(1:<end>)")
         with torch.no_grad():
             expected = plain_logprobs(agent.model, prompt, one.token_ids, Sampling(8))

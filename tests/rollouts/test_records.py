@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hacrl.engines.base import EngineReport
+from hacrl.engines.base import SyncReport
 from hacrl.json_values import from_tagged_json, is_plain_json, to_tagged_json
 from hacrl.rollouts.records import SCHEMA, RecordError, from_bytes, from_json, to_bytes, to_json
 from hacrl.training.metrics import (
@@ -64,7 +64,7 @@ STEP_REPORTS = st.builds(
             st.integers(0, 9),
             st.builds(RolloutReport, FINITE, COUNTS, FINITE, FINITE, st.integers(0, 9)),
             LEARN_REPORTS,
-            st.none() | st.builds(EngineReport, st.integers(0, 9), TEXT, FINITE, st.integers(0, 9)),
+            st.none() | st.builds(SyncReport, st.integers(0, 9), TEXT, FINITE, st.integers(0, 9)),
         ),
         max_size=2,
     ),

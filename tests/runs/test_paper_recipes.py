@@ -160,7 +160,7 @@ def finished(recipe: str, kind: str, folder: Path) -> Finished:
     with LocalRun(config) as run:
         run.train()
         run.save()
-        for participant in run.trainer.participants:
+        for participant in run.trainer.executor.workers.values():
             name, agent = participant.name, participant.agent
             copy = getattr(participant.learner._reference, "_model", None) if kind == "full" else None
             start = load_file(folder / name / "model.safetensors")

@@ -24,7 +24,7 @@ def lying_from(policy_version: int):
 
     def generate(engine: TransformersEngine, *told, **options) -> list[Rollout]:
         rollouts = honestly(engine, *told, **options)
-        if engine.agent.name != "llama" or engine.agent.policy_version < policy_version:
+        if engine.policy.name != "llama" or engine.policy.policy_version < policy_version:
             return rollouts
         return [
             with_logprobs(one, (*one.token_logprobs[:1], *(p - LIE for p in one.token_logprobs[1:])))

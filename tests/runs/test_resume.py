@@ -301,7 +301,10 @@ def test_micro_batches_are_chosen_anew_if_that_is_asked_for_or_the_device_is_ano
     if "null" in change:
         found = open_run(stopped, [change])
         with LocalRun(found.config, resumed=found.point) as run:
-            sizes = [one.learner.state_dict()["micro_batch_tokens"] for one in run.trainer.participants]
+            sizes = [
+                one.learner.state_dict()["micro_batch_tokens"]
+                for one in run.trainer.executor.workers.values()
+            ]
         assert sizes == [4096, 4096]  # on a CPU
 
 

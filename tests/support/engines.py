@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from hacrl.engines.base import EngineReport
+from hacrl.engines.answering import decode_rollouts
+from hacrl.engines.base import Engine, GenerationRequest, Sample, SyncReport
 from hacrl.engines.vllm.engine import VllmEngine
 from hacrl.models.agent import Agent
-from hacrl.types import Rollout, Sampling
+from hacrl.types import Problem, Rollout, Sampling
 from tests.support.forward import plain_logprobs, warped
 from tests.support.sevens import problem
 from tests.support.tiny import character_tokenizer, pair_tokenizer
@@ -23,6 +24,36 @@ CONTEXT = 512
 LONG = problem("1" + "+1" * 149 + ":")  # 300 tokens: more than one block of a vLLM cache
 STEADY = 1.0  # first number of every embedding, which no layer changes: lm_head can lean on it
 MODELS_OWN_EOS = 8  # "5" is what the model's config calls eos; the agent stops at 1
+
+
+def sample_rollouts(
+    engine: Engine,
+    problems: Sequence[Problem],
+    samples: int,
+    sampling: Sampling,
+    seed: int,
+    on_finished: Callable[[int, Rollout], None] | None = None,
+) -> list[Rollout]:
+    """Return ``samples`` rollouts per problem; ``on_finished`` gets each one's index and rollout."""
+    agent = engine.policy
+    assert isinstance(agent, Agent)
+    prompts = [agent.encode_prompt(problem) for problem in problems]
+    request = GenerationRequest(prompts, samples, sampling, frozenset(agent.stop_ids), seed)
+
+    def decode(finished: Sequence[tuple[int, Sample]]) -> None:
+        answered = [(problems[index // samples], sample) for index, sample in finished]
+        for (index, _), rollout in zip(finished, decode_rollouts(agent, answered), strict=True):
+            on_finished(index, rollout)
+
+    found = engine.generate(request, None if on_finished is None else decode)
+    return decode_rollouts(
+        agent, [(problems[index // samples], sample) for index, sample in enumerate(found)]
+    )
+
+
+def probe_prompts(agent: Agent) -> list[tuple[int, ...]]:
+    """Return the prompts with which a vLLM engine of the agent proves its weights."""
+    return [agent.encode_prompt(problem) for problem in PROBLEMS]
 
 
 def engine_agent(
@@ -142,5 +173,5 @@ class AlreadyRunning:
 
 def take_for_proven(engine: VllmEngine) -> None:
     """Mark the weights of a fake engine as synced and checked."""
-    version = engine.agent.policy_version
-    engine._version, engine._report = version, EngineReport(version, "none", 0.0, engine.restarts)
+    version = engine.policy.policy_version
+    engine._version, engine._report = version, SyncReport(version, "none", 0.0, engine.restarts)

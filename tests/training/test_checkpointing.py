@@ -23,6 +23,7 @@ from hacrl.models.agent import Agent
 from hacrl.training.gradient_checkpointing import checkpointed_layers
 from hacrl.training.learner import Learner
 from hacrl.types import LearnerSample, Sampling
+from tests.support.engines import sample_rollouts
 from tests.support.sevens import problem
 from tests.support.tiny import absolute_agent, char_agent, character_tokenizer, pair_agent, sharpened
 from tests.training.handmade import PROMPTS, RESPONSES, SAMPLING, sample
@@ -181,7 +182,7 @@ def test_generation_between_updates_uses_the_cache(
         for seed in range(2):
             lengths.clear()
             handle = layers(agent)[0].register_forward_pre_hook(seen, with_kwargs=True)
-            rollouts = engine.generate(asked, 2, sampling, seed)
+            rollouts = sample_rollouts(engine, asked, 2, sampling, seed)
             handle.remove()
             assert lengths == expected
             own = [

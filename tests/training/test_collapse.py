@@ -69,7 +69,7 @@ def test_a_run_leaves_a_mute_agent_out(tmp_path):
     config = chaos_config(tmp_path / "run", 4, **changes)
     with LocalRun(config, agents={"llama": mute(config)}) as run:
         run.train()
-        versions = {one.name: one.agent.policy_version for one in run.trainer.participants}
+        versions = {one.name: one.agent.policy_version for one in run.trainer.executor.workers.values()}
     lines = (tmp_path / "run" / "metrics.jsonl").read_text("utf-8").splitlines()
     steps = [json.loads(line)["agents"] for line in lines]
     assert [sorted(agents) for agents in steps] == [["llama", "small"]] * 2 + [["small"]] * 2

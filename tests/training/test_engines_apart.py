@@ -30,12 +30,12 @@ def apart(monkeypatch: pytest.MonkeyPatch) -> Callable[[Prepare], None]:
         known: dict[str, int] = {}
 
         def once(engine: TransformersEngine, proven: bool = True) -> None:
-            name, version = engine.agent.name, engine.agent.policy_version
+            name, version = engine.policy.name, engine.policy.policy_version
             if known.get(name) != version:
                 prepare(name, version)
                 known[name] = version
 
-        monkeypatch.setattr(TransformersEngine, "is_apart", True)
+        monkeypatch.setattr(TransformersEngine, "runs_concurrently", True)
         monkeypatch.setattr(TransformersEngine, "shares_weights", False)
         monkeypatch.setattr(TransformersEngine, "prepare", once)
 

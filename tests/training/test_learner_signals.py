@@ -15,6 +15,7 @@ from hacrl.rollouts.groups import PromptGroup
 from hacrl.training.learner import Learner
 from hacrl.training.samples import SampleBuilder
 from hacrl.types import Sampling
+from tests.support.engines import sample_rollouts
 from tests.support.rollouts import judged
 from tests.support.sevens import problem
 from tests.support.tiny import absolute_agent, char_agent, pair_agent, sharpened, with_logit_bias
@@ -124,7 +125,7 @@ def test_fresh_rollouts_have_ratio_one_and_no_gap(make, sampling: Sampling) -> N
     """Sampler and learner agree on a rollout of the present policy, whatever was sampled how."""
     agent = with_logit_bias(sharpened(make()), {"<eos>": 1.0})
     one = problem("12+3:")
-    rollouts = TransformersEngine(agent).generate([one], 8, sampling, seed=0)
+    rollouts = sample_rollouts(TransformersEngine(agent), [one], 8, sampling, seed=0)
     group = PromptGroup(one, {agent.name: tuple(judged(r, i % 2) for i, r in enumerate(rollouts))})
     method = make_method(GspoSettings())
     builder = SampleBuilder(agent, method)

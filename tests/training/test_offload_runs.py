@@ -65,7 +65,7 @@ KINDS = {
 
 def train_until_one_has_learnt(run: LocalRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """And leave off in the middle of the step."""
-    to_learn, taught = run.trainer.residency.to_learn, []
+    to_learn, taught = run.trainer.executor.residency.to_learn, []
 
     def then_interrupt(name: str) -> None:
         to_learn(name)
@@ -73,7 +73,7 @@ def train_until_one_has_learnt(run: LocalRun, monkeypatch: pytest.MonkeyPatch) -
         run.interrupt()
 
     with monkeypatch.context() as patch:
-        patch.setattr(run.trainer.residency, "to_learn", then_interrupt)
+        patch.setattr(run.trainer.executor.residency, "to_learn", then_interrupt)
         run.train()
     assert len(taught) == 1
 
@@ -109,7 +109,7 @@ def test_a_run_is_the_same_to_the_last_bit(
         run.save()
     assert differing_files(tmp_path / "plain", tmp_path / "parts") == []
     weights_of, moved = {}, 0
-    for participant in run.trainer.participants:  # after the run they are whole, and at home
+    for participant in run.trainer.executor.workers.values():  # after the run they are whole, and at home
         parameters = list(participant.agent.model.parameters())
         assert all(parameter.isfinite().all() for parameter in parameters)
         weights_of[participant.name] = sum(parameter.nbytes for parameter in parameters)

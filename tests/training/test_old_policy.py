@@ -30,6 +30,7 @@ from hacrl.training.metrics import LearnReport, LearnStats, learn_report
 from hacrl.training.old_policy import OldLogprobs, spread_out
 from hacrl.training.samples import LearnerSamples, SampleBuilder
 from hacrl.types import LearnerSample, Sampling
+from tests.support.engines import sample_rollouts
 from tests.support.forward import plain_logprobs
 from tests.support.rollouts import judged, with_logprobs
 from tests.support.sevens import problem
@@ -336,7 +337,7 @@ def test_the_stop_token_counts_where_it_is_learnt(learn_stop_token: bool) -> Non
     one, sampling = problem("12+3:"), Sampling(8)
     rollouts = [
         with_logprobs(r, (*r.token_logprobs[:-1], r.token_logprobs[-1] + 0.5))
-        for r in TransformersEngine(agent).generate([one], 32, sampling, seed=0)
+        for r in sample_rollouts(TransformersEngine(agent), [one], 32, sampling, seed=0)
         if r.finish_reason == "stop" and r.num_tokens > 1
     ]
     assert len(rollouts) > 3

@@ -19,6 +19,7 @@ from hacrl.training.batching import minibatches
 from hacrl.training.learner import Learner
 from hacrl.training.samples import SampleBuilder
 from hacrl.types import LearnerSample, Sampling
+from tests.support.engines import sample_rollouts
 from tests.support.faults import nan_gradients
 from tests.support.rollouts import judged
 from tests.support.sevens import problem
@@ -65,7 +66,7 @@ def said(agent: Agent, shifts: Sequence[float], own: bool = True, **options) -> 
 def honest(agent: Agent, sampling: Sampling, responses: int = 16) -> list[LearnerSample]:
     """What the agent says to one prompt, as it was sampled."""
     one = problem("12+3:")
-    rollouts = TransformersEngine(agent).generate([one], responses, sampling, seed=0)
+    rollouts = sample_rollouts(TransformersEngine(agent), [one], responses, sampling, seed=0)
     group = PromptGroup(one, {agent.name: tuple(judged(r, i % 2) for i, r in enumerate(rollouts))})
     builder = SampleBuilder(agent, make_method(GSPO))
     return builder.build([group], lambda *_: 1.0).samples

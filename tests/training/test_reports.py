@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from hacrl.engines.judging import verify_rollouts
+from hacrl.engines.answering import verify_rollouts
 from hacrl.training.metrics import (
     LearnReport,
     LearnStats,

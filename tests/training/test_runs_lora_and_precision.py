@@ -114,7 +114,9 @@ def test_a_run_in_bfloat16(runs: Runs, tmp_path: Path) -> None:
     with bfloat16_run(runs, tmp_path / "run", lr=5e-3) as run:
         run.train()
         folders = run.save()
-        agents = {participant.name: participant.agent for participant in run.trainer.participants}
+        agents = {
+            participant.name: participant.agent for participant in run.trainer.executor.workers.values()
+        }
         for name, folder in folders.items():
             saved = load_file(folder / "model.safetensors")
             assert {value.dtype for value in saved.values()} == {torch.bfloat16}
@@ -132,7 +134,7 @@ def test_steps_too_small_for_bfloat16_are_not_lost(runs: Runs, tmp_path: Path) -
     """A norm's weights, all 1, cannot move by 1e-6 in bfloat16; their masters do at every update."""
     with bfloat16_run(runs, tmp_path / "run", lr=1e-6) as run:
         run.train()
-        for participant in run.trainer.participants:
+        for participant in run.trainer.executor.workers.values():
             parameters = dict(participant.agent.model.named_parameters())
             masters = [m.detach() for m in participant.learner.optimizer.masters]
             for (name, parameter), master in zip(parameters.items(), masters, strict=True):

@@ -12,13 +12,14 @@ from dataclasses import replace
 import pytest
 
 from hacrl.config.schema import CapabilitySettings, GrpoSettings, NaiveSettings
+from hacrl.engines.answering import verify_rollouts
 from hacrl.engines.hf.engine import TransformersEngine
-from hacrl.engines.judging import verify_rollouts
 from hacrl.models.agent import Agent
 from hacrl.seeding import derive_seed
 from hacrl.tasks.registry import TASKS
 from hacrl.training.accuracy import accuracy_by_problem
 from hacrl.types import Rollout, Sampling, Verdict
+from tests.support.engines import sample_rollouts
 from tests.support.sevens import SevensTask
 from tests.training.runs import GSPO, HACPO, Runs, assert_moved, assert_same_weights
 
@@ -47,8 +48,8 @@ def test_engines_apart_answer_side_by_side_and_nothing_else_changes(
 ) -> None:
     evaluation = {"problems": 3, "every": 1}
     one_by_one = runs("char", "twin", "pair", steps=2, evaluation=evaluation)
-    is_apart = property(lambda engine: engine.agent.name != "twin")
-    monkeypatch.setattr(TransformersEngine, "is_apart", is_apart)
+    runs_concurrently = property(lambda engine: engine.policy.name != "twin")
+    monkeypatch.setattr(TransformersEngine, "runs_concurrently", runs_concurrently)
     run = runs("char", "twin", "pair", steps=2, evaluation=evaluation)
     phases = [(phase, agent) for at, phase, agent in run.watcher.phases if at == 1 and phase != "learn"]
     for together in (slice(0, 2), slice(6, 8)):  # whoever is ready first begins
@@ -80,14 +81,14 @@ def test_each_agents_seconds_are_its_own(runs: Runs, monkeypatch: pytest.MonkeyP
 
     def waiting(engine, *asked):
         rollouts = generate(engine, *asked)
-        if engine.agent.name == "char":
+        if engine.policy.name == "char":
             char_has_ended.set()
         else:
             assert char_has_ended.wait(30)
             time.sleep(0.2)
         return rollouts
 
-    monkeypatch.setattr(TransformersEngine, "is_apart", True)
+    monkeypatch.setattr(TransformersEngine, "runs_concurrently", True)
     monkeypatch.setattr(TransformersEngine, "generate", waiting)
     run = runs("char", "pair", steps=1)
     seconds = json.loads((run.result.folder / "timings.jsonl").read_text())
@@ -226,7 +227,7 @@ def test_evaluation_is_of_the_agent_alone(runs: Runs) -> None:
     for name in ("char", "pair"):
         engine = TransformersEngine(Agent.load(runs.agent(name), "cpu"))
         seed = derive_seed(3, "evaluate", name)
-        said = engine.generate(task.test[:4], 30, Sampling(4, temperature=0.5), seed)
+        said = sample_rollouts(engine, task.test[:4], 30, Sampling(4, temperature=0.5), seed)
         alone = accuracy_by_problem(verify_rollouts(task, said), 30)
         assert run.result.accuracies == {0: {**run.result.accuracies[0], name: alone}}
 

@@ -23,7 +23,7 @@ from hacrl.engines.vllm.engine import VllmEngine
 from hacrl.engines.vllm.launch import make_vllm_engine
 from hacrl.engines.vllm.weight_transfer import free_port
 from hacrl.models.agent import Agent
-from tests.support.engines import CONTEXT, PROBLEMS, engine_agent
+from tests.support.engines import CONTEXT, engine_agent, probe_prompts
 
 KEY = "a key for tests"
 START_SECONDS = 300  # a hang guard
@@ -44,7 +44,9 @@ class Server:
 
     def engine(self, agent: Agent, **options) -> VllmEngine:
         """An engine for an agent; the server stays when it is closed."""
-        return make_vllm_engine(agent, self.settings(**options), PROBLEMS, CONTEXT, self.log.parent)
+        return make_vllm_engine(
+            agent, self.settings(**options), probe_prompts(agent), CONTEXT, self.log.parent
+        )
 
 
 @pytest.fixture(scope="session")

@@ -33,6 +33,8 @@ from tests.support.engines import (
     engine_agent,
     logprob_gap,
     mean_gap,
+    probe_prompts,
+    sample_rollouts,
 )
 from tests.support.sevens import SevensTask
 from tests.vllm.marks import IN_VLLM
@@ -62,8 +64,8 @@ class TestVllmChild(EngineContract):
     @pytest.fixture(scope="class")
     def shared(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
         folder = tmp_path_factory.mktemp("child")
-        engine = make_vllm_engine(engine_agent(), SETTINGS, PROBLEMS, CONTEXT, folder)
-        engine.prepare()
+        engine = make_vllm_engine(engine_agent(), SETTINGS, probe_prompts(engine_agent()), CONTEXT, folder)
+        engine.sync()
         started = processes()
         assert len(engines()) == 1
         yield engine
@@ -75,7 +77,7 @@ class TestVllmChild(EngineContract):
     def engine_of(self, shared: VllmEngine) -> EngineOf:
         def make(agent: Agent, seeded: bool = True) -> VllmEngine:
             settings = VllmSettings(mode="child", seeded=seeded)
-            return VllmEngine(agent, AlreadyRunning(shared.backend), settings, PROBLEMS)
+            return VllmEngine(agent, AlreadyRunning(shared.backend), settings, probe_prompts(agent))
 
         return make
 
@@ -89,11 +91,11 @@ class TestVllmChild(EngineContract):
     def test_weights_may_be_broadcast(self, shared: VllmEngine) -> None:
         agent = engine_agent(seed=5)
         settings = VllmSettings(mode="child", seeded=True, weight_sync="gloo")
-        engine = VllmEngine(agent, AlreadyRunning(shared.backend), settings, PROBLEMS)
+        engine = VllmEngine(agent, AlreadyRunning(shared.backend), settings, probe_prompts(agent))
         for version in (1, 2):
             change_weights(agent, seed=version)
-            assert engine.prepare().weight_sync == "gloo"
-            said = engine.generate(PROBLEMS, 2, Sampling(12), seed=0)
+            assert engine.sync().weight_sync == "gloo"
+            said = sample_rollouts(engine, PROBLEMS, 2, Sampling(12), seed=0)
             assert logprob_gap(agent, said, Sampling(12)) < 1e-4
 
     def test_what_nobody_waits_for_any_more_is_dropped(self, engine_of: EngineOf) -> None:
@@ -102,8 +104,8 @@ class TestVllmChild(EngineContract):
 
         engine = engine_of(engine_agent(leaning={"<eos>": -100.0}))
         with pytest.raises(KeyboardInterrupt):
-            engine.generate(PROBLEMS, 40, Sampling(50), 0, stop)
-        assert [r.num_tokens for r in engine.generate(PROBLEMS, 1, Sampling(3), 0)] == [3] * 5
+            sample_rollouts(engine, PROBLEMS, 40, Sampling(50), 0, stop)
+        assert [r.num_tokens for r in sample_rollouts(engine, PROBLEMS, 1, Sampling(3), 0)] == [3] * 5
 
     def test_answers_that_were_left_behind_are_not_those_of_the_next_request(
         self, shared: VllmEngine, monkeypatch: pytest.MonkeyPatch
@@ -147,12 +149,12 @@ def test_tied_embeddings_and_a_death(tmp_path: Path, monkeypatch: pytest.MonkeyP
     agent = engine_agent("tess", tied=True)
     few = {"max_num_seqs": 8}  # so that responses end one after the other
     settings = VllmSettings(mode="child", kv_cache_gib=0.1, seeded=True, engine_args=few)
-    engine = make_vllm_engine(agent, settings, PROBLEMS, CONTEXT, tmp_path)
+    engine = make_vllm_engine(agent, settings, probe_prompts(agent), CONTEXT, tmp_path)
     try:
-        before = engine.generate(PROBLEMS, 2, Sampling(12), seed=0)
+        before = sample_rollouts(engine, PROBLEMS, 2, Sampling(12), seed=0)
         for version in (1, 2):
             change_weights(agent, seed=version)
-            after = engine.generate(PROBLEMS, 2, Sampling(12), seed=0)
+            after = sample_rollouts(engine, PROBLEMS, 2, Sampling(12), seed=0)
             assert logprob_gap(agent, after, Sampling(12)) < 1e-4
             assert mean_gap(agent, before, Sampling(12)) > 0.3
         rollouts, early = generate_and_kill(engine, lambda: engines()[0])
@@ -164,14 +166,14 @@ def test_tied_embeddings_and_a_death(tmp_path: Path, monkeypatch: pytest.MonkeyP
         with pytest.raises(EngineError, match=r"failed while hacrl_say_no_json: .*not JSON serializable"):
             engine.backend.call("hacrl_say_no_json")
         engine.backend.call("hacrl_break_the_next_step")  # as memory of a GPU that runs out would
-        rollouts = engine.generate(PROBLEMS, 2, Sampling(12), seed=0)
+        rollouts = sample_rollouts(engine, PROBLEMS, 2, Sampling(12), seed=0)
         assert engine.restarts == 2
         assert "the next step is broken" in engine.take_notes()[-1]
         assert logprob_gap(agent, rollouts, Sampling(12)) < 1e-4
         engine.backend.call("hacrl_forget_the_tied_head")
         change_weights(agent, seed=3)
         with pytest.raises(EngineError, match=r"agent 'tess' is not at the agent's policy after a weight up"):
-            engine.prepare()
+            engine.sync()
     finally:
         started = processes()
         engine.close()
@@ -195,7 +197,7 @@ def generate_and_kill(
             early.update(finished)
             victim().kill()
 
-    rollouts = engine.generate(PROBLEMS, 4, Sampling(40), 3, take)
+    rollouts = sample_rollouts(engine, PROBLEMS, 4, Sampling(40), 3, take)
     assert sorted(finished) == list(range(20))
     return rollouts, early
 
@@ -205,7 +207,7 @@ def test_an_engine_one_of_whose_workers_dies(tmp_path: Path) -> None:
     agent = engine_agent("dora")
     apart = {"distributed_executor_backend": "mp", "max_num_seqs": 8}
     settings = VllmSettings(mode="child", kv_cache_gib=0.1, seeded=True, engine_args=apart)
-    engine = make_vllm_engine(agent, settings, PROBLEMS, CONTEXT, tmp_path)
+    engine = make_vllm_engine(agent, settings, probe_prompts(agent), CONTEXT, tmp_path)
     try:
         rollouts, early = generate_and_kill(engine, a_worker)
         assert (engine.restarts, len(early)) == (1, 3)
@@ -219,9 +221,9 @@ def test_an_engine_one_of_whose_workers_dies(tmp_path: Path) -> None:
 
 def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
     settings = VllmSettings(mode="child", engine_args={"no_such_option": 1})
-    engine = make_vllm_engine(engine_agent("eve"), settings, PROBLEMS, CONTEXT, tmp_path)
+    engine = make_vllm_engine(engine_agent("eve"), settings, probe_prompts(engine_agent()), CONTEXT, tmp_path)
     with pytest.raises(EngineError, match=r"vLLM engine of agent 'eve' does not start: .*no_such_option"):
-        engine.prepare()
+        engine.sync()
 
 
 def test_a_run_with_two_engines_side_by_side(tmp_path: Path) -> None:

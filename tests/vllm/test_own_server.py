@@ -31,6 +31,8 @@ from tests.support.engines import (
     engine_agent,
     logprob_gap,
     mean_gap,
+    probe_prompts,
+    sample_rollouts,
 )
 from tests.vllm.conftest import wait_until
 from tests.vllm.processes import engine_core, servers_of, still_there, with_children
@@ -56,7 +58,7 @@ class Own:
     def beside(self, agent: Agent, **options) -> VllmEngine:
         """Another engine on the same server, which does not start it."""
         settings = VllmSettings(python=self.settings.python, seeded=True, **options)
-        return VllmEngine(agent, AlreadyRunning(self.engine.backend), settings, PROBLEMS)
+        return VllmEngine(agent, AlreadyRunning(self.engine.backend), settings, probe_prompts(agent))
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +71,7 @@ def own(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         seeded=True,
         engine_args={"max_num_seqs": 8},  # so that responses end one after the other
     )
-    engine = make_vllm_engine(agent, settings, PROBLEMS, CONTEXT, folder)
+    engine = make_vllm_engine(agent, settings, probe_prompts(agent), CONTEXT, folder)
     yield Own(engine, agent, settings, folder)
     engine.close()
     engine.close()  # may be called more than once
@@ -78,17 +80,17 @@ def own(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.mark.parametrize("way", ["files", "gloo"])
 def test_tied_embeddings_arrive_at_both_ends(own: Own, way: str) -> None:
-    own.engine.prepare()
+    own.engine.sync()
     agent = engine_agent("other", seed=5, tied=True)
     engine = own.beside(agent, weight_sync=way)
-    before = engine.generate(PROBLEMS, 2, Sampling(12), seed=0)
+    before = sample_rollouts(engine, PROBLEMS, 2, Sampling(12), seed=0)
     assert logprob_gap(agent, before, Sampling(12)) < 1e-4
     for version in (1, 2):
         change_weights(agent, seed=version)
-        report = engine.prepare()
+        report = engine.sync()
         assert (report.policy_version, report.weight_sync) == (version, way)
         assert report.logprob_gap < 1e-4
-        after = engine.generate(PROBLEMS, 2, Sampling(12), seed=0)
+        after = sample_rollouts(engine, PROBLEMS, 2, Sampling(12), seed=0)
         assert logprob_gap(agent, after, Sampling(12)) < 1e-4
         assert mean_gap(agent, before, Sampling(12)) > 0.3
 
@@ -105,7 +107,7 @@ def generate_and_kill(own: Own, victim: psutil.Process) -> tuple[list[Rollout], 
             early.update(finished)
 
     early: dict[int, Rollout] = {}
-    rollouts = own.engine.generate(PROBLEMS, 4, SAMPLING, 3, take)
+    rollouts = sample_rollouts(own.engine, PROBLEMS, 4, SAMPLING, 3, take)
     assert sorted(finished) == list(range(20))
     assert all(rollouts[place] is rollout for place, rollout in finished.items())
     return rollouts, early
@@ -114,8 +116,8 @@ def generate_and_kill(own: Own, victim: psutil.Process) -> tuple[list[Rollout], 
 @pytest.mark.parametrize("killed", ["server", "engine core"])
 def test_responses_outlive_the_engine(own: Own, killed: str) -> None:
     change_weights(own.agent, seed=own.agent.policy_version)
-    before = own.engine.prepare().restarts
-    undisturbed = own.engine.generate(PROBLEMS, 4, SAMPLING, 3)
+    before = own.engine.sync().restarts
+    undisturbed = sample_rollouts(own.engine, PROBLEMS, 4, SAMPLING, 3)
     server = own.server
     old = with_children(server)
     rollouts, early = generate_and_kill(own, server if killed == "server" else engine_core(server))
@@ -131,13 +133,13 @@ def test_responses_outlive_the_engine(own: Own, killed: str) -> None:
     (note,) = own.engine.take_notes()
     assert "vLLM server of agent 'tess'" in note
     assert "started again" in note
-    assert own.engine.prepare().restarts == before + 1
+    assert own.engine.sync().restarts == before + 1
 
 
 def test_a_server_that_hangs_is_noticed(own: Own, monkeypatch: pytest.MonkeyPatch) -> None:
-    own.engine.prepare()
+    own.engine.sync()
     engine = own.beside(engine_agent("other", tied=True), restarts=0)
-    engine.prepare()
+    engine.sync()
     for name, value in (("HEALTH_EVERY", 0.2), ("HEALTH_MISSES", 2), ("ANSWER_SECONDS", 1.0)):
         monkeypatch.setattr(client, name, value)
     stopped = with_children(own.server)
@@ -145,26 +147,26 @@ def test_a_server_that_hangs_is_noticed(own: Own, monkeypatch: pytest.MonkeyPatc
         for process in stopped:
             process.suspend()
         with pytest.raises(EngineError, match=r"'tess' no longer answers.*0 restarts.*agents\.other\.vllm"):
-            engine.generate(PROBLEMS, 1, SAMPLING, 0)
+            sample_rollouts(engine, PROBLEMS, 1, SAMPLING, 0)
     finally:
         for process in stopped:
             process.resume()
 
 
 def test_a_dead_engine_is_said_to_be_dead_where_it_may_not_be_restarted(own: Own) -> None:
-    own.engine.prepare()
+    own.engine.sync()
     agent = engine_agent("other", tied=True)
     asked, taught = own.beside(agent, restarts=0), own.beside(agent, restarts=0, weight_sync="gloo")
-    asked.prepare()
-    taught.prepare()
+    asked.sync()
+    taught.sync()
     for process in with_children(own.server):
         process.kill()
     message = r"server of agent 'tess' .*died 1 times.*0 restarts in a row.*agents\.other\.vllm\.restarts"
     with pytest.raises(EngineError, match=message):
-        asked.generate(PROBLEMS, 1, SAMPLING, 0)
+        sample_rollouts(asked, PROBLEMS, 1, SAMPLING, 0)
     change_weights(agent, seed=0)
     with pytest.raises(EngineError, match=message):  # not what the broken connection for weights says
-        taught.prepare()
+        taught.sync()
 
 
 KILLED = """
@@ -172,10 +174,10 @@ import sys
 from pathlib import Path
 from hacrl.config.schema import VllmSettings
 from hacrl.engines.vllm.launch import make_vllm_engine
-from tests.support.engines import CONTEXT, PROBLEMS, engine_agent
+from tests.support.engines import CONTEXT, engine_agent, probe_prompts
 
 settings = VllmSettings(python=sys.argv[1], kv_cache_gib=0.1)
-make_vllm_engine(engine_agent(), settings, PROBLEMS, CONTEXT, Path(sys.argv[2])).prepare()
+make_vllm_engine(engine_agent(), settings, probe_prompts(engine_agent()), CONTEXT, Path(sys.argv[2])).sync()
 """
 
 
@@ -200,9 +202,9 @@ def test_a_server_does_not_outlive_hacrl(vllm_python: str, tmp_path: Path) -> No
 
 def test_a_server_that_cannot_start_says_why(vllm_python: str, tmp_path: Path) -> None:
     settings = VllmSettings(python=vllm_python, engine_args={"no_such_option": 1})
-    engine = make_vllm_engine(engine_agent("eve"), settings, PROBLEMS, CONTEXT, tmp_path)
+    engine = make_vllm_engine(engine_agent("eve"), settings, probe_prompts(engine_agent()), CONTEXT, tmp_path)
     with pytest.raises(EngineError) as caught:
-        engine.prepare()
+        engine.sync()
     assert "vLLM server of agent 'eve' does not start (exit code 2)" in str(caught.value)
     assert "unrecognized arguments: --no-such-option" in str(caught.value)
     assert str(tmp_path / "server.log") in str(caught.value)

@@ -121,7 +121,7 @@ def test_a_run_uses_a_server_that_is_already_there(server: Server, tmp_path: Pat
     run_locally(hacpo_run(tmp_path, fast, str(tmp_path / "b"), 2), [watcher], task=SevensTask())
     assert watcher.processes == set()
     check_run(tmp_path / "run", watcher, "gloo", 2)
-    assert server.engine(engine_agent()).prepare().policy_version == 0  # it is still there afterwards
+    assert server.engine(engine_agent()).sync().policy_version == 0  # it is still there afterwards
 
 
 class Phases(Observer):

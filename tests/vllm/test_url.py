@@ -13,7 +13,7 @@ from hacrl.errors import ConfigError
 from hacrl.models.agent import Agent
 from hacrl.runs.run import run_locally
 from hacrl.types import Problem, Sampling
-from tests.support.engines import CONTEXT, engine_agent
+from tests.support.engines import CONTEXT, engine_agent, sample_rollouts
 from tests.vllm.conftest import Server
 
 pytestmark = pytest.mark.vllm
@@ -59,10 +59,10 @@ def test_the_key_is_written_nowhere(server: Server) -> None:
 def test_a_response_that_might_not_fit_is_refused_and_not_cut(server: Server) -> None:
     problem = Problem("long", "1" * (CONTEXT - 20), "7")
     engine = server.engine(engine_agent(leaning={"<eos>": -100.0}))
-    assert [r.num_tokens for r in engine.generate([problem], 1, Sampling(20), 0)] == [20]
+    assert [r.num_tokens for r in sample_rollouts(engine, [problem], 1, Sampling(20), 0)] == [20]
     message = rf"agent 'ada': problem 'long' and max_new_tokens=21 need {CONTEXT + 1} tokens, .* {CONTEXT}: "
     with pytest.raises(EngineError, match=message):
-        engine.generate([problem], 1, Sampling(21), 0)
+        sample_rollouts(engine, [problem], 1, Sampling(21), 0)
 
 
 def test_a_server_goes_on_after_somebody_stopped_listening(server: Server) -> None:
@@ -75,5 +75,5 @@ def test_a_server_goes_on_after_somebody_stopped_listening(server: Server) -> No
     engine = server.engine(agent)
     problems = [Problem("1", "1:", "7"), Problem("2", "2:", "7")]
     with pytest.raises(KeyboardInterrupt):
-        engine.generate(problems, 40, Sampling(100), 0, stop)
-    assert [r.num_tokens for r in engine.generate(problems, 1, Sampling(3), 0)] == [3, 3]
+        sample_rollouts(engine, problems, 40, Sampling(100), 0, stop)
+    assert [r.num_tokens for r in sample_rollouts(engine, problems, 1, Sampling(3), 0)] == [3, 3]

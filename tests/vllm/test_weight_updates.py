@@ -14,7 +14,14 @@ from hacrl.engines.vllm.weight_transfer import Files
 from hacrl.models.agent import Agent
 from hacrl.models.lora import add_adapters
 from hacrl.types import Sampling
-from tests.support.engines import PROBLEMS, change_weights, engine_agent, logprob_gap, mean_gap
+from tests.support.engines import (
+    PROBLEMS,
+    change_weights,
+    engine_agent,
+    logprob_gap,
+    mean_gap,
+    sample_rollouts,
+)
 from tests.vllm.conftest import Server
 
 pytestmark = pytest.mark.vllm
@@ -33,13 +40,13 @@ def adapted_agent() -> Agent:
 def test_large_updates_arrive(server: Server, way: str) -> None:
     agent = engine_agent()
     engine = server.engine(agent, weight_sync=way)
-    before = engine.generate(PROBLEMS, 4, SAMPLING, seed=0)
+    before = sample_rollouts(engine, PROBLEMS, 4, SAMPLING, seed=0)
     assert logprob_gap(agent, before, SAMPLING) < 1e-4
     for version in (1, 2, 3):
         change_weights(agent, seed=version)
-        report = engine.prepare()
+        report = engine.sync()
         assert (report.policy_version, report.weight_sync, report.restarts) == (version, way, 0)
-        after = engine.generate(PROBLEMS, 4, SAMPLING, seed=0)
+        after = sample_rollouts(engine, PROBLEMS, 4, SAMPLING, seed=0)
         assert logprob_gap(agent, after, SAMPLING) < 1e-4
         assert mean_gap(agent, before, SAMPLING) > 0.3
 
@@ -47,8 +54,8 @@ def test_large_updates_arrive(server: Server, way: str) -> None:
 def test_adapters_are_merged_on_the_way(server: Server) -> None:
     agent = adapted_agent()
     engine = server.engine(agent)
-    assert engine.prepare().logprob_gap < 1e-5
-    before = engine.generate(PROBLEMS, 4, SAMPLING, seed=0)
+    assert engine.sync().logprob_gap < 1e-5
+    before = sample_rollouts(engine, PROBLEMS, 4, SAMPLING, seed=0)
     generator = torch.Generator().manual_seed(1)
     trained = [parameter for parameter in agent.model.parameters() if parameter.requires_grad]
     assert len(trained) == 2 * 7 * 2  # A and B of seven layers in two blocks
@@ -57,8 +64,8 @@ def test_adapters_are_merged_on_the_way(server: Server) -> None:
             for parameter in trained:
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
         agent.policy_version = version
-        assert engine.prepare().logprob_gap < 1e-4
-        after = engine.generate(PROBLEMS, 4, SAMPLING, seed=0)
+        assert engine.sync().logprob_gap < 1e-4
+        after = sample_rollouts(engine, PROBLEMS, 4, SAMPLING, seed=0)
         assert logprob_gap(agent, after, SAMPLING) < 1e-4
         assert mean_gap(agent, before, SAMPLING) > 0.3
 
@@ -72,19 +79,19 @@ class Silent(Files):
 
 def test_an_update_that_does_not_arrive_is_found_out(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = engine_agent()
-    server.engine(agent).prepare()  # now the server has the agent's weights
+    server.engine(agent).sync()  # now the server has the agent's weights
     monkeypatch.setattr(vllm_engine, "make_transport", lambda *_: Silent())
     engine = server.engine(agent)
-    assert engine.prepare().logprob_gap < 1e-5  # nothing had to be sent
+    assert engine.sync().logprob_gap < 1e-5  # nothing had to be sent
     change_weights(agent, seed=1)
     with pytest.raises(EngineError) as caught:
-        engine.prepare()
+        engine.sync()
     found = re.search(r"policy version 1\).* differ by ([\d.]+) nats per token", str(caught.value))
     assert found, caught.value
     assert float(found[1]) > 0.3
     assert "agents.ada.vllm.max_logprob_gap" in str(caught.value)
     with pytest.raises(EngineError, match="not at the agent's policy"):  # nor does it generate
-        engine.generate(PROBLEMS, 1, SAMPLING, seed=0)
+        sample_rollouts(engine, PROBLEMS, 1, SAMPLING, seed=0)
 
 
 @pytest.mark.parametrize(("size", "gap", "passes"), [(1e-4, 0.05, True), (0.2, 1e-3, False)])
@@ -92,15 +99,15 @@ def test_the_allowed_gap_is_the_users(
     server: Server, monkeypatch: pytest.MonkeyPatch, size: float, gap: float, passes: bool
 ) -> None:
     agent = engine_agent()
-    server.engine(agent).prepare()
+    server.engine(agent).sync()
     monkeypatch.setattr(vllm_engine, "make_transport", lambda *_: Silent())
     engine = server.engine(agent, max_logprob_gap=gap)
     change_weights(agent, seed=1, size=size)
     if passes:
-        assert 1e-6 < engine.prepare().logprob_gap < gap
+        assert 1e-6 < engine.sync().logprob_gap < gap
         return
     with pytest.raises(EngineError, match=re.escape(f"allowed are {gap:g}")):
-        engine.prepare()
+        engine.sync()
 
 
 @pytest.mark.parametrize(
@@ -111,7 +118,7 @@ def test_a_way_that_needs_a_gpu_is_refused_without_one(server: Server, way: str,
     engine = server.engine(engine_agent(), weight_sync=way)
     message = f"weight_sync={way} needs {needs}; here the learner is on cpu and the engine on cpu"
     with pytest.raises(EngineError, match=message):
-        engine.prepare()
+        engine.sync()
 
 
 @pytest.mark.parametrize(
@@ -124,4 +131,4 @@ def test_a_way_that_needs_a_gpu_is_refused_without_one(server: Server, way: str,
 def test_a_server_of_another_model_is_refused(server: Server, other, difference: str) -> None:
     engine = server.engine(other())
     with pytest.raises(EngineError, match=f"serves another model than agent 'ada': {difference}"):
-        engine.prepare()
+        engine.sync()

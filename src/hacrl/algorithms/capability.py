@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from hacrl.config.schema import CapabilityMeasure, CapabilitySettings
 
@@ -21,6 +22,20 @@ def batch_capability(
     if measure == "positive_share":
         return math.fsum(float(reward > 0) for reward in rewards) / len(rewards)
     return math.fsum(rewards) / len(rewards) - reward_min
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """The capabilities of all agents after one step, as plain numbers."""
+
+    values: Mapping[str, float]  # P_k by agent
+    ratio_min: float
+    ratio_max: float
+
+    def ratio(self, numerator: str, denominator: str) -> float:
+        """Return omega(k, j) = P_k / P_j (eq. 9), clamped to [ratio_min, ratio_max]."""
+        ratio = self.values[numerator] / self.values[denominator]
+        return min(max(ratio, self.ratio_min), self.ratio_max)
 
 
 class CapabilityTracker:
@@ -51,9 +66,14 @@ class CapabilityTracker:
         return math.fsum(history) / len(history) if history else 1.0
 
     def ratio(self, numerator: str, denominator: str) -> float:
-        """Return omega(k, j) = P_k / P_j (eq. 9), clamped to [ratio_min, ratio_max]."""
-        ratio = self.capability(numerator) / self.capability(denominator)
-        return min(max(ratio, self.settings.ratio_min), self.settings.ratio_max)
+        """Return omega(k, j) of :attr:`current`."""
+        return self.current.ratio(numerator, denominator)
+
+    @property
+    def current(self) -> Capabilities:
+        """The capabilities now, as a record that does not change."""
+        values = {agent: self.capability(agent) for agent in self._history}
+        return Capabilities(values, self.settings.ratio_min, self.settings.ratio_max)
 
     def state_dict(self) -> dict[str, list[float]]:
         """Return the last K steps' capabilities as lists that JSON can hold, for exact resume."""

@@ -64,7 +64,7 @@ class HACRLTrainer:
     @property
     def agents(self) -> dict[str, Agent]:
         """Name -> agent, with its ``model`` and ``tokenizer`` as they are now."""
-        return {one.name: one.agent for one in self._run.trainer.participants}
+        return self._run.trainer.executor.agents
 
     @property
     def config(self) -> RunConfig:

@@ -237,7 +237,7 @@ class TaskSettings:
     verifier: VerifierSettings = field(default_factory=VerifierSettings)
 
 
-EngineName = Literal["transformers", "vllm"]
+EngineName = str  # transformers, vllm, an installed package's, or module:attribute
 VllmMode = Literal["auto", "child", "server"]
 WeightSync = Literal["auto", "ipc", "nccl", "gloo", "files"]
 MOST_MEMORY = 0.3  # share of a GPU that an engine takes unless it is told to take more
@@ -635,6 +635,7 @@ class RunConfig:
     steps: int = 100
     seed: int = 0
     device: str = "auto"  # "cpu", "cuda", "cuda:1"; "auto": a GPU if there is one
+    executor: str = "local"  # where agents' workers live: local, or module:function
     threads: int | None = None  # CPU threads of torch; None leaves its own choice
     logged_rollouts: int = 4  # rollouts per agent and step in trackers' tables
     trackers: tuple[str, ...] = ()  # where metrics also go: tensorboard, wandb, trackio, mlflow

@@ -1,77 +1,136 @@
-"""The seam between asking for responses and whatever produces them."""
+"""The seam between an agent and what generates its responses: tokens in, tokens and log-probabilities out.
+
+An engine knows no task, no problem and no other agent. It samples from one policy, whose weights it either
+shares with the learner or is brought by :meth:`Engine.sync`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from hacrl.types import Problem, Rollout, Sampling
+import torch
 
-Finished = Callable[[int, Rollout], None]  # position in the answer of ``generate``, and the rollout
+from hacrl.errors import ModelError
+from hacrl.types import Sampling
 
 
 @dataclass(frozen=True, slots=True)
-class EngineReport:
+class GenerationRequest:
+    """Sample ``samples_per_prompt`` responses to each prompt."""
+
+    prompts: Sequence[tuple[int, ...]]
+    samples_per_prompt: int
+    sampling: Sampling
+    stop_ids: frozenset[int]  # tokens that end a response; the token itself is part of the response
+    seed: int  # equal requests with equal seeds and weights give equal samples
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples in all."""
+        return len(self.prompts) * self.samples_per_prompt
+
+    def check_lengths(self, agent: str, limit: int | None) -> None:
+        """Raise ModelError if a prompt and a full response do not fit into ``limit`` tokens."""
+        for number, prompt in enumerate(self.prompts, start=1):
+            needed = len(prompt) + self.sampling.max_new_tokens
+            if limit is not None and needed > limit:
+                raise ModelError(
+                    f"agent {agent!r}: prompt {number} of {len(self.prompts)} has {len(prompt)} tokens; with "
+                    f"max_new_tokens={self.sampling.max_new_tokens} it needs {needed}, the context has "
+                    f"{limit}: use shorter prompts or fewer new tokens"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One sampled response."""
+
+    token_ids: tuple[int, ...]  # with the stop token, if the response ended with one
+    logprobs: tuple[float, ...]  # one per token, under the sampling distribution
+
+
+# Samples that have just finished, each with its index: prompt by prompt, ``samples_per_prompt`` to each.
+OnFinished = Callable[[Sequence[tuple[int, Sample]]], None]
+
+
+class Policy(Protocol):
+    """What an engine needs of the agent it samples for."""
+
+    name: str  # for messages
+    model: Any
+    policy_version: int  # number of updates that the learner has made
+    context_length: int | None
+
+    @property
+    def stop_ids(self) -> Collection[int]:
+        """Tokens that end a response."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where the learner's weights are."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SyncReport:
     """How an engine with weights of its own was brought to the agent's policy."""
 
     policy_version: int
-    weight_sync: str  # which way the weights went
+    weight_sync: str  # how the weights were sent
     logprob_gap: float  # mean |engine's - learner's log-probability| per token of a few responses, afterwards
-    restarts: int  # times the engine died and was started again, since the run began
+    restarts: int  # times the engine died and was started again since the run began
 
 
-class RolloutEngine(Protocol):
-    """Samples responses of one agent, with the log-probabilities they were sampled with."""
+class Engine(Protocol):
+    """Samples responses of one policy, with the log-probabilities they were sampled with."""
+
+    policy: Policy
 
     @property
     def shares_weights(self) -> bool:
-        """Whether it computes with the learner's own tensors, so that it is always at the agent's policy."""
+        """Return whether the engine computes with the learner's own tensors, so that no sync is needed."""
         ...
 
     @property
-    def is_apart(self) -> bool:
-        """Whether it computes with memory of its own, beside whatever else goes on, in any thread."""
-        ...
+    def runs_concurrently(self) -> bool:
+        """Return whether the engine may generate in any thread, at the same time as other engines.
 
-    def prepare(self, proven: bool = True) -> EngineReport | None:
-        """Be ready to generate with the agent's policy as it is now.
-
-        An engine with weights of its own reports how it got there once that is proven, which may be left to
-        the next responses.
+        False if the engine shares memory with learners.
         """
         ...
 
-    def generate(
-        self,
-        problems: Sequence[Problem],
-        samples_per_prompt: int,
-        sampling: Sampling,
-        seed: int,
-        on_finished: Finished | None = None,
-    ) -> list[Rollout]:
-        """``samples_per_prompt`` responses to each problem, problem by problem; a seed fixes them.
+    def sync(self, proven: bool = True) -> SyncReport | None:
+        """Start the engine if necessary and bring it to the policy's current weights.
 
-        ``on_finished`` is told of each response as soon as it has ended, in any order.
+        Return how the weights were sent and how well the log-probabilities agree, or None if the engine
+        shares the learner's weights. With ``proven=False`` the comparison of log-probabilities may be left
+        to the next :meth:`generate`, which returns nothing unproven.
         """
+        ...
+
+    def generate(self, request: GenerationRequest, on_finished: OnFinished | None = None) -> list[Sample]:
+        """Return all samples, prompt by prompt. ``on_finished`` is called as samples finish, in any order."""
         ...
 
     def take_notes(self) -> list[str]:
-        """Sentences for the user since the last call."""
+        """Return sentences for the user that have come up since the last call."""
         ...
 
     def state_dict(self) -> dict[str, int]:
-        """What it has learnt to keep to, e.g. how many responses fit side by side; JSON-ready."""
+        """Return what the engine has learnt for later steps, e.g. the largest batch that fits; JSON-ready."""
         ...
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Restore what :meth:`state_dict` gave."""
+        """Restore what :meth:`state_dict` returned."""
         ...
 
-    def rest(self) -> None:
-        """Generation is over for now: give back memory that learning could use."""
+    def sleep(self) -> None:
+        """Give back memory that the learner could use until the next generation."""
         ...
 
     def close(self) -> None:
-        """Let go of processes and memory. May be called more than once."""
+        """End processes and free memory. May be called more than once."""
         ...

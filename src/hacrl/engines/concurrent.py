@@ -1,4 +1,4 @@
-"""Engines that compute apart from each other, asked at the same time."""
+"""Run jobs of several engines at the same time, while one thread does everything that others may watch."""
 
 from __future__ import annotations
 
@@ -6,86 +6,113 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
+from typing import Protocol, TypeVar
 
-from hacrl.engines.base import Finished
-from hacrl.types import Rollout
+Result = TypeVar("Result")
+Action = Callable[[], None]
 
-There = Callable[[Callable[[], None]], None]  # has something done in the thread that asks, and waits for it
-# Asks an engine. Told of each response that has ended, and given a way to the thread that asks.
-Question = Callable[[Finished, There], list[Rollout]]
-LEAVE_SECONDS = 10.0  # in which the others leave off when something went wrong
+ABANDON_SECONDS = 10.0  # time for the other jobs to stop after one has failed
 
 
-class _Left(Exception):  # noqa: N818 - not an error
-    """Nobody listens any more."""
+class MainThread(Protocol):
+    """Lets a job run something in the thread that waits for all jobs."""
+
+    def post(self, action: Action) -> None:
+        """Have ``action`` run there, some time soon. Raises :class:`Abandoned` if nobody waits any more."""
+        ...
+
+    def call(self, action: Action) -> None:
+        """Have ``action`` run there and wait until it has."""
+        ...
 
 
-def answers(
-    questions: Mapping[str, Question], on_finished: Callable[[str, int, Rollout], None]
-) -> dict[str, list[Rollout]]:
-    """What each agent's engine answers. ``on_finished`` hears, in this thread alone, whose response it was.
+class Abandoned(Exception):  # noqa: N818 - not an error
+    """The job's result is not wanted any more: another job, or the thread that waits, has failed."""
 
-    If one fails, or whoever listens does, the others leave off with the next thing they have to say.
+
+class DirectCalls:
+    """The main thread as seen by a job that runs in it."""
+
+    def post(self, action: Action) -> None:
+        """Run the action."""
+        action()
+
+    def call(self, action: Action) -> None:
+        """Run the action."""
+        action()
+
+
+class _Mailbox:
+    """One job's way to the main thread."""
+
+    def __init__(self, actions: queue.SimpleQueue[Action], is_abandoned: threading.Event) -> None:
+        self._actions = actions
+        self._is_abandoned = is_abandoned
+        self._has_run: queue.SimpleQueue[bool] = queue.SimpleQueue()
+
+    def post(self, action: Action) -> None:
+        if self._is_abandoned.is_set():
+            raise Abandoned
+        self._actions.put(action)
+
+    def call(self, action: Action) -> None:
+        self.post(action)
+        self._actions.put(lambda: self._has_run.put(True))
+        if not self._has_run.get():
+            raise Abandoned
+
+    def abandon(self) -> None:
+        self._has_run.put(False)
+
+
+def run_concurrently(jobs: Mapping[str, Callable[[MainThread], Result]]) -> dict[str, Result]:
+    """Run every job in a thread of its own and return their results by name.
+
+    A single job runs in the calling thread. If a job or one of its actions fails, the others are abandoned:
+    they stop at their next :meth:`MainThread.post` or :meth:`MainThread.call`.
     """
-    if len(questions) == 1:
-        ((agent, question),) = questions.items()
-        return {agent: question(partial(on_finished, agent), at_once)}
-    to_do: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # in this thread
-    said: dict[str, list[Rollout]] = {}
+    if len(jobs) == 1:
+        ((name, job),) = jobs.items()
+        return {name: job(DirectCalls())}
+    actions: queue.SimpleQueue[Action] = queue.SimpleQueue()
+    results: dict[str, Result] = {}
     errors: dict[str, BaseException] = {}
-    is_left = threading.Event()
-    was_done: dict[str, queue.SimpleQueue[bool]] = {agent: queue.SimpleQueue() for agent in questions}
+    is_abandoned = threading.Event()
+    mailboxes = {name: _Mailbox(actions, is_abandoned) for name in jobs}
 
-    def tell(agent: str, place: int, rollout: Rollout) -> None:
-        if is_left.is_set():
-            raise _Left
-        to_do.put(partial(on_finished, agent, place, rollout))
-
-    def there(agent: str, what: Callable[[], None]) -> None:
-        to_do.put(what)
-        to_do.put(partial(was_done[agent].put, True))
-        if not was_done[agent].get():
-            raise _Left
-
-    def ask(agent: str, question: Question) -> None:
+    def run(name: str, job: Callable[[MainThread], Result]) -> None:
         try:
-            answer = question(partial(tell, agent), partial(there, agent))
-            to_do.put(partial(said.__setitem__, agent, answer))
-        except _Left:
+            result = job(mailboxes[name])
+            actions.put(lambda: results.__setitem__(name, result))
+        except Abandoned:
             pass
         except BaseException as error:
-            errors[agent] = error
-            to_do.put(partial(_fail, error))
+            errors[name] = error
+            actions.put(lambda: _raise(errors[name]))
 
     threads = [
-        threading.Thread(target=ask, args=(agent, question), name=f"hacrl-ask-{agent}", daemon=True)
-        for agent, question in questions.items()
+        threading.Thread(target=run, args=(name, job), name=f"hacrl-generate-{name}", daemon=True)
+        for name, job in jobs.items()
     ]
     try:
         for thread in threads:
             thread.start()
-        while len(said) < len(questions):
-            to_do.get()()
+        while len(results) < len(jobs):
+            actions.get()()
     except BaseException as error:
-        is_left.set()
-        for waiting in was_done.values():
-            waiting.put(False)
-        deadline = time.monotonic() + LEAVE_SECONDS
+        is_abandoned.set()
+        for mailbox in mailboxes.values():
+            mailbox.abandon()
+        deadline = time.monotonic() + ABANDON_SECONDS
         for thread in threads:
             if thread.ident is not None:  # it was started
                 thread.join(max(0.0, deadline - time.monotonic()))
-        for agent, other in list(errors.items()):
+        for name, other in list(errors.items()):
             if other is not error:
-                error.add_note(f"The engine of agent {agent!r} failed, too: {other}")
+                error.add_note(f"The engine of agent {name!r} failed, too: {other}")
         raise
-    return {agent: said[agent] for agent in questions}
+    return {name: results[name] for name in jobs}
 
 
-def at_once(what: Callable[[], None]) -> None:
-    """The way to the thread that asks, in that thread."""
-    what()
-
-
-def _fail(error: BaseException) -> None:
+def _raise(error: BaseException) -> None:
     raise error

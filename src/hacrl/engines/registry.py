@@ -1,89 +1,104 @@
-"""Which engine generates an agent's responses, checked early and made late."""
+"""Engines by name: ``transformers``, ``vllm``, an installed package's, or ``module:attribute``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
+from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 
 import torch
 
 from hacrl.config.schema import AgentSettings, RunConfig
-from hacrl.engines.base import RolloutEngine
-from hacrl.engines.hf.engine import TransformersEngine
+from hacrl.engines.base import Engine
+from hacrl.engines.kinds import EngineKind, EngineSpec
+from hacrl.engines.sync_check import PROBED_PROMPTS
 from hacrl.errors import ConfigError
 from hacrl.models.agent import Agent
+from hacrl.plugins import installed_plugins, is_reference, load_reference
 from hacrl.seeding import derive_seed
 from hacrl.tasks.base import Checked
 
-ENGINE_FOLDER = "engines"  # in a run's folder: logs, and what servers start from
+BUILT_IN = {
+    "transformers": "hacrl.engines.hf.kind:TransformersKind",
+    "vllm": "hacrl.engines.vllm.kind:VllmKind",
+}
+ENTRY_POINTS = "hacrl.engines"  # group under which installed packages offer engines
+FOLDER = "engines"  # in a run's folder: logs, and what servers start from
+
+
+@lru_cache
+def engine_kind(name: str) -> EngineKind:
+    """Return the kind of engine of that name; what it needs is imported now."""
+    if name in BUILT_IN:
+        module, _, attribute = BUILT_IN[name].partition(":")
+        kind = getattr(import_module(module), attribute)()
+        assert isinstance(kind, EngineKind)
+        return kind
+    plugins = installed_plugins(ENTRY_POINTS)
+    reference = name if is_reference(name) else plugins.get(name)
+    if reference is None:
+        known = [*BUILT_IN, *plugins]
+        near = get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}, and module:Kind"
+        raise ConfigError(f"engine: there is no engine {name!r}; {hint}")
+    kind = load_reference(reference, "engine", ConfigError)()
+    if not isinstance(kind, EngineKind):
+        raise ConfigError(f"engine: {name!r} makes no hacrl.engines.kinds.EngineKind (docs/extending.md)")
+    return kind
+
+
+def kind_of(config: RunConfig, agent: AgentSettings) -> EngineKind:
+    """Return the kind of engine that generates an agent's responses."""
+    return engine_kind(config.engine(agent))
 
 
 def check_engines(config: RunConfig) -> None:
-    """Before models load: what the agents' engines need is there."""
-    asked = [agent for agent in config.agents if config.engine(agent) == "vllm"]
-    urls = [agent.vllm.url.rstrip("/") for agent in asked if agent.vllm.url]
-    for url in urls:
-        if urls.count(url) > 1:
-            raise ConfigError(
-                f"agents: two agents have vllm.url {url}; every agent needs a server of its own"
-            )
-    for agent in asked:
-        from hacrl.engines.vllm.checks import check_vllm
-
-        check_vllm(agent.name, agent.vllm)
+    """Check before models load that the agents' engines can be used."""
+    for name in dict.fromkeys(config.engine(agent) for agent in config.agents):
+        agents = [agent for agent in config.agents if config.engine(agent) == name]
+        engine_kind(name).check_together(agents)
+        for agent in agents:
+            engine_kind(name).check(agent)
 
 
 def engine_notes(config: RunConfig, devices: Mapping[str, str]) -> tuple[str, ...]:
-    """What the user should know of engines that hacrl is to start, by the agents' devices."""
-    started = [agent for agent in config.agents if config.engine(agent) == "vllm" and agent.vllm.url is None]
-    if not started:
-        return ()
-    from hacrl.engines.vllm.checks import PROCESSOR_LIMIT, processor_limit
-    from hacrl.engines.vllm.launch import runs_on_cpu
+    """Return what the user should know of the engines; ``devices`` are the agents'."""
+    notes: tuple[str, ...] = ()
+    on = {name: torch.device(device) for name, device in devices.items()}
+    for name in dict.fromkeys(config.engine(agent) for agent in config.agents):
+        agents = [agent for agent in config.agents if config.engine(agent) == name]
+        notes += engine_kind(name).notes(agents, on)
+    return notes
 
-    names = [one.name for one in started if not runs_on_cpu(torch.device(devices[one.name]), one.vllm)]
-    limit = processor_limit()
-    if not names or limit is None:
-        return ()
-    # no error: other GPUs and versions may compute as they should
-    note = (
-        f"{PROCESSOR_LIMIT}={limit} would limit the vLLM engines of {', '.join(names)}. On an H200, vLLM's "
-        "log-probabilities were wrong by nats under such a limit, and responses that disagree with the "
-        "learner are refused: unset it"
+
+def make_engine(config: RunConfig, settings: AgentSettings, agent: Agent, checked: Checked) -> Engine:
+    """Return the agent's engine for a run; one with a process of its own starts at its first use."""
+    problems = (checked.train or checked.test)[:PROBED_PROMPTS]
+    spec = EngineSpec(
+        agent=agent,
+        settings=settings,
+        rollout=config.rollout,
+        probes=[agent.encode_prompt(problem) for problem in problems],
+        max_length=longest_exchange(config, agent, checked),
+        folder=Path(config.output) / FOLDER / agent.name,
+        seed=engine_seed(config, agent.name),
     )
-    return (note,)
-
-
-def make_engine(config: RunConfig, settings: AgentSettings, agent: Agent, checked: Checked) -> RolloutEngine:
-    """The agent's engine; one that runs elsewhere is started when it is first needed."""
-    if config.engine(settings) == "transformers":
-        return TransformersEngine(agent, config.rollout.max_batch, compiles=config.rollout.compile)
-    from hacrl.engines.sync_check import PROBED_PROMPTS
-    from hacrl.engines.vllm.launch import make_vllm_engine
-
-    folder = Path(config.output) / ENGINE_FOLDER / agent.name
-    probes = (checked.train or checked.test)[:PROBED_PROMPTS]
-    longest, most = longest_exchange(config, agent, checked), settings.vllm.max_length
-    if most is not None and most < longest:
-        raise ConfigError(
-            f"agents.{agent.name}.vllm.max_length={most}, but the longest prompt and a full response are "
-            f"{longest} tokens; raise it or leave it out"
-        )
-    return make_vllm_engine(agent, settings.vllm, probes, longest, folder, engine_seed(config, agent.name))
+    return kind_of(config, settings).make(spec)
 
 
 def engine_seed(config: RunConfig, agent: str) -> int:
-    """Of an agent's engine, in this run."""
+    """Return the seed of an agent's engine in this run."""
     return derive_seed(config.seed, "engine", agent)
 
 
 def longest_exchange(config: RunConfig, agent: Agent, checked: Checked) -> int:
-    """Tokens of the longest prompt with a response of full length, over training and evaluation."""
+    """Return the tokens of the longest prompt with a full response, over training and evaluation."""
     training, evaluation = config.rollout.sampling, config.evaluation.sampling(config.rollout.max_new_tokens)
     parts = [(checked.train, training.max_new_tokens), (checked.test, evaluation.max_new_tokens)]
-    lengths = [
+    return max(
         len(agent.encode_prompt(problem)) + new_tokens
         for problems, new_tokens in parts
         for problem in problems
-    ]
-    return max(lengths)
+    )

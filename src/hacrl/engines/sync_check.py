@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hacrl.engines.base import Policy
 from hacrl.engines.vllm.backend import Ask, OtherPolicyError, Said
-from hacrl.models.agent import Agent
 from hacrl.models.logprobs import padded_logprobs, response_logprobs, response_mask
 from hacrl.models.own_policy import sync_check_limit
 from hacrl.models.packing import TokenPair
-from hacrl.types import Problem, Sampling
+from hacrl.types import Sampling
 
 PROBED_PROMPTS = 4
 PROBED_TOKENS = 16
@@ -31,14 +31,14 @@ _FORWARD_PASS = threading.Lock()
 class Proof:
     """A few short responses whose log-probabilities are the engine's and the learner's alike."""
 
-    def __init__(self, agent: Agent, problems: Sequence[Problem]) -> None:
-        self._agent = agent
+    def __init__(self, policy: Policy, prompts: Sequence[tuple[int, ...]]) -> None:
+        self._policy = policy
         self._sampling = Sampling(max_new_tokens=PROBED_TOKENS)
-        self._prompts = [agent.encode_prompt(problem) for problem in problems[:PROBED_PROMPTS]]
+        self._prompts = list(prompts[:PROBED_PROMPTS])
         self._said: dict[int, Said] = {}
-        stop_ids = tuple(sorted(agent.stop_ids))
+        stop_ids = tuple(sorted(policy.stop_ids))
         self.asks = [Ask(prompt, self._sampling, stop_ids, seed=None) for prompt in self._prompts]
-        assert self.asks, "without problems nothing can be proven"
+        assert self.asks, "a proof needs at least one prompt"
 
     def take(self, position: int, said: Said) -> bool:
         """An answer; whether that was the last one."""
@@ -47,33 +47,33 @@ class Proof:
 
     def gap(self, engine: str, limit: float | None) -> float:
         """Mean |difference| per token; :class:`OtherPolicyError` if it cannot be the agent's policy."""
-        agent, said = self._agent, [response for _, response in sorted(self._said.items())]
+        policy, said = self._policy, [response for _, response in sorted(self._said.items())]
         learner = self._learner(response_logprobs)
         theirs = torch.tensor([logprob for one in said for logprob in one.logprobs], dtype=torch.float64)
         gaps = (learner - theirs).abs()
         mean, largest = float(gaps.mean()), float(gaps.max())
-        allowed = sync_check_limit(agent.model.dtype, limit)
+        allowed = sync_check_limit(policy.model.dtype, limit)
         if math.isfinite(mean) and mean <= allowed:
             return mean
         begins = list(accumulate((len(one.token_ids) for one in said[:-1]), initial=0))
         plainly = float((self._learner(_plainly) - theirs).abs().mean())
         raise OtherPolicyError(
             f"{engine} is not at the agent's policy after a weight update (policy version "
-            f"{agent.policy_version}): its log-probabilities differ by {mean:.3g} nats per token on "
+            f"{policy.policy_version}): its log-probabilities differ by {mean:.3g} nats per token on "
             f"average (at most {largest:.3g}, over {gaps.numel()} tokens; first tokens of responses by "
             f"{float(gaps[begins].mean()):.3g}), allowed are {allowed:g}. The engine's are "
             f"{float(theirs.mean()):.3g} on average, the agent's {float(learner.mean()):.3g}; computed in "
             f"rows and with plain attention, the agent's differ by {plainly:.3g}. Weights did not arrive, or "
             "the engine computes something else; if it is only a matter of precision, raise "
-            f"agents.{agent.name}.vllm.max_logprob_gap"
+            f"agents.{policy.name}.vllm.max_logprob_gap"
         )
 
     def _learner(self, compute: Callable[..., tuple[Tensor, Tensor]]) -> Tensor:
         """The agent's log-probabilities of all that was said, one response behind the other."""
-        agent, said = self._agent, sorted(self._said.items())
+        policy, said = self._policy, sorted(self._said.items())
         pairs = [(self._prompts[position], response.token_ids) for position, response in said]
         with _FORWARD_PASS, torch.inference_mode():
-            logprobs_BT, mask_BT = compute(agent.model, pairs, self._sampling, agent.device)
+            logprobs_BT, mask_BT = compute(policy.model, pairs, self._sampling, policy.device)
             return logprobs_BT[mask_BT].double().cpu()
 
 

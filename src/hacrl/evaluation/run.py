@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 from hacrl.config.schema import ExamSettings
+from hacrl.engines.answering import Answerer
 from hacrl.engines.hf.engine import TransformersEngine
-from hacrl.engines.judging import ask_and_judge
 from hacrl.evaluation.benchmarks import BENCHMARKS
 from hacrl.evaluation.chunks import Chunk
 from hacrl.evaluation.folder import EvaluationFolder
@@ -96,7 +96,7 @@ def _run(
     watch: EvaluationObserver,
 ) -> Results:
     results = Results((), settings.seed, notes)
-    loaded: tuple[str, TransformersEngine] | None = None
+    loaded: tuple[str, Agent, TransformersEngine] | None = None
     for pair in pairs:
         left = folder.chunks_left(pair.record.key, pair.plan)
         if left and (loaded is None or loaded[0] != pair.candidate.label):
@@ -105,13 +105,13 @@ def _run(
             watch.on_load(pair.candidate.label)
             agent = Agent.load(pair.candidate.settings, device)
             most = max(chunk.responses for chunk in pair.plan.chunks)
-            loaded = (pair.candidate.label, TransformersEngine(agent, max(most, pair.exam.batch)))
+            loaded = (pair.candidate.label, agent, TransformersEngine(agent, max(most, pair.exam.batch)))
             del agent
         _report_progress(pair, folder, watch)
         for chunk in left:
             assert loaded is not None
-            folder.append(pair.record.key, *_answers(loaded[1], pair, chunk, settings.seed))
-            for note in loaded[1].take_notes():
+            folder.append(pair.record.key, *_answers(loaded[1], loaded[2], pair, chunk, settings.seed))
+            for note in loaded[2].take_notes():
                 watch.on_note(note)
             _report_progress(pair, folder, watch)
         result = pair.result(folder.marks(pair.record.key), settings)
@@ -121,7 +121,9 @@ def _run(
     return results
 
 
-def _answers(engine: TransformersEngine, pair: Pair, chunk: Chunk, seed: int) -> tuple[list[Mark], list[str]]:
+def _answers(
+    agent: Agent, engine: TransformersEngine, pair: Pair, chunk: Chunk, seed: int
+) -> tuple[list[Mark], list[str]]:
     """The chunk's responses, judged. Nothing outlives the call that would keep the model in memory."""
     problems = [pair.exam.problems[position] for position in chunk.positions]
     if not chunk.max_new_tokens:
@@ -131,7 +133,8 @@ def _answers(engine: TransformersEngine, pair: Pair, chunk: Chunk, seed: int) ->
         )
     sampling = replace(pair.exam.sampling, max_new_tokens=chunk.max_new_tokens)
     chosen = chunk_seed(pair, chunk, seed)
-    verified = ask_and_judge(engine, pair.exam.task, problems, chunk.samples, sampling, chosen)
+    answerer = Answerer(agent, engine, pair.exam.task)
+    verified = answerer.answer(problems, chunk.samples, sampling, chosen)
     marks = [
         Mark(
             one.rollout.problem.id,

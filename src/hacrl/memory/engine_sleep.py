@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from hacrl.config.schema import MOST_MEMORY, AgentSettings, RunConfig
+from hacrl.engines.registry import kind_of
 from hacrl.memory.plan import (
     COMFORTABLE,
     Sized,
@@ -28,7 +29,7 @@ from hacrl.memory.plan import (
 
 def settle_engines(config: RunConfig, sized: Sized) -> tuple[RunConfig, tuple[str, ...]]:
     """The run with ``memory`` and ``sleep`` of its engines decided; sentences about that for the user."""
-    asked = [agent for agent in config.agents if config.engine(agent) == "vllm"]
+    asked = [agent for agent in config.agents if kind_of(config, agent).takes_gpu_share]
     if not asked:
         return config, ()
     from hacrl.engines.vllm.launch import sleeps
@@ -90,7 +91,7 @@ def _guests(config: RunConfig, sized: Sized) -> dict[str, int]:
     for agent in config.agents:
         home = same_name(sized.devices[agent.name])
         for place in {f"cuda:{number}" for number in agent.vllm.devices or ()} - {home}:
-            if config.engine(agent) == "vllm" and place in agents_by_device(sized):
+            if kind_of(config, agent).takes_gpu_share and place in agents_by_device(sized):
                 taken = int((agent.vllm.memory or MOST_MEMORY) * available_bytes(place))
                 found[place] = found.get(place, 0) + taken
     return found

@@ -22,6 +22,7 @@ from hacrl.config.schema import (
     OffloadLevel,
     RunConfig,
 )
+from hacrl.engines.registry import kind_of
 from hacrl.errors import ModelError
 from hacrl.memory.host import bytes_allowed
 from hacrl.models.footprint import (
@@ -98,14 +99,14 @@ def workload(
 ) -> Workload:
     """What one agent does in a run."""
     rollout, evaluation = config.rollout, config.evaluation
-    by_vllm = config.engine(agent) == "vllm"
-    most = _most_by_vllm(agent) if by_vllm else rollout.max_batch
+    kind = kind_of(config, agent)
+    most = kind.sequences_at_once(agent, rollout)
 
     def decoding(prompts: int, samples: int, new_tokens: int) -> Decoding:
         at_once = min(prompts, max(1, most // samples))
         return Decoding(
             prompts=at_once,
-            responses=min((prompts if by_vllm else at_once) * samples, most),
+            responses=min((at_once if kind.shares_weights else prompts) * samples, most),
             prompt_tokens=prompt_tokens,
             new_tokens=new_tokens,
         )
@@ -117,9 +118,8 @@ def workload(
         new_tokens = evaluation.sampling(rollout.max_new_tokens).max_new_tokens
         decodings.append(decoding(evaluation.most_problems, evaluation.samples_per_problem, new_tokens))
     longest = decodings[0].longest
-    if by_vllm:  # which has room for one request of the greatest length, whoever asks for that
-        greatest = agent.vllm.engine_args.get("max_model_len", agent.vllm.max_length) or 0
-        decodings.append(decoding(1, 1, max(0, int(greatest) - prompt_tokens)))
+    if not kind.shares_weights:  # its cache holds one sequence of the greatest length in any case
+        decodings.append(decoding(1, 1, max(0, kind.longest_sequence(agent) - prompt_tokens)))
     return Workload(
         decodings=tuple(decodings),
         learnt_tokens=max(micro_batch_tokens, longest),
@@ -128,13 +128,6 @@ def workload(
         reference=config.method.kl_coefficient > 0,
         compiled=config.learning.compile,
     )
-
-
-def _most_by_vllm(agent: AgentSettings) -> int:
-    """Responses that its engine decodes side by side."""
-    from hacrl.engines.vllm.launch import sequences_at_once
-
-    return sequences_at_once(agent.vllm)
 
 
 def footprints(
@@ -156,8 +149,8 @@ def footprints(
             footprint = agent_footprint(agent, model, sized.counts(agent), device, work)
         except (AttributeError, NotImplementedError, RuntimeError):
             continue  # an unusual architecture: without attention heads, or one that cannot be built unfilled
-        if config.engine(agent) == "vllm":
-            footprint = _with_vllm(footprint, agent, torch.device(sized.devices[agent.name]))
+        if not kind_of(config, agent).shares_weights:
+            footprint = _with_engine(config, footprint, agent, torch.device(sized.devices[agent.name]))
         found[agent.name] = footprint
     return found
 
@@ -191,13 +184,14 @@ def _tokens_that_keep_busy(parameters: int) -> int:
     return tokens
 
 
-def _with_vllm(footprint: Footprint, agent: AgentSettings, device: torch.device) -> Footprint:
-    """Responses come from an engine: its share of the device, held always or while it is awake."""
-    from hacrl.engines.vllm.launch import engine_bytes, sleeps
-
-    taken = engine_bytes(footprint, device, agent.vllm, available_bytes(str(device)))
+def _with_engine(
+    config: RunConfig, footprint: Footprint, agent: AgentSettings, device: torch.device
+) -> Footprint:
+    """Add the memory of an engine with weights of its own, held always or only while agents answer."""
+    kind = kind_of(config, agent)
+    taken = kind.memory(footprint, agent, device, available_bytes(str(device)))
     footprint = replace(footprint, decoding=0, taken_by_engine=taken)
-    if sleeps(device, agent.vllm):
+    if kind.gives_memory_back(agent, device):
         return replace(footprint, cache=taken)
     return replace(footprint, cache=0, engine=taken)
 

@@ -22,7 +22,7 @@ import fcntl
 import os
 import shutil
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -31,7 +31,6 @@ from hacrl.config.load import config_to_yaml
 from hacrl.config.schema import RunConfig
 from hacrl.errors import CheckpointError, ConfigError
 from hacrl.files import publish_folder, write_json, write_text
-from hacrl.models.agent import Agent
 from hacrl.plain_text import json_text, printable
 from hacrl.training.accuracy import Accuracy
 from hacrl.training.metrics import StepReport
@@ -178,12 +177,12 @@ class RunFolder(Observer):
         """One line per note."""
         self._write_line("notes.txt", f"step {step}: {printable(note)}")
 
-    def save_agent(self, agent: Agent) -> Path:
-        """Write one agent as a Hugging Face folder, which appears when it is complete."""
-        folder = self.path / "agents" / agent.name
-        unfinished = folder.with_name(f".{agent.name}.unfinished")
+    def save_agent(self, name: str, save: Callable[[str, Path], None]) -> Path:
+        """Have ``save`` write an agent into a folder, which appears under its name when it is complete."""
+        folder = self.path / "agents" / name
+        unfinished = folder.with_name(f".{name}.unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
-        agent.save(unfinished)
+        save(name, unfinished)
         publish_folder(unfinished, folder)
         return folder
 

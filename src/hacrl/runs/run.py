@@ -9,16 +9,10 @@ from pathlib import Path
 
 import torch
 
-from hacrl.algorithms.methods import make_method
-from hacrl.config.checks import updates_per_step
 from hacrl.config.schema import RunConfig
-from hacrl.engines.registry import check_engines, engine_notes, make_engine
-from hacrl.memory.decision import decide_memory
-from hacrl.memory.residency import Residency
+from hacrl.engines.registry import check_engines, engine_notes
+from hacrl.executors.registry import make_executor
 from hacrl.models.agent import Agent
-from hacrl.models.loading import check_weights_exist
-from hacrl.models.own_policy import rollout_limit
-from hacrl.models.retokenizing import Retokeniser
 from hacrl.rollouts.log import RolloutLog
 from hacrl.runs.checkpointer import Checkpointer, data_fingerprint
 from hacrl.runs.folder import ROLLOUTS, RunFolder, check_output
@@ -27,17 +21,14 @@ from hacrl.runs.preflight import check_agents, preflight
 from hacrl.runs.results import RunResult
 from hacrl.runs.resume import ResumePoint
 from hacrl.runs.watchdog import Watchdog
-from hacrl.seeding import derive_seed
 from hacrl.tasks.base import Checked, Task
 from hacrl.tasks.registry import make_task
 from hacrl.tasks.splits import ProblemStream
 from hacrl.tracking.registry import make_trackers
 from hacrl.training.accuracy import Accuracy
-from hacrl.training.learner import Learner
 from hacrl.training.observer import Observer, Observers
-from hacrl.training.samples import SampleBuilder
-from hacrl.training.trainer import Trainer, TrainingInterrupted
-from hacrl.training.worker import Participant
+from hacrl.training.reporter import Reporter, TrainingInterrupted
+from hacrl.training.trainer import Trainer
 
 
 def run_locally(
@@ -72,8 +63,7 @@ class LocalRun:
     ) -> None:
         self.config = config = with_threads(config)
         self.is_interrupted = False
-        self._is_closed = False
-        self._participants: list[Participant] = []
+        self._is_closed = self._is_built = False
         self._folder = RunFolder(config)
         self._log = RolloutLog(self._folder.path / ROLLOUTS)
         self._checkpoints = Checkpointer(self._folder, config.checkpoint, self._note)
@@ -94,18 +84,18 @@ class LocalRun:
                 if resumed is not None:
                     resumed.check_data(self._checkpoints.data)
                 self.trainer = build_trainer(config, checked, self._observer, agents, self._log)
-                self._participants = self.trainer.participants
+                self._is_built = True
                 self._open_folder(overwrite, resumed)
             except BaseException:
                 self.close()
                 raise
         self.trainer.after_step = self._after_step
         notes = checked.notes if resumed is None else resumed.notes
-        devices = {one.name: str(one.agent.device) for one in self._participants}
-        for note in (*notes, *engine_notes(config, devices), *self.trainer.residency.notes):
+        executor = self.trainer.executor
+        for note in (*notes, *engine_notes(config, executor.devices), *executor.notes):
             self._observer.on_note(self.trainer.steps_done, note)
         self._checkpoints.mark()
-        self.trainer.tell_what_is_restored()
+        self.trainer.report_restored_rollouts()
 
     def _open_folder(self, overwrite: bool, resumed: ResumePoint | None) -> None:
         if resumed is None:
@@ -148,9 +138,8 @@ class LocalRun:
             return self.trainer.evaluate(self.trainer.steps_done)
         finally:
             if self._is_closed:
-                self._close_engines()
+                self.trainer.executor.release()
                 self._task.close()
-                self.trainer.residency.everyone_home()
 
     def save(self) -> dict[str, Path]:
         """Write every agent as a plain Hugging Face folder: name -> folder.
@@ -164,10 +153,9 @@ class LocalRun:
         if self.config.checkpoint.every:
             self._checkpoints.save(self.trainer, wait=True)  # so that more steps can follow
         saved = {}
-        for participant in self.trainer.participants:
-            self._observer.on_phase(self.trainer.steps_done, "save", participant.name)
-            self.trainer.residency.to_generate(participant.name)  # its weights are needed
-            saved[participant.name] = self._folder.save_agent(participant.agent)
+        for agent in self.config.agents:
+            self._observer.on_phase(self.trainer.steps_done, "save", agent.name)
+            saved[agent.name] = self._folder.save_agent(agent.name, self.trainer.executor.save)
         self._folder.write_status("finished", self.trainer.steps_done)
         self._prune_rollouts(is_finished=True)
         return saved
@@ -175,13 +163,12 @@ class LocalRun:
     def close(self) -> None:
         """Let go of engines and of the task's workers, and tell everybody who watches."""
         self._is_closed = True
-        self._close_engines()
+        if self._is_built:
+            self.trainer.executor.release()
         self._task.close()
         self._observer.on_end()
         self._folder.unlock()
         self._checkpoints.close()
-        if self._participants:
-            self.trainer.residency.everyone_home()
 
     def _after_step(self) -> None:
         self._checkpoints.after_step(self.trainer)
@@ -198,10 +185,6 @@ class LocalRun:
     def _note(self, note: str) -> None:
         self._observer.on_note(self.trainer.steps_done, note)
 
-    def _close_engines(self) -> None:
-        for participant in self._participants:
-            participant.engine.close()
-
 
 def with_threads(config: RunConfig) -> RunConfig:
     """The number of CPU threads written down: sums over other numbers of threads round differently."""
@@ -215,60 +198,15 @@ def build_trainer(
     loaded: Mapping[str, Agent] | None = None,
     log: RolloutLog | None = None,
 ) -> Trainer:
-    """Load the agents and wire everything together; what was not checked before is checked now."""
+    """Place the agents' workers and return a trainer over them; checks what was not checked before."""
     checked = checked or preflight(config, make_task(config.task), loaded)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    task = checked.task
-    method = make_method(config.method, task.max_reward)
-    agents = _load_agents(config, checked, loaded or {})
-    sampling = config.rollout.sampling
-    retokeniser = Retokeniser()
-    decided = decide_memory(config, checked, agents)
-    config = decided.config
-    residency = Residency(decided.notes)
-    participants = []
-    for agent, settings in zip(agents, config.agents, strict=True):
-        engine = make_engine(config, settings, agent, checked)
-        exact = engine.shares_weights and agent.model.dtype == torch.float32
-        learning = replace(config.learning, micro_batch_tokens=decided.micro_batch_tokens[agent.name])
-        level = decided.levels[agent.name]
-        leaves = residency.transfers(agent, level)
-        gap = rollout_limit(settings.vllm.max_logprob_gap)
-        learner = Learner(
-            agent, method, learning, sampling, settings.lr, exact_sampler=exact, leaves=leaves, most_gap=gap
-        )
-        residency.add(agent, learner, level)
-        residency.leave(agent.name)  # before the next agent's masters are made
-        stop_token, cap = config.learning.learn_stop_token, config.learning.max_cross_rollouts
-        builder = SampleBuilder(agent, method, stop_token, cap, retokeniser)
-        participants.append(
-            Participant(agent, engine, builder, learner, config.rollouts_per_prompt(settings))
-        )
     return Trainer(
-        participants=participants,
-        method=method,
-        task=task,
-        train_stream=ProblemStream(checked.train, config.rollout.prompts_per_step, config.seed),
-        test_problems=checked.test,
-        sampling=sampling,
-        evaluation=config.evaluation,
-        updates_per_step=updates_per_step(config),
-        seed=config.seed,
-        observer=observer,
-        collapse=config.collapse,
-        residency=residency,
-        log=log,
+        config,
+        make_executor(config, checked, loaded or {}),
+        ProblemStream(checked.train, config.rollout.prompts_per_step, config.seed),
+        checked.test,
+        log,
+        Reporter(observer),
     )
-
-
-def _load_agents(config: RunConfig, checked: Checked, loaded: Mapping[str, Agent]) -> list[Agent]:
-    """In the config's order; weights that are missing are noticed before any are loaded."""
-    for settings in config.agents:
-        if settings.name not in loaded:
-            check_weights_exist(settings)
-    return [
-        loaded.get(settings.name)
-        or Agent.load(settings, checked.devices[settings.name], derive_seed(config.seed, settings.name))
-        for settings in config.agents
-    ]

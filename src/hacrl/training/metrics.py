@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hacrl.algorithms.importance import sequence_ratio
-from hacrl.engines.base import EngineReport
+from hacrl.engines.base import SyncReport
 from hacrl.models.device import HostCopy
 from hacrl.training.old_policy import sampler_differences
 from hacrl.training.samples import LearnerSamples
@@ -200,7 +200,7 @@ class AgentReport:
     policy_version: int
     rollout: RolloutReport
     learning: LearnReport
-    engine: EngineReport | None = None  # if it has weights of its own
+    engine: SyncReport | None = None  # if it has weights of its own
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What is needed next, made while what came before is in use."""
+"""Build the next result in a thread while the last one is in use."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 
-class Ahead(Generic[Made]):
-    """Results in the order of their makers, one of them in the making at a time, in another thread.
+class Prefetch(Generic[Result]):
+    """Returns the results of ``builds`` in order, and builds one of them ahead.
 
-    A maker begins when the result before its own is fetched. What it raises is raised where its result is.
+    A build starts when the result before it is fetched. An error is raised by :meth:`next`.
     """
 
-    def __init__(self, makers: Iterable[Callable[[], Made]]) -> None:
-        self._makers = deque(makers)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="hacrl-ahead")
-        self._making: Future[Made] | None = None
+    def __init__(self, builds: Iterable[Callable[[], Result]]) -> None:
+        self._builds = deque(builds)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="hacrl-prefetch")
+        self._pending: Future[Result] | None = None
 
     def __enter__(self) -> Self:
         self._begin()
@@ -34,12 +34,12 @@ class Ahead(Generic[Made]):
     ) -> None:
         self._thread.shutdown(cancel_futures=True)
 
-    def fetch(self) -> Made:
-        """The next one; waits if it is not ready."""
-        assert self._making is not None, "as many are fetched as there are makers"
-        made = self._making.result()
+    def next(self) -> Result:
+        """Return the next result; wait if it is not ready."""
+        assert self._pending is not None, "there are no more builds"
+        result = self._pending.result()
         self._begin()
-        return made
+        return result
 
     def _begin(self) -> None:
-        self._making = self._thread.submit(self._makers.popleft()) if self._makers else None
+        self._pending = self._thread.submit(self._builds.popleft()) if self._builds else None

@@ -1,40 +1,185 @@
-"""One agent and how it takes part in training; what all are asked."""
+"""One agent with everything it needs to answer and to learn: the unit that an executor places.
+
+Only plain records go in and come out, so that a worker can live in another process or on another host.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
-from hacrl.engines.base import RolloutEngine
+from torch import Tensor
+
+from hacrl.algorithms.capability import Capabilities
+from hacrl.engines.answering import Answerer
+from hacrl.engines.base import Engine, SyncReport
+from hacrl.errors import ForeignRolloutsError
 from hacrl.models.agent import Agent
+from hacrl.rollouts.groups import PromptGroup
+from hacrl.seeding import derive_seed
+from hacrl.tasks.base import Task
 from hacrl.training.learner import Learner
-from hacrl.training.samples import SampleBuilder
-from hacrl.types import Problem, Sampling
+from hacrl.training.metrics import LearnReport, learn_report
+from hacrl.training.reporter import AgentReporter, Reporter
+from hacrl.training.samples import LearnerSamples, SampleBuilder
+from hacrl.types import Problem, Rollout, Sampling, VerifiedRollout
 
 
 @dataclass(frozen=True)
-class Participant:
-    """One agent and how it takes part: how it answers, sees others' answers, and learns."""
+class WorkerSettings:
+    """What a worker takes from the run's settings."""
 
-    agent: Agent
-    engine: RolloutEngine
-    builder: SampleBuilder
-    learner: Learner
+    seed: int  # the run's
     rollouts_per_prompt: int
+    rollout_sampling: Sampling
+    evaluation_samples: int  # per problem
+    evaluation_sampling: Sampling
+    updates_per_step: int
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Problems to answer, and how."""
+
+    phase: Literal["rollout", "evaluate"]
+    problems: Sequence[Problem]
+    step: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One agent's verified rollouts, problem by problem."""
+
+    rollouts: list[VerifiedRollout]
+    sync: SyncReport | None  # how its engine got the weights; None if it shares the learner's
+
+
+class AgentWorker:
+    """Answers problems and learns from everybody's answers, for one agent."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        engine: Engine,
+        learner: Learner,
+        builder: SampleBuilder,
+        task: Task,
+        settings: WorkerSettings,
+        verify_lock: AbstractContextManager[object] | None = None,
+    ) -> None:
+        self.agent = agent
+        self.engine = engine
+        self.learner = learner
+        self.builder = builder
+        self.settings = settings
+        self._answerer = Answerer(agent, engine, task, verify_lock)
 
     @property
     def name(self) -> str:
         """The agent's name."""
         return self.agent.name
 
+    def answer(self, assignment: Assignment, reporter: AgentReporter | None = None) -> Answer:
+        """Generate responses to the problems with the current policy, and verify them."""
+        reporter = reporter or Reporter().agent(self.name)
+        try:
+            rollouts = self.generate(assignment, reporter)
+            sync = self.end_generation(reporter)
+            return Answer(self.verify(assignment, rollouts, reporter), sync)
+        finally:
+            self.abandon_answer()
 
-@dataclass(frozen=True)
-class Questions:
-    """What agents are asked, all the same. How often, and with which draws, is each one's own."""
+    def generate(self, assignment: Assignment, reporter: AgentReporter) -> list[Rollout]:
+        """Return responses that are not yet verified. May run in any thread if the engine may."""
+        settings = self.settings
+        if not self.engine.shares_weights:
+            with reporter.phase("sync"):
+                self.engine.sync(proven=False)  # the first responses prove it
+        if assignment.phase == "rollout":
+            samples, sampling = settings.rollouts_per_prompt, settings.rollout_sampling
+            seed = derive_seed(settings.seed, "rollout", self.name, assignment.step)
+        else:  # the same random draws in every evaluation
+            samples, sampling = settings.evaluation_samples, settings.evaluation_sampling
+            seed = derive_seed(settings.seed, "evaluate", self.name)
+        with reporter.phase(assignment.phase):
+            return self._answerer.generate(assignment.problems, samples, sampling, seed, reporter.responses)
 
-    phase: Literal["rollout", "evaluate"]  # what for
-    problems: Sequence[Problem]
-    sampling: Sampling
-    samples: Callable[[Participant], int]  # responses to each problem
-    seed: Callable[[Participant], int]
+    def end_generation(self, reporter: AgentReporter) -> SyncReport | None:
+        """Give back the memory that only generation needs, and return how the weights were brought."""
+        sync = self.engine.sync()  # a new report if the engine died meanwhile
+        reporter.notes(self.engine.take_notes())
+        self.engine.sleep()
+        return sync
+
+    def verify(
+        self, assignment: Assignment, rollouts: Sequence[Rollout], reporter: AgentReporter
+    ) -> list[VerifiedRollout]:
+        """Return the generated rollouts with their verdicts."""
+        if assignment.phase == "evaluate":  # an evaluation is one phase, verdicts included
+            return self._answerer.verify(rollouts)
+        with reporter.phase("verify"):
+            return self._answerer.verify(rollouts)
+
+    def abandon_answer(self) -> None:
+        """Stop verifying responses of an answer that was broken off."""
+        self._answerer.abandon()
+
+    def learn(
+        self,
+        groups: Sequence[PromptGroup],
+        capabilities: Capabilities,
+        step: int,
+        reporter: AgentReporter | None = None,
+    ) -> LearnReport:
+        """Update the policy with all agents' rollouts of one step."""
+        reporter = reporter or Reporter().agent(self.name)
+        with reporter.phase("learn"):
+            return self.update(self.build_samples(groups, capabilities, step), step, reporter)
+
+    def build_samples(
+        self, groups: Sequence[PromptGroup], capabilities: Capabilities, step: int
+    ) -> LearnerSamples:
+        """Write all rollouts in the agent's tokens, with its advantages. Needs no device."""
+        seed = derive_seed(self.settings.seed, "choose", self.name, step)
+        return self.builder.build(groups, capabilities.ratio, seed)
+
+    def update(self, samples: LearnerSamples, step: int, reporter: AgentReporter) -> LearnReport:
+        """Make the step's parameter updates."""
+        seed = derive_seed(self.settings.seed, "learn", self.name, step)
+        try:
+            stats = self.learner.learn(samples.samples, self.settings.updates_per_step, seed)
+        except ForeignRolloutsError as error:
+            error.agent = self.name
+            raise
+        reporter.notes(stats.notes)
+        return learn_report(stats, samples)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what lasts from step to step, but for tensors; JSON-ready."""
+        return {
+            "policy_version": self.agent.policy_version,
+            "learner": self.learner.state_dict(),
+            "engine": self.engine.state_dict(),
+        }
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the trained weights and the optimizer's moments, wherever they are, not copied."""
+        return self.learner.optimizer.tensors()
+
+    def load_state_dict(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Restore what :meth:`state_dict` and :meth:`tensors` returned."""
+        self.agent.policy_version = state["policy_version"]
+        self.learner.load_state_dict(state["learner"])
+        self.engine.load_state_dict(state["engine"])
+        self.learner.optimizer.load_tensors(tensors)
+
+    def save(self, folder: Path) -> None:
+        """Write a plain Hugging Face folder."""
+        self.agent.save(folder)
+
+    def close(self) -> None:
+        """End the engine."""
+        self.engine.close()

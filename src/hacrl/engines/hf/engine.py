@@ -13,232 +13,197 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from hacrl.engines.base import Finished
+from hacrl.engines.base import GenerationRequest, OnFinished, Policy, Sample
 from hacrl.engines.hf.batch_decoding import Decoding
 from hacrl.engines.hf.continuous_batching import Asked, BrokenOff, Ended, NotFinite, Request, decode_all
 from hacrl.engines.hf.slot_cache import can_have_slots, slots_that_fit, worth_keeping
 from hacrl.engines.hf.slot_decoder import CannotRecord, SlotDecoder
-from hacrl.errors import ModelError, TrainingError
-from hacrl.models.agent import Agent
+from hacrl.errors import TrainingError
 from hacrl.models.compile import compiles_by_default
 from hacrl.models.device import current_device, free_failed_attempt, is_out_of_memory
 from hacrl.models.sampling import draw
 from hacrl.seeding import derive_seed
-from hacrl.types import Problem, Rollout, Sampling
+from hacrl.types import Sampling
 
+_DecoderKey = tuple[Sampling, frozenset[int]]
 LENGTH_STEP = 64  # slots are this many tokens long, or a multiple of it, so that the next step's fit as well
 
 
 class TransformersEngine:
     """Samples with the learner's own weights.
 
-    ``continuous``: as on a GPU, or not; None finds out. ``compiles``: with compiled layers; None: where the
-    learner's are by default.
+    ``max_batch``: most responses decoded side by side. ``continuous``: whether to decode with continuous
+    batching; None finds out. ``compiles``: whether to compile layers; None: where learners do by default.
     """
+
+    shares_weights = True
+    runs_concurrently = False
 
     def __init__(
         self,
-        agent: Agent,
+        policy: Policy,
         max_batch: int = 512,
         continuous: bool | None = None,
         compiles: bool | None = None,
     ) -> None:
-        self.agent = agent
-        self.max_batch = max_batch  # most responses decoded side by side; fewer once memory has run out
+        self.policy = policy
+        self.max_batch = max_batch  # halved whenever memory runs out
         self.notes: list[str] = []  # sentences for the user
         self._continuous = continuous
         self._compiles = compiles
-        self._decoders: dict[Sampling, SlotDecoder] = {}  # with their graphs, for the next step
+        self._decoders: dict[_DecoderKey, SlotDecoder] = {}  # with their graphs, for the next step
 
-    @property
-    def shares_weights(self) -> bool:
-        """Yes: it is the learner's model."""
-        return True
-
-    @property
-    def is_apart(self) -> bool:
-        """No: it computes where learners do."""
-        return False
-
-    def prepare(self, proven: bool = True) -> None:
-        """Always ready."""
+    def sync(self, proven: bool = True) -> None:
+        """Do nothing: the engine computes with the learner's weights."""
 
     @torch.inference_mode()
-    def generate(
-        self,
-        problems: Sequence[Problem],
-        samples_per_prompt: int,
-        sampling: Sampling,
-        seed: int,
-        on_finished: Finished | None = None,
-    ) -> list[Rollout]:
-        """See :class:`hacrl.engines.base.RolloutEngine`."""
-        self._check_context(problems, sampling)
-        with current_device(self.agent.device):
+    def generate(self, request: GenerationRequest, on_finished: OnFinished | None = None) -> list[Sample]:
+        """See :class:`hacrl.engines.base.Engine`."""
+        request.check_lengths(self.policy.name, self.policy.context_length)
+        with current_device(self.policy.device):
             if self._continuous is None:
-                self._continuous = self.agent.device.type == "cuda" and can_have_slots(self.agent.model)
-            generate = self._continuously if self._continuous else self._in_step
-            return generate(problems, samples_per_prompt, sampling, seed, on_finished or (lambda *_: None))
+                self._continuous = self.policy.device.type == "cuda" and can_have_slots(self.policy.model)
+            generate = self._generate_continuously if self._continuous else self._generate_in_batches
+            return generate(request, on_finished or (lambda _: None))
 
-    def _continuously(
-        self, problems: Sequence[Problem], group: int, sampling: Sampling, seed: int, on_finished: Finished
-    ) -> list[Rollout]:
-        """Every response at its own pace; those that had ended when memory ran out are kept."""
-        prompts = [self.agent.encode_prompt(problem) for problem in problems]
-        asked = Asked(prompts, group, sampling.max_new_tokens)
-        rollouts: dict[int, Rollout] = {}
+    def _generate_continuously(self, request: GenerationRequest, on_finished: OnFinished) -> list[Sample]:
+        """Decode every response at its own pace. Responses that had finished when memory ran out are kept."""
+        asked = Asked(list(request.prompts), request.samples_per_prompt, request.sampling.max_new_tokens)
+        samples: dict[int, Sample] = {}
+        seed = request.seed
 
         def on_ended(ended: Sequence[Ended]) -> None:
-            whole = [asked.end(request, said) for request, said in ended]
-            made = self._rollouts(
-                [
-                    (problems[request.place // group], said.token_ids, said.logprobs)
-                    for (request, _), said in zip(ended, whole, strict=True)
-                ]
-            )
-            for (request, _), rollout in zip(ended, made, strict=True):
-                rollouts[request.place] = rollout
-                on_finished(request.place, rollout)
+            whole = [asked.end(waiting, said) for waiting, said in ended]
+            finished = [
+                (waiting.place, Sample(tuple(said.token_ids), tuple(said.logprobs)))
+                for (waiting, _), said in zip(ended, whole, strict=True)
+            ]
+            samples.update(finished)
+            on_finished(finished)
 
         while missing := asked.missing:
             try:
-                decode_all(self._decoder_for(missing, sampling), missing, seed, on_ended)
-                self._note_what_is_not_compiled()
+                decode_all(self._decoder_for(missing, request), missing, seed, on_ended)
+                self._note_compile_problems()
             except NotFinite:
                 self.close()  # with the numbers in the cache
                 raise self._not_finite() from None
             except CannotRecord as error:
-                self._decode_in_step_from_now_on(error)
-                return self._in_step(problems, group, sampling, seed, on_finished)
+                self._fall_back_to_batches(error)
+                return self._generate_in_batches(request, on_finished)
             except (BrokenOff, RuntimeError) as error:
                 if isinstance(error, BrokenOff):
                     asked.go_on(error.under_way)
                 elif not is_out_of_memory(error):
                     raise
-                self._make_room(missing, sampling, error)
+                self._shrink_after(missing, request, error)
                 seed = derive_seed(seed, "again")  # not what was drawn for others
-        return [rollouts[place] for place in sorted(rollouts)]
+        return [samples[index] for index in sorted(samples)]
 
-    def _decode_in_step_from_now_on(self, error: CannotRecord) -> None:
+    def _fall_back_to_batches(self, error: CannotRecord) -> None:
         self.close()
         self._continuous = False
         self.notes.append(
-            f"agent {self.agent.name!r}: decoding could not be recorded as a CUDA graph ({error}), "
+            f"agent {self.policy.name!r}: decoding could not be recorded as a CUDA graph ({error}), "
             "so responses are decoded in step, which is slower"
         )
 
-    def _make_room(self, missing: Sequence[Request], sampling: Sampling, error: Exception) -> None:
-        """The next attempt is to be smaller than the last one was."""
-        last = self._decoders.get(sampling)
+    def _shrink_after(self, missing: Sequence[Request], request: GenerationRequest, error: Exception) -> None:
+        """Free the decoder's memory and make the next attempt smaller than the last one."""
+        last = self._decoders.get(_decoder_key(request))
         side_by_side = self._slots(len(missing)) if last is None else last.in_use
         del last
         self._decoders.clear()
-        free_failed_attempt(error, self.agent.device)
-        self._take_fewer(side_by_side, missing[0].prompt, sampling, error)
+        free_failed_attempt(error, self.policy.device)
+        self._halve_batch(side_by_side, missing[0].prompt, request.sampling, error)
 
-    def _decoder_for(self, requests: Sequence[Request], sampling: Sampling) -> SlotDecoder:
-        """The last one if it will do, else a new one."""
-        longest = max(len(request.prompt) + request.limit for request in requests)
+    def _decoder_for(self, missing: Sequence[Request], request: GenerationRequest) -> SlotDecoder:
+        """Return the last decoder if its slots are large enough, else a new one."""
+        longest = max(len(waiting.prompt) + waiting.limit for waiting in missing)
         length = -(-longest // LENGTH_STEP) * LENGTH_STEP
-        slots, model = self._slots(len(requests)), self.agent.model
-        kept = self._decoders.get(sampling)
+        slots, model, key = self._slots(len(missing)), self.policy.model, _decoder_key(request)
+        kept = self._decoders.get(key)
         if kept is None or not kept.will_do(slots, length):
-            kept = None  # its memory is the next one's
-            self._decoders.pop(sampling, None)
+            kept = None  # the new decoder needs its memory
+            self._decoders.pop(key, None)
             compiles = compiles_by_default(model) if self._compiles is None else self._compiles
             fitting = min(slots, slots_that_fit(model, length))
-            kept = SlotDecoder(model, fitting, length, sampling, sorted(self.agent.stop_ids), compiles)
+            kept = SlotDecoder(model, fitting, length, request.sampling, sorted(request.stop_ids), compiles)
             kept.wanted = slots
-            self._decoders[sampling] = kept
+            self._decoders[key] = kept
         kept.in_use = min(slots, kept.cache.slots)
         return kept
 
-    def _note_what_is_not_compiled(self) -> None:
+    def _note_compile_problems(self) -> None:
         problems = [decoder.problem for decoder in self._decoders.values() if decoder.problem]
         if problems and self._compiles is not False:
             self._compiles = False
             self.notes.append(
-                f"agent {self.agent.name!r}: its layers could not be compiled for decoding ({problems[0]}), "
+                f"agent {self.policy.name!r}: its layers could not be compiled for decoding ({problems[0]}), "
                 "which is slower than it could be. rollout.compile=false says that it need not be tried"
             )
 
     def _slots(self, responses: int) -> int:
         return min(self.max_batch, responses)
 
-    def _in_step(
-        self, problems: Sequence[Problem], group: int, sampling: Sampling, seed: int, on_finished: Finished
-    ) -> list[Rollout]:
-        """Batch after batch."""
-        rollouts: list[Rollout] = []
-        generator = torch.Generator(device=self.agent.device).manual_seed(seed)
-        while len(rollouts) < len(problems) * group:
-            chunk, responses = self._next_chunk(problems, group, len(rollouts))
+    def _generate_in_batches(self, request: GenerationRequest, on_finished: OnFinished) -> list[Sample]:
+        """Decode one batch after the other, all responses of a batch in step."""
+        samples: list[Sample] = []
+        generator = torch.Generator(device=self.policy.device).manual_seed(request.seed)
+        while len(samples) < request.num_samples:
+            prompts, responses = self._next_batch(request, len(samples))
             start = generator.get_state()
             try:
-                finished = self._generate_chunk(chunk, responses, sampling, generator)
+                finished = self._generate_batch(prompts, responses, request, generator)
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
-                free_failed_attempt(error, self.agent.device)
-                prompt = self.agent.encode_prompt(chunk[0])
-                self._take_fewer(len(chunk) * responses, prompt, sampling, error)
+                free_failed_attempt(error, self.policy.device)
+                self._halve_batch(len(prompts) * responses, prompts[0], request.sampling, error)
                 generator.set_state(start)
                 continue
-            for rollout in finished:
-                on_finished(len(rollouts), rollout)
-                rollouts.append(rollout)
-        return rollouts
+            on_finished(list(enumerate(finished, start=len(samples))))
+            samples += finished
+        return samples
 
     def take_notes(self) -> list[str]:
-        """What the user should know, once."""
+        """Return the notes since the last call."""
         notes, self.notes = self.notes, []
         return notes
 
     def state_dict(self) -> dict[str, int]:
-        """What lasts from step to step; JSON-ready."""
+        """Return the largest batch that fits; JSON-ready."""
         return {"max_batch": self.max_batch}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Restore what :meth:`state_dict` gave; another kind of engine's has nothing for this one."""
+        """Restore what :meth:`state_dict` returned; the state of another kind of engine is ignored."""
         self.max_batch = state.get("max_batch", self.max_batch)
 
-    def rest(self) -> None:
-        """Give caches back, unless they are small: recording graphs anew takes a moment."""
+    def sleep(self) -> None:
+        """Free the KV cache, unless it is small: recording CUDA graphs again takes a moment."""
         if not worth_keeping([decoder.cache for decoder in self._decoders.values()]):
             self.close()
 
     def close(self) -> None:
-        """Let go of caches and the graphs that go with them."""
+        """Free the KV caches and the graphs that use them."""
         if self._decoders:
             self._decoders.clear()
             gc.collect()
             torch.cuda.empty_cache()
 
-    def _check_context(self, problems: Sequence[Problem], sampling: Sampling) -> None:
-        limit = self.agent.context_length
-        for problem in problems:
-            needed = len(self.agent.encode_prompt(problem)) + sampling.max_new_tokens
-            if limit is not None and needed > limit:
-                raise ModelError(
-                    f"agent {self.agent.name!r}: problem {problem.id!r} and max_new_tokens="
-                    f"{sampling.max_new_tokens} need {needed} tokens, the model's context has {limit}: "
-                    "use shorter prompts or fewer new tokens"
-                )
-
-    def _next_chunk(
-        self, problems: Sequence[Problem], group: int, done: int
-    ) -> tuple[Sequence[Problem], int]:
-        """Whole groups if they fit, else as much of one as does: problems, and responses to each."""
-        place, said = divmod(done, group)
+    def _next_batch(self, request: GenerationRequest, done: int) -> tuple[Sequence[tuple[int, ...]], int]:
+        """Return prompts and the number of responses to each: whole groups if they fit, else part of one."""
+        group = request.samples_per_prompt
+        place, sampled = divmod(done, group)
         if self.max_batch < group:
-            return problems[place : place + 1], min(self.max_batch, group - said)
-        return problems[place : place + self.max_batch // group], group
+            return request.prompts[place : place + 1], min(self.max_batch, group - sampled)
+        return request.prompts[place : place + self.max_batch // group], group
 
-    def _take_fewer(
+    def _halve_batch(
         self, responses: int, prompt: Sequence[int], sampling: Sampling, error: Exception
     ) -> None:
-        """Halve, until a batch like the one that did not fit would be smaller."""
-        name, device = self.agent.name, self.agent.device
+        """Halve ``max_batch`` until a batch like the one that did not fit would be smaller."""
+        name, device = self.policy.name, self.policy.device
         if responses == 1:
             tokens = len(prompt) + sampling.max_new_tokens
             raise TrainingError(
@@ -255,57 +220,36 @@ class TransformersEngine:
         )
 
     def _check_finite(self, logits: Tensor) -> None:
-        """A model that answers NaN has no next token; sampling would fail without saying whose it was."""
+        """Raise an error that names the agent: sampling from NaN would fail without the name."""
         if not bool(logits.isfinite().all()):
             raise self._not_finite()
 
     def _not_finite(self) -> TrainingError:
         return TrainingError(
-            f"agent {self.agent.name!r} gives logits that are not finite after "
-            f"{self.agent.policy_version} updates: its weights are damaged or have diverged; check them, "
+            f"agent {self.policy.name!r} gives logits that are not finite after "
+            f"{self.policy.policy_version} updates: its weights are damaged or have diverged; check them, "
             "or lower learning.lr"
         )
 
-    def _generate_chunk(
-        self, problems: Sequence[Problem], group: int, sampling: Sampling, generator: torch.Generator
-    ) -> list[Rollout]:
-        decoding = Decoding(self.agent.model, [self.agent.encode_prompt(p) for p in problems], group)
-        stop_ids = torch.tensor(sorted(self.agent.stop_ids), device=self.agent.device)
-        for remaining in reversed(range(sampling.max_new_tokens)):
+    def _generate_batch(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        group: int,
+        request: GenerationRequest,
+        generator: torch.Generator,
+    ) -> list[Sample]:
+        decoding = Decoding(self.policy.model, prompts, group)
+        stop_ids = torch.tensor(sorted(request.stop_ids), device=self.policy.device)
+        for remaining in reversed(range(request.sampling.max_new_tokens)):
             self._check_finite(decoding.logits)
-            token_ids, logprobs = draw(decoding.logits, sampling, generator)
+            token_ids, logprobs = draw(decoding.logits, request.sampling, generator)
             stopped = torch.isin(token_ids, stop_ids)
             decoding.append(token_ids, logprobs, stopped)
             if decoding.all_stopped or not remaining:
                 break
             decoding.forward(token_ids)
-        return self._rollouts(
-            [
-                (problems[row // group], ids, logprobs)
-                for row, (ids, logprobs) in enumerate(decoding.responses())
-            ]
-        )
+        return [Sample(tuple(ids), tuple(logprobs)) for ids, logprobs in decoding.responses()]
 
-    def _rollouts(self, responses: Sequence[tuple[Problem, list[int], list[float]]]) -> list[Rollout]:
-        stopped = [ids[-1] in self.agent.stop_ids for _, ids, _ in responses]
-        prompts = [self.agent.encode_prompt(problem) for problem, _, _ in responses]
-        texts = self.agent.decode_responses(
-            [ids[:-1] if stop else ids for (_, ids, _), stop in zip(responses, stopped, strict=True)],
-            prompts,
-        )
-        return [
-            Rollout.single_turn(
-                problem=problem,
-                agent=self.agent.name,
-                text=text,
-                token_ids=tuple(ids),
-                token_logprobs=tuple(logprobs),
-                finish_reason="stop" if stop else "length",
-                policy_version=self.agent.policy_version,
-                tokenizer=self.agent.tokenizer_fingerprint,
-                prompt_ids=prompt,
-            )
-            for (problem, ids, logprobs), prompt, text, stop in zip(
-                responses, prompts, texts, stopped, strict=True
-            )
-        ]
+
+def _decoder_key(request: GenerationRequest) -> _DecoderKey:
+    return request.sampling, request.stop_ids

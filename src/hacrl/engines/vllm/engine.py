@@ -1,4 +1,4 @@
-"""Rollouts of one agent from its own vLLM engine, which follows the agent's policy."""
+"""Sample from vLLM: bring it the policy's weights, prove that they arrived, and start it again if it dies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hacrl.config.schema import VllmSettings
-from hacrl.engines.base import EngineReport, Finished
+from hacrl.engines.base import GenerationRequest, OnFinished, Policy, Sample, SyncReport
 from hacrl.engines.sync_check import Proof
 from hacrl.engines.vllm.backend import (
     Ask,
@@ -19,16 +19,13 @@ from hacrl.engines.vllm.backend import (
     EngineError,
     EngineLostError,
     OtherPolicyError,
-    Said,
 )
 from hacrl.engines.vllm.start_lock import Starts
 from hacrl.engines.vllm.weight_transfer import Transport, exported_weights, make_transport
 from hacrl.errors import TrainingError
-from hacrl.models.agent import Agent
 from hacrl.models.device import current_device
 from hacrl.models.lora import is_adapted
 from hacrl.seeding import derive_seed
-from hacrl.types import Problem, Rollout, Sampling
 
 _STARTS = Starts()
 _COPYING = threading.Lock()  # of weights, which takes as much memory as they do
@@ -39,16 +36,16 @@ class VllmEngine:
 
     def __init__(
         self,
-        agent: Agent,
+        policy: Policy,
         backend: Backend,
         settings: VllmSettings,
-        probes: Sequence[Problem],  # what an engine is asked to prove that it is at the agent's policy
+        probes: Sequence[tuple[int, ...]],  # prompts of the responses that prove a weight update
         same_host: bool = True,
         learner_host: str = "127.0.0.1",  # where the engine's machine reaches this one
         before_start: Callable[[], None] = lambda: None,  # whatever can be done before its turn
         starts_alone: bool = True,  # it measures how much memory is free
     ) -> None:
-        self.agent = agent
+        self.policy = policy
         self.backend = backend
         self.restarts = 0
         self._notes: list[str] = []
@@ -63,21 +60,21 @@ class VllmEngine:
         self._is_asleep = False
         self._is_closed = False
         self._version: int | None = None  # of the policy that it is at
-        self._report: EngineReport | None = None  # how it got there, once that is proven
+        self._report: SyncReport | None = None  # how it got there, once that is proven
         self._max_length: int | None = None  # most tokens of a prompt and its response, as the engine says
 
     @property
     def shares_weights(self) -> bool:
-        """No: weights are brought to it."""
+        """Return False: weights are sent to the engine."""
         return False
 
     @property
-    def is_apart(self) -> bool:
-        """Unless its memory is others' while it sleeps."""
+    def runs_concurrently(self) -> bool:
+        """Return False if the engine sleeps on a GPU that it shares."""
         return not self.backend.can_sleep
 
-    def prepare(self, proven: bool = True) -> EngineReport | None:
-        """Start the engine if it is not there, and bring it to the agent's policy if it is not at it."""
+    def sync(self, proven: bool = True) -> SyncReport | None:
+        """Start the engine if necessary and send it the policy's weights if it has others."""
         self._is_closed = False
         self._bring_up()
         _STARTS.wait(self._check_open)
@@ -86,7 +83,7 @@ class VllmEngine:
         return self._report
 
     def _bring_up(self) -> None:
-        if self._version == self.agent.policy_version:
+        if self._version == self.policy.policy_version:
             return
         for attempt in range(self._settings.restarts + 1):
             try:
@@ -100,30 +97,27 @@ class VllmEngine:
                 self._lost(error, last=attempt == self._settings.restarts)
         raise AssertionError("unreachable")
 
-    def generate(
-        self,
-        problems: Sequence[Problem],
-        samples_per_prompt: int,
-        sampling: Sampling,
-        seed: int,
-        on_finished: Finished | None = None,
-    ) -> list[Rollout]:
-        """See :class:`hacrl.engines.base.RolloutEngine`. What was finished before a crash is kept."""
-        # how a seeded response is computed must not depend on whether there is something to prove beside it
-        self.prepare(proven=self._settings.seeded)
-        asks = self._asks(problems, samples_per_prompt, sampling, seed)
-        rollouts: dict[int, Rollout] = {}
+    def generate(self, request: GenerationRequest, on_finished: OnFinished | None = None) -> list[Sample]:
+        """See :class:`hacrl.engines.base.Engine`. What had finished before a crash is kept."""
+        # A seeded response must not depend on whether a proof runs beside it.
+        self.sync(proven=self._settings.seeded)
+        asks = self._asks(request)
+        is_greedy = request.sampling.temperature == 0  # then every token has probability 1
+        samples: dict[int, Sample] = {}
 
         def take(ended: Ended) -> None:
-            asked = [problems[place // samples_per_prompt] for place, _ in ended]
-            made = self._rollouts(asked, [said for _, said in ended], sampling)
-            for (place, _), rollout in zip(ended, made, strict=True):
-                rollouts[place] = rollout
-                if on_finished is not None:
-                    on_finished(place, rollout)
+            finished = []
+            for index, said in ended:
+                if not said.token_ids:
+                    raise TrainingError(f"{self.backend.name} gave a response without a token")
+                logprobs = (0.0,) * len(said.token_ids) if is_greedy else said.logprobs
+                finished.append((index, Sample(said.token_ids, logprobs)))
+            samples.update(finished)
+            if on_finished is not None and finished:
+                on_finished(finished)
 
         self._hear(asks, take)
-        return [rollouts[place] for place in range(len(asks))]
+        return [samples[index] for index in range(request.num_samples)]
 
     def _hear(self, asks: Sequence[Ask], take: Callable[[Ended], None]) -> None:
         """Whatever is asked for, and a proof if one is due.
@@ -151,7 +145,7 @@ class VllmEngine:
 
         Nothing is taken of an engine that has not proven that it is at the agent's policy.
         """
-        proof = None if self._report is not None else Proof(self.agent, self._probes)
+        proof = None if self._report is not None else Proof(self.policy, self._probes)
         first = [] if proof is None else proof.asks
         places = list(left)
         unproven: Ended = []
@@ -167,14 +161,14 @@ class VllmEngine:
                 for place, _ in proven:
                     del left[place]
 
-    def _proven(self, proof: Proof) -> EngineReport:
+    def _proven(self, proof: Proof) -> SyncReport:
         assert self._version is not None
         assert self._transport is not None
         version, self._version = self._version, None  # whoever asks again gets weights again, unless ...
-        with current_device(self.agent.device):
+        with current_device(self.policy.device):
             gap = proof.gap(self.backend.name, self._settings.max_logprob_gap)
         self._version = version  # ... it is true
-        return EngineReport(version, self._transport.name, gap, restarts=self.restarts)
+        return SyncReport(version, self._transport.name, gap, restarts=self.restarts)
 
     def take_notes(self) -> list[str]:
         """What happened to the engine since the last call."""
@@ -188,8 +182,8 @@ class VllmEngine:
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Nothing to restore, whichever engine the state is of."""
 
-    def rest(self) -> None:
-        """Give the GPU's memory back; the next :meth:`prepare` takes it again and brings the weights."""
+    def sleep(self) -> None:
+        """Give the GPU's memory back; the next :meth:`sync` takes it again and sends the weights."""
         if self._is_started and self.backend.can_sleep and not self._is_asleep:
             try:
                 self.backend.sleep()
@@ -217,7 +211,7 @@ class VllmEngine:
         with _STARTS.due():
             self._check_open()
             self._before_start()
-            with _STARTS.turn(self._starts_alone), current_device(self.agent.device):
+            with _STARTS.turn(self._starts_alone), current_device(self.policy.device):
                 self._check_open()
                 self._have_memory_given_back()
                 self.backend.start()
@@ -226,9 +220,9 @@ class VllmEngine:
                 self._synchronise()
 
     def _synchronise(self) -> None:
-        with current_device(self.agent.device):
+        with current_device(self.policy.device):
             self._bring_weights()
-        self._version = self.agent.policy_version
+        self._version = self.policy.policy_version
 
     def _bring_weights(self) -> None:
         self._version, self._report = None, None  # if it breaks off, nobody knows
@@ -237,14 +231,14 @@ class VllmEngine:
             self.backend.wake("weights")
         if self._transport is None:
             workers = self.describe()
-            check_model(self.agent, self.backend.name, workers)
+            check_model(self.policy, self.backend.name, workers)
             self._max_length = min(worker["max_length"] for worker in workers)
             wanted = self._settings.weight_sync
-            device = self.agent.device
+            device = self.policy.device
             self._transport = make_transport(wanted, device, workers, self._same_host, self._learner_host)
-        copies = is_adapted(self.agent.model) or self._transport.name == "files"
+        copies = is_adapted(self.policy.model) or self._transport.name == "files"
         with _COPYING if copies else nullcontext():
-            self._transport.send(exported_weights(self.agent.model), self.backend)
+            self._transport.send(exported_weights(self.policy.model), self.backend)
         if self._is_asleep:
             self.backend.wake("kv_cache")
             self._is_asleep = False
@@ -252,7 +246,7 @@ class VllmEngine:
 
     def _have_memory_given_back(self) -> None:
         """What a learner keeps for later, the engine needs now; as it starts, it measures what is free."""
-        if self.agent.device.type == "cuda":
+        if self.policy.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def _check_open(self) -> None:
@@ -273,69 +267,29 @@ class VllmEngine:
         if last:
             raise EngineError(
                 f"{error} It died {self.restarts} times in this run, {self._settings.restarts} restarts in a "
-                f"row are allowed (agents.{self.agent.name}.vllm.restarts)"
+                f"row are allowed (agents.{self.policy.name}.vllm.restarts)"
             ) from error
         self._notes.append(f"{error} It was started again; finished responses are kept")
 
-    def _asks(self, problems: Sequence[Problem], samples: int, sampling: Sampling, seed: int) -> list[Ask]:
-        """One for each response, problem by problem."""
-        prompts = [self.agent.encode_prompt(problem) for problem in problems]
-        self._check_lengths(problems, prompts, sampling)
-        stop_ids = tuple(sorted(self.agent.stop_ids))
-        asked = [prompt for prompt in prompts for _ in range(samples)]
-        seeded = self._settings.seeded
+    def _asks(self, request: GenerationRequest) -> list[Ask]:
+        """Return one request per response, prompt by prompt."""
+        request.check_lengths(self.policy.name, self._max_length)  # vLLM would cut responses in silence
+        stop_ids = tuple(sorted(request.stop_ids))
+        prompts = [prompt for prompt in request.prompts for _ in range(request.samples_per_prompt)]
         return [
-            Ask(prompt, sampling, stop_ids, derive_seed(seed, place) if seeded else None)
-            for place, prompt in enumerate(asked)
-        ]
-
-    def _check_lengths(
-        self, problems: Sequence[Problem], prompts: Sequence[tuple[int, ...]], sampling: Sampling
-    ) -> None:
-        """vLLM would cut responses at the end of its context without a word."""
-        for problem, prompt in zip(problems, prompts, strict=True):
-            needed = len(prompt) + sampling.max_new_tokens
-            if self._max_length is not None and needed > self._max_length:
-                raise EngineError(
-                    f"agent {self.agent.name!r}: problem {problem.id[:80]!r} and max_new_tokens="
-                    f"{sampling.max_new_tokens} need {needed} tokens, {self.backend.name} takes "
-                    f"{self._max_length}: use shorter prompts or fewer new tokens, or an engine with a "
-                    f"larger agents.{self.agent.name}.vllm.max_length"
-                )
-
-    def _rollouts(
-        self, problems: Sequence[Problem], said: Sequence[Said], sampling: Sampling
-    ) -> list[Rollout]:
-        """Of responses that have ended together; their texts are decoded together."""
-        if not all(one.token_ids for one in said):
-            raise TrainingError(f"{self.backend.name} gave a response without a token")
-        stopped = [one.token_ids[-1] in self.agent.stop_ids for one in said]
-        prompts = [self.agent.encode_prompt(problem) for problem in problems]
-        texts = self.agent.decode_responses(
-            [one.token_ids[:-1] if stop else one.token_ids for one, stop in zip(said, stopped, strict=True)],
-            prompts,
-        )
-        greedy = sampling.temperature == 0  # its tokens have probability 1 under the distribution used
-        assert self._version is not None
-        return [
-            Rollout.single_turn(
-                problem=problem,
-                agent=self.agent.name,
-                text=text,
-                token_ids=one.token_ids,
-                token_logprobs=(0.0,) * len(one.token_ids) if greedy else one.logprobs,
-                finish_reason="stop" if stop else "length",
-                policy_version=self._version,
-                tokenizer=self.agent.tokenizer_fingerprint,
-                prompt_ids=prompt,
+            Ask(
+                prompt,
+                request.sampling,
+                stop_ids,
+                derive_seed(request.seed, index) if self._settings.seeded else None,
             )
-            for problem, prompt, one, stop, text in zip(problems, prompts, said, stopped, texts, strict=True)
+            for index, prompt in enumerate(prompts)
         ]
 
 
-def check_model(agent: Agent, engine: str, workers: Sequence[dict[str, Any]]) -> None:
+def check_model(policy: Policy, engine: str, workers: Sequence[dict[str, Any]]) -> None:
     """Refuse an engine that serves a model of another shape than the agent's."""
-    config = agent.model.config.get_text_config()
+    config = policy.model.config.get_text_config()
     for worker in workers:
         differing = {
             key: (value, getattr(config, key, None))
@@ -347,6 +301,6 @@ def check_model(agent: Agent, engine: str, workers: Sequence[dict[str, Any]]) ->
                 f"{key} {theirs} instead of {ours}" for key, (theirs, ours) in differing.items()
             )
             raise EngineError(
-                f"{engine} serves another model than agent {agent.name!r}: {shown}. Start it with the "
+                f"{engine} serves another model than agent {policy.name!r}: {shown}. Start it with the "
                 "agent's model (docs/vllm.md)"
             )

@@ -28,7 +28,6 @@ from hacrl.engines.vllm.server import ServerBackend
 from hacrl.engines.vllm.weight_transfer import free_port
 from hacrl.models.agent import Agent
 from hacrl.models.footprint import Footprint
-from hacrl.types import Problem
 
 LOCALHOST = "127.0.0.1"
 WORKER_FOLDER = (
@@ -44,7 +43,7 @@ ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}  # nobody is tol
 def make_vllm_engine(
     agent: Agent,
     settings: VllmSettings,
-    probes: Sequence[Problem],
+    probes: Sequence[tuple[int, ...]],
     max_length: int,
     folder: Path,
     seed: int = 0,

@@ -1,0 +1,185 @@
+"""From problems to judged rollouts of one agent: render prompts, generate, decode, verify."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Protocol
+
+from hacrl.engines.base import Engine, GenerationRequest, Sample
+from hacrl.models.agent import Agent
+from hacrl.tasks.base import Task
+from hacrl.types import Problem, Rollout, Sampling, Verdict, VerifiedRollout
+
+
+class OnResponses(Protocol):
+    """Is told how many responses have just finished."""
+
+    def __call__(self, count: int, /) -> None:
+        """Take note of ``count`` further responses."""
+        ...
+
+
+class Answerer:
+    """Generates and verifies one agent's responses.
+
+    If the task judges each response by itself, responses are verified in a thread while others are still
+    being generated. A reward function sees all responses at once, as its author expects: it is called last.
+    ``verify_lock`` makes answerers that share a task take turns in calling it.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        engine: Engine,
+        task: Task,
+        verify_lock: AbstractContextManager[object] | None = None,
+    ) -> None:
+        self.agent = agent
+        self.engine = engine
+        self._task = task
+        self._verifier = _EarlyVerifier(task, verify_lock or nullcontext())
+
+    def answer(
+        self, problems: Sequence[Problem], samples: int, sampling: Sampling, seed: int
+    ) -> list[VerifiedRollout]:
+        """Return ``samples`` verified rollouts for each problem, problem by problem."""
+        try:
+            return self.verify(self.generate(problems, samples, sampling, seed))
+        finally:
+            self.abandon()
+
+    def generate(
+        self,
+        problems: Sequence[Problem],
+        samples: int,
+        sampling: Sampling,
+        seed: int,
+        on_responses: OnResponses = lambda _: None,
+    ) -> list[Rollout]:
+        """Return ``samples`` rollouts for each problem, not yet verified. May run in any thread."""
+        prompts = [self.agent.encode_prompt(problem) for problem in problems]
+        request = GenerationRequest(prompts, samples, sampling, frozenset(self.agent.stop_ids), seed)
+        rollouts: dict[int, Rollout] = {}
+
+        def on_finished(finished: Sequence[tuple[int, Sample]]) -> None:
+            answered = [(problems[index // samples], sample) for index, sample in finished]
+            decoded = decode_rollouts(self.agent, answered)
+            for (index, _), rollout in zip(finished, decoded, strict=True):
+                rollouts[index] = rollout
+                self._verifier.add(index, rollout)
+            on_responses(len(finished))
+
+        self.engine.generate(request, on_finished)
+        return [rollouts[index] for index in range(request.num_samples)]
+
+    def verify(self, rollouts: Sequence[Rollout]) -> list[VerifiedRollout]:
+        """Return the rollouts that :meth:`generate` returned last with their verdicts."""
+        verdicts = self._verifier.finish()
+        if len(verdicts) < len(rollouts):  # the task wants to see all responses at once
+            return verify_rollouts(self._task, rollouts)
+        return [VerifiedRollout(rollout, verdicts[index]) for index, rollout in enumerate(rollouts)]
+
+    def abandon(self) -> None:
+        """Drop responses whose verdicts nobody will ask for. Does nothing after :meth:`verify`."""
+        self._verifier.abandon()
+
+
+def decode_rollouts(agent: Agent, finished: Sequence[tuple[Problem, Sample]]) -> list[Rollout]:
+    """Return the rollouts of an agent's samples; their texts are decoded in one call."""
+    stopped = [sample.token_ids[-1] in agent.stop_ids for _, sample in finished]
+    prompts = [agent.encode_prompt(problem) for problem, _ in finished]
+    texts = agent.decode_responses(
+        [
+            sample.token_ids[:-1] if is_stopped else sample.token_ids
+            for (_, sample), is_stopped in zip(finished, stopped, strict=True)
+        ],
+        prompts,
+    )
+    return [
+        Rollout.single_turn(
+            problem=problem,
+            agent=agent.name,
+            text=text,
+            token_ids=sample.token_ids,
+            token_logprobs=sample.logprobs,
+            finish_reason="stop" if is_stopped else "length",
+            policy_version=agent.policy_version,
+            tokenizer=agent.tokenizer_fingerprint,
+            prompt_ids=prompt,
+        )
+        for (problem, sample), prompt, text, is_stopped in zip(finished, prompts, texts, stopped, strict=True)
+    ]
+
+
+def verify_rollouts(task: Task, rollouts: Sequence[Rollout]) -> list[VerifiedRollout]:
+    """Return every rollout with the task's verdict."""
+    verdicts = task.verify(rollouts)
+    return [VerifiedRollout(rollout, verdict) for rollout, verdict in zip(rollouts, verdicts, strict=True)]
+
+
+class _EarlyVerifier:
+    """Verifies responses in a thread while others are still being generated, if the task allows it."""
+
+    def __init__(self, task: Task, lock: AbstractContextManager[object]) -> None:
+        self._task = task
+        self._lock = lock
+        self._is_early = bool(getattr(task, "judges_singly", False))
+        self._waiting: queue.SimpleQueue[tuple[int, Rollout] | None] = queue.SimpleQueue()
+        self._verdicts: dict[int, Verdict] = {}
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def add(self, index: int, rollout: Rollout) -> None:
+        """Queue one response. ``index`` identifies its verdict."""
+        if not self._is_early:
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="hacrl-verify", daemon=True)
+            self._thread.start()
+        self._waiting.put((index, rollout))
+
+    def finish(self) -> dict[int, Verdict]:
+        """Wait for all queued responses and return their verdicts; empty if the task was not called yet."""
+        self._join()
+        verdicts, self._verdicts = self._verdicts, {}
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        return verdicts
+
+    def abandon(self) -> None:
+        """Drop what is queued and what was found."""
+        with suppress(queue.Empty):
+            while True:
+                self._waiting.get_nowait()
+        self._join()
+        self._verdicts, self._error = {}, None
+
+    def _join(self) -> None:
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._waiting.put(None)
+            thread.join()
+
+    def _run(self) -> None:
+        """Verify what is queued, all that has come meanwhile in one call, until None is queued."""
+        try:
+            is_last = False
+            while not is_last:
+                batch: list[tuple[int, Rollout]] = []
+                item = self._waiting.get()
+                while item is not None:
+                    batch.append(item)
+                    if self._waiting.empty():
+                        break
+                    item = self._waiting.get()
+                is_last = item is None
+                if batch:
+                    with self._lock:
+                        verdicts = self._task.verify([rollout for _, rollout in batch])
+                    self._verdicts.update(zip((index for index, _ in batch), verdicts, strict=True))
+        except BaseException as error:  # raised again by finish()
+            self._error = error

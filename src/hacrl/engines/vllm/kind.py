@@ -1,0 +1,85 @@
+"""``engine: vllm``: vLLM generates, in a child process, in a server that hacrl starts, or at a URL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hacrl.config.schema import AgentSettings, RolloutSettings
+from hacrl.engines.kinds import EngineKind, EngineSpec
+from hacrl.engines.vllm.checks import PROCESSOR_LIMIT, check_vllm, processor_limit
+from hacrl.engines.vllm.engine import VllmEngine
+from hacrl.engines.vllm.launch import (
+    engine_bytes,
+    make_vllm_engine,
+    runs_on_cpu,
+    sequences_at_once,
+    sleeps,
+)
+from hacrl.errors import ConfigError
+from hacrl.models.footprint import Footprint
+
+
+class VllmKind(EngineKind):
+    """An engine with weights of its own, which the learner sends after every step."""
+
+    takes_gpu_share = True
+
+    def make(self, spec: EngineSpec) -> VllmEngine:
+        """Return an engine that starts at its first use."""
+        name, settings = spec.agent.name, spec.settings.vllm
+        if settings.max_length is not None and settings.max_length < spec.max_length:
+            raise ConfigError(
+                f"agents.{name}.vllm.max_length={settings.max_length}, but the longest prompt and a full "
+                f"response are {spec.max_length} tokens; raise it or leave it out"
+            )
+        return make_vllm_engine(spec.agent, settings, spec.probes, spec.max_length, spec.folder, spec.seed)
+
+    def check(self, settings: AgentSettings) -> None:
+        """Check versions, devices, and the server if there is one."""
+        check_vllm(settings.name, settings.vllm)
+
+    def check_together(self, agents: Sequence[AgentSettings]) -> None:
+        """Refuse two agents with one server: it has the weights of one of them."""
+        urls = [agent.vllm.url.rstrip("/") for agent in agents if agent.vllm.url]
+        for url in urls:
+            if urls.count(url) > 1:
+                raise ConfigError(
+                    f"agents: two agents have vllm.url {url}; every agent needs a server of its own"
+                )
+
+    def notes(self, agents: Sequence[AgentSettings], devices: dict[str, torch.device]) -> tuple[str, ...]:
+        """Warn of a limit on GPU processors under which vLLM has computed wrong numbers."""
+        names = [
+            agent.name
+            for agent in agents
+            if agent.vllm.url is None and not runs_on_cpu(devices[agent.name], agent.vllm)
+        ]
+        limit = processor_limit()
+        if not names or limit is None:
+            return ()
+        # A note, not an error: other GPUs and versions may compute as they should.
+        return (
+            f"{PROCESSOR_LIMIT}={limit} would limit the vLLM engines of {', '.join(names)}. On an H200, "
+            "vLLM's log-probabilities were wrong by nats under such a limit, and responses that disagree "
+            "with the learner are refused: unset it",
+        )
+
+    def sequences_at_once(self, settings: AgentSettings, rollout: RolloutSettings) -> int:
+        """Return vLLM's ``max_num_seqs``."""
+        return sequences_at_once(settings.vllm)
+
+    def longest_sequence(self, settings: AgentSettings) -> int:
+        """Return vLLM's ``max_model_len`` if it is set: the KV cache must hold one such sequence."""
+        return int(settings.vllm.engine_args.get("max_model_len", settings.vllm.max_length) or 0)
+
+    def memory(
+        self, footprint: Footprint, settings: AgentSettings, device: torch.device, available: int
+    ) -> int:
+        """Return vLLM's share of the agent's device."""
+        return engine_bytes(footprint, device, settings.vllm, available)
+
+    def gives_memory_back(self, settings: AgentSettings, device: torch.device) -> bool:
+        """Return whether the engine sleeps while agents learn."""
+        return sleeps(device, settings.vllm)

@@ -1,0 +1,1 @@
+"""Where agents' workers live: in this process (``local``), or wherever another executor places them."""

@@ -1,0 +1,138 @@
+"""``executor: local``: all workers in this process; agents that share a device take turns on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from hacrl.algorithms.capability import Capabilities
+from hacrl.engines.concurrent import MainThread, run_concurrently
+from hacrl.memory.residency import Residency
+from hacrl.models.agent import Agent
+from hacrl.rollouts.groups import PromptGroup
+from hacrl.training.metrics import LearnReport
+from hacrl.training.prefetch import Prefetch
+from hacrl.training.reporter import Reporter
+from hacrl.training.worker import AgentWorker, Answer, Assignment
+from hacrl.types import Rollout
+
+
+class LocalExecutor:
+    """Runs workers one after the other; those whose engines run concurrently generate at the same time."""
+
+    def __init__(self, workers: Sequence[AgentWorker], residency: Residency | None = None) -> None:
+        self.workers = {worker.name: worker for worker in workers}
+        self.residency = residency or Residency()
+        self.notes = self.residency.notes
+
+    @property
+    def agents(self) -> dict[str, Agent]:
+        """All agents by name."""
+        return {name: worker.agent for name, worker in self.workers.items()}
+
+    @property
+    def devices(self) -> dict[str, str]:
+        """The device of every agent's learner by agent."""
+        return {name: str(worker.agent.device) for name, worker in self.workers.items()}
+
+    @property
+    def policy_versions(self) -> dict[str, int]:
+        """The number of updates by agent."""
+        return {name: worker.agent.policy_version for name, worker in self.workers.items()}
+
+    @property
+    def rollouts_per_prompt(self) -> dict[str, int]:
+        """The number of responses to each prompt by agent."""
+        return {name: worker.settings.rollouts_per_prompt for name, worker in self.workers.items()}
+
+    def answer(
+        self, assignment: Assignment, agents: Sequence[str], reporter: Reporter
+    ) -> Iterator[tuple[str, Answer]]:
+        """Yield each agent's verified rollouts, turn by turn."""
+        for turn in self._turns(agents):
+            yield from self._answer_together(assignment, turn, reporter).items()
+
+    def learn(
+        self,
+        groups: Sequence[PromptGroup],
+        capabilities: Capabilities,
+        step: int,
+        agents: Sequence[str],
+        reporter: Reporter,
+    ) -> Iterator[tuple[str, LearnReport]]:
+        """Yield each agent's report. The next agent's samples are built while one learns."""
+        workers = [self.workers[name] for name in agents]
+        builds = [partial(worker.build_samples, groups, capabilities, step) for worker in workers]
+        with Prefetch(builds) as prefetched:
+            for worker in workers:
+                agent_reporter = reporter.agent(worker.name)
+                with agent_reporter.phase("learn"):
+                    self.residency.to_learn(worker.name)
+                    report = worker.update(prefetched.next(), step, agent_reporter)
+                yield worker.name, report
+
+    def _turns(self, agents: Sequence[str]) -> list[list[AgentWorker]]:
+        """Return who generates at the same time: first all who can beside others, then one by one."""
+        workers = [self.workers[name] for name in agents]
+        together = [
+            worker
+            for worker in workers
+            if worker.engine.runs_concurrently and self.residency.keeps_weights(worker.name)
+        ]
+        one_by_one = [[worker] for worker in workers if worker not in together]
+        return [together, *one_by_one] if together else one_by_one
+
+    def _answer_together(
+        self, assignment: Assignment, turn: Sequence[AgentWorker], reporter: Reporter
+    ) -> dict[str, Answer]:
+        """Generate at the same time; verify in this thread, in the order of the agents."""
+
+        def generate(worker: AgentWorker, main: MainThread) -> list[Rollout]:
+            return worker.generate(assignment, reporter.agent(worker.name, main))
+
+        for worker in turn:
+            self.residency.to_generate(worker.name)
+        try:
+            with reporter.generating():
+                generated = run_concurrently({worker.name: partial(generate, worker) for worker in turn})
+                syncs = {worker.name: worker.end_generation(reporter.agent(worker.name)) for worker in turn}
+                return {
+                    worker.name: Answer(
+                        worker.verify(assignment, generated[worker.name], reporter.agent(worker.name)),
+                        syncs[worker.name],
+                    )
+                    for worker in turn
+                }
+        finally:
+            for worker in turn:
+                worker.abandon_answer()
+
+    def state_dict(self) -> dict[str, dict[str, Any]]:
+        """Return every worker's state by agent."""
+        return {name: worker.state_dict() for name, worker in self.workers.items()}
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Return every worker's tensors by agent."""
+        return {name: worker.tensors() for name, worker in self.workers.items()}
+
+    def load_state_dict(
+        self, state: Mapping[str, Mapping[str, Any]], tensors: Mapping[str, Mapping[str, Tensor]]
+    ) -> None:
+        """Restore every worker."""
+        for name, worker in self.workers.items():
+            worker.load_state_dict(state[name], tensors[name])
+
+    def save(self, agent: str, folder: Path) -> None:
+        """Write one agent as a Hugging Face folder."""
+        self.residency.to_generate(agent)  # brings its weights to the device
+        self.workers[agent].save(folder)
+
+    def release(self) -> None:
+        """End engines and let weights return to their devices."""
+        for worker in self.workers.values():
+            worker.close()
+        self.residency.everyone_home()

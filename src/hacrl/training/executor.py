@@ -1,0 +1,84 @@
+"""What the trainer asks of an executor: the verbs of all agents' workers, wherever the workers live."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from hacrl.algorithms.capability import Capabilities
+from hacrl.models.agent import Agent
+from hacrl.rollouts.groups import PromptGroup
+from hacrl.training.metrics import LearnReport
+from hacrl.training.reporter import Reporter
+from hacrl.training.worker import Answer, Assignment
+
+
+class Executor(Protocol):
+    """Runs all agents' workers.
+
+    Results come agent by agent, so that a run that stops in the middle of a step keeps what is done of it.
+    """
+
+    notes: tuple[str, ...]  # sentences for the user about what was decided when the workers were placed
+
+    @property
+    def agents(self) -> dict[str, Agent]:
+        """The agents that live in this process, by name."""
+        ...
+
+    @property
+    def devices(self) -> dict[str, str]:
+        """The device of every agent's learner, by agent."""
+        ...
+
+    @property
+    def policy_versions(self) -> dict[str, int]:
+        """The number of updates that every agent has made, by agent."""
+        ...
+
+    @property
+    def rollouts_per_prompt(self) -> dict[str, int]:
+        """The number of responses to each prompt, by agent."""
+        ...
+
+    def answer(
+        self, assignment: Assignment, agents: Sequence[str], reporter: Reporter
+    ) -> Iterator[tuple[str, Answer]]:
+        """Yield each agent's verified rollouts as soon as they are there."""
+        ...
+
+    def learn(
+        self,
+        groups: Sequence[PromptGroup],
+        capabilities: Capabilities,
+        step: int,
+        agents: Sequence[str],
+        reporter: Reporter,
+    ) -> Iterator[tuple[str, LearnReport]]:
+        """Yield each agent's report as soon as the agent has learnt from all rollouts."""
+        ...
+
+    def state_dict(self) -> dict[str, dict[str, Any]]:
+        """Return every worker's state but for tensors, by agent; JSON-ready."""
+        ...
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Return every learner's trained weights and optimizer moments, by agent; not copied."""
+        ...
+
+    def load_state_dict(
+        self, state: Mapping[str, Mapping[str, Any]], tensors: Mapping[str, Mapping[str, Tensor]]
+    ) -> None:
+        """Restore what :meth:`state_dict` and :meth:`tensors` returned."""
+        ...
+
+    def save(self, agent: str, folder: Path) -> None:
+        """Write one agent as a plain Hugging Face folder."""
+        ...
+
+    def release(self) -> None:
+        """End engines and let weights return to their devices. Workers can be used again afterwards."""
+        ...
