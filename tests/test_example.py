@@ -25,7 +25,7 @@ SETTINGS = HacpoSettings(clip_low=0.05, clip_high=0.05, alpha=1.0, delta=0.2, de
 
 @pytest.fixture(scope="module")
 def asked():
-    """Two agents of the example and their judged responses to four problems."""
+    """Return two agents of the example and their judged responses to four problems."""
     torch.manual_seed(1)
     agents = [example.load_agent(bundled_agents()[name]) for name in NAMES]
     problems = [example.make_problem(random.Random(seed)) for seed in range(4)]
@@ -37,7 +37,7 @@ def asked():
 
 
 def as_rollout(response: example.Response, problem: Problem, agent: Agent) -> VerifiedRollout:
-    """The example's response as the library's record, its log-probability spread evenly over the tokens."""
+    """Return the example's response as a Rollout, its log-probability spread evenly over the tokens."""
     ids = encode_response(agent, response.text, ()) + (agent.stop_id,) * response.stopped
     assert len(ids) == response.length
     logprobs = (response.logprob / response.length,) * response.length

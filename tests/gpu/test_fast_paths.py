@@ -175,8 +175,8 @@ def gradients(checkpointing: bool, packed: bool, monkeypatch: pytest.MonkeyPatch
         agent.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     assert has_fused_attention(agent.model)
     if not packed:
-        for place in ("agents.logprobs", "learning.learner"):
-            monkeypatch.setattr(f"hacrl.{place}.packs", lambda *_: False)
+        for place in ("models.logprobs", "training.learner"):
+            monkeypatch.setattr(f"hacrl.{place}.uses_packing", lambda *_: False)
         monkeypatch.setattr("hacrl.training.batching.has_fused_attention", lambda model: False)
     settings = LearningSettings(micro_batch_tokens=100, compile=compile, max_grad_norm=1e9)
     learner = Learner(agent, make_method(GspoSettings(clip_low=0.99, clip_high=9)), settings, Sampling(64))
