@@ -142,7 +142,7 @@ def _same_when_packed(model: Any) -> bool:
 def attention_windows(config: Any) -> list[int] | None:
     """Return how many earlier tokens each layer attends to, -1 for all; None for other kinds of attention.
 
-    The config is asked, because the trial's sequences are shorter than any window.
+    The config decides, because the trial's sequences are shorter than any window.
     """
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
