@@ -36,7 +36,7 @@ from hacrl.algorithms.methods import make_method
 from hacrl.config.load import build_config
 from hacrl.config.schema import HacpoSettings
 from hacrl.models.retokenizing import Retokeniser
-from hacrl.models.tokenizing import Codec
+from hacrl.models.tokenizing import TextCodec
 from hacrl.rollouts.groups import group_by_prompt
 from hacrl.runs.run import LocalRun
 from hacrl.tasks.rewards import RewardTask
@@ -172,7 +172,9 @@ class Bookkeeping:
         return 1000 * self.cpu / self.rollouts
 
 
-def made_up(codec: Codec, problems: Sequence[Problem], samples: int, tokens: int) -> list[VerifiedRollout]:
+def made_up(
+    codec: TextCodec, problems: Sequence[Problem], samples: int, tokens: int
+) -> list[VerifiedRollout]:
     """Responses in one agent's tokens."""
     rng = random.Random(codec.name)
     letters = string.ascii_lowercase
@@ -198,7 +200,7 @@ def keep_books(
     for i in range(agents):
         tokenizer = tokenizers[i % len(tokenizers)]
         config = SimpleNamespace(eos_token_id=tokenizer.eos_token_id)
-        codecs.append(Codec(f"agent{i}", tokenizer, config, None))
+        codecs.append(TextCodec(f"agent{i}", tokenizer, config, None))
     problems = [Problem(f"p{i}", prompt, "") for i, prompt in enumerate(prompts(options.real_prompts, 400))]
     said = {one.name: made_up(one, problems, options.samples, options.real_tokens) for one in codecs}
     retokeniser = Retokeniser()

@@ -31,7 +31,7 @@ from hacrl.config.schema import AgentSettings
 from hacrl.engines.hf.continuous_batching import Ended, Prompts, Request, decode_all
 from hacrl.engines.hf.slot_decoder import Group, SlotDecoder
 from hacrl.models.agent import Agent
-from hacrl.models.compile import worth_compiling
+from hacrl.models.compile import compiles_by_default
 from hacrl.types import Sampling
 
 MEASURED_STEPS = 64
@@ -80,7 +80,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, object]:
     ]
     sampling = Sampling(max(options.longest, MEASURED_STEPS))
     length = options.prompt_tokens + sampling.max_new_tokens
-    compiles = worth_compiling(agent.model)  # as the engine does
+    compiles = compiles_by_default(agent.model)  # as the engine does
     decoder = SlotDecoder(agent.model, options.slots, length, sampling, sorted(agent.stop_ids), compiles)
     requests = [
         Request(place, prompts[place // options.samples], limit) for place, limit in enumerate(lengths)

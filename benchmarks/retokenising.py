@@ -24,7 +24,7 @@ from typing import Any
 from shapes import letter_tokenizer, prompts
 
 from hacrl.models.retokenizing import Retokeniser
-from hacrl.models.tokenizing import Codec
+from hacrl.models.tokenizing import TextCodec
 from hacrl.types import Problem, Rollout
 
 TEXT = "the slope of this line is three over four hence we add twelve and thirty then divide by seven"
@@ -59,7 +59,7 @@ def rollouts(texts: Sequence[str], asked: Sequence[str]) -> list[Rollout]:
     ]
 
 
-def plainly(codec: Codec, said: Sequence[Rollout]) -> list[tuple[int, ...] | None]:
+def plainly(codec: TextCodec, said: Sequence[Rollout]) -> list[tuple[int, ...] | None]:
     """A call of the tokenizer per response and lead, and one to decode prompt and response."""
     tokenizer = codec.tokenizer
     written: list[tuple[int, ...] | None] = []
@@ -78,7 +78,7 @@ def plainly(codec: Codec, said: Sequence[Rollout]) -> list[tuple[int, ...] | Non
     return written
 
 
-def plain_text(codec: Codec, ids: Sequence[int], prompt: Sequence[int]) -> str:
+def plain_text(codec: TextCodec, ids: Sequence[int], prompt: Sequence[int]) -> str:
     """Prompt and response decoded together, less the prompt."""
     whole = str(codec.tokenizer.decode([*prompt, *ids], skip_special_tokens=False))
     return whole[len(codec.tokenizer.decode(list(prompt), skip_special_tokens=False)) :]
@@ -98,7 +98,7 @@ def measure(name: str, tokenizer: Any, texts: Sequence[str], asked: Sequence[str
     """One tokenizer."""
     said = rollouts(texts, asked)
     config = SimpleNamespace(eos_token_id=tokenizer.eos_token_id)
-    family = [Codec(f"learner{i}", tokenizer, config, None) for i in range(learners)]
+    family = [TextCodec(f"learner{i}", tokenizer, config, None) for i in range(learners)]
     codec, other = family[0], [False] * len(said)
     expected = plainly(codec, said)
     found = Retokeniser().tokens(codec, said, other)

@@ -17,9 +17,10 @@ import torch
 from timing import best_of
 from torch import Tensor
 
-from hacrl.models.attention.packed import Segments, packed_attention
-from hacrl.models.attention.tree import Tree
-from hacrl.models.attention.tree_attention import Shared, handed_out, tree_attention
+from hacrl.models.attention.key_copies import KeyCopies, copied_keys
+from hacrl.models.attention.packed import SequenceBounds, packed_attention
+from hacrl.models.attention.prefix_tree import PrefixTree
+from hacrl.models.attention.tree_attention import tree_attention
 from hacrl.models.packing import pack
 
 HEADS = ((16, 8), (12, 2))  # of queries, and of keys
@@ -53,13 +54,13 @@ def _compare(case: list[tuple[int, list[int]]], heads: tuple[int, int]) -> None:
         for response in responses
     ]
     tree, inputs = pack(pairs, GPU, as_tree=True).inputs["tree"], pack(pairs, GPU).inputs
-    segments = Segments(
+    segments = SequenceBounds(
         inputs["cu_seq_lens_q"], inputs["cu_seq_lens_k"], inputs["max_length_q"], inputs["max_length_k"]
     )
     tokens, flops = len(tree.positions), 2 * _scores(tree) * heads[0] * WIDTH
     times = {
         "tree": _milliseconds(tokens, heads, partial(_in_tree, tree)),
-        "copies": _milliseconds(tokens, heads, partial(_with_copies, segments, inputs["shared_keys"])),
+        "copies": _milliseconds(tokens, heads, partial(_with_copies, segments, inputs["key_copies"])),
     }
     for way, (forward, backward) in times.items():
         print(
@@ -69,15 +70,15 @@ def _compare(case: list[tuple[int, list[int]]], heads: tuple[int, int]) -> None:
     print(f"  copies / tree: {sum(times['copies']) / sum(times['tree']):.2f}", flush=True)
 
 
-def _in_tree(tree: Tree, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def _in_tree(tree: PrefixTree, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return tree_attention(query, key, value, tree, SCALE, -1)
 
 
 def _with_copies(
-    segments: Segments, shared: Shared | None, query: Tensor, key: Tensor, value: Tensor
+    segments: SequenceBounds, shared: KeyCopies | None, query: Tensor, key: Tensor, value: Tensor
 ) -> Tensor:
     if shared is not None:
-        key, value = handed_out(key, shared), handed_out(value, shared)
+        key, value = copied_keys(key, shared), copied_keys(value, shared)
     return packed_attention(query, key, value, segments, SCALE, -1)
 
 
@@ -98,7 +99,7 @@ def _milliseconds(tokens: int, heads: tuple[int, int], attend: Callable[..., Ten
     return forward_s / ROUNDS * 1e3, best_of(3, backward) / ROUNDS * 1e3
 
 
-def _scores(tree: Tree) -> float:
+def _scores(tree: PrefixTree) -> float:
     """Pairs of tokens of which one sees the other."""
     found = 0.0
     for own, end, trunk, trunk_end, _ in tree.sequences.view(-1, 5).tolist():

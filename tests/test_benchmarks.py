@@ -1,4 +1,4 @@
-"""What the comparison with TRL rests on: equal work on both sides, and arithmetic that is counted right."""
+"""The comparison with TRL: equal work on both sides, and correctly counted FLOPs."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_flops_of_one_sequence_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("shape", ["qwen3-0.85m", "llama-tiny"])
-def test_agents_that_never_stop_do_not(shape: str, tmp_path: Path) -> None:
+def test_agents_without_stop_tokens_never_stop(shape: str, tmp_path: Path) -> None:
     """With 30 tokens, one in 30 would stop by chance: 400 drawn ones would hardly do without."""
     make_agent(shape, tmp_path, torch.float32, "cpu", stops=False)
     agent = Agent.load(AgentSettings(name="a", model=str(tmp_path)), "cpu")
@@ -102,7 +102,7 @@ def test_hacpo_learns_from_both_agents_rollouts_and_gspo_from_its_own(tmp_path: 
         assert sum(phases.values()) == pytest.approx(found.seconds[0]["step"])
 
 
-def test_a_learner_alone_learns_from_what_it_is_given(tmp_path: Path) -> None:
+def test_a_learner_alone_is_trained_on_given_responses(tmp_path: Path) -> None:
     """8 prompts of 3 and responses of 6 tokens."""
     work = Work(**{**WORK.__dict__, "shapes": ("qwen3-0.85m",), "given_prompt_tokens": 3})
     found = measure_updates(work, make_agents(work, tmp_path)[0])
@@ -120,7 +120,7 @@ def test_ratios_compare_medians_and_fastest_steps() -> None:
     assert "TRL GSPO / hacrl HACPO" not in table
 
 
-def test_one_agent_counts_as_many_times_as_there_are() -> None:
+def test_one_measured_agent_counts_for_all_agents() -> None:
     """Seconds, tokens and FLOPs double; memory is that of the one that was trained."""
     one = Measured("TRL GSPO", [{"step": 3.0, "learn": 2.0}, {"step": 5.0}], 60, 80, 7.0, {"held": 9.0})
     two = [{"step": 6.0, "learn": 4.0}, {"step": 10.0}]

@@ -12,11 +12,12 @@ from hacrl.algorithms.capability import CapabilityTracker
 from hacrl.algorithms.methods import make_method
 from hacrl.config.schema import HacpoSettings, LearningSettings
 from hacrl.models.agent import Agent
-from hacrl.models.references import bundled_agents
+from hacrl.models.model_sources import bundled_agents
 from hacrl.rollouts.groups import PromptGroup
 from hacrl.training.learner import Learner
 from hacrl.training.samples import SampleBuilder
 from hacrl.types import Problem, Rollout, Sampling, Verdict, VerifiedRollout
+from tests.support.texts import encode_response
 
 NAMES = ("qwen-small-a", "llama-pairs")
 SETTINGS = HacpoSettings(clip_low=0.05, clip_high=0.05, alpha=1.0, delta=0.2, delta_step=0.025)
@@ -24,7 +25,7 @@ SETTINGS = HacpoSettings(clip_low=0.05, clip_high=0.05, alpha=1.0, delta=0.2, de
 
 @pytest.fixture(scope="module")
 def asked():
-    """Two agents of the example and their judged responses to four problems."""
+    """Return two agents of the example and their judged responses to four problems."""
     torch.manual_seed(1)
     agents = [example.load_agent(bundled_agents()[name]) for name in NAMES]
     problems = [example.make_problem(random.Random(seed)) for seed in range(4)]
@@ -36,8 +37,8 @@ def asked():
 
 
 def as_rollout(response: example.Response, problem: Problem, agent: Agent) -> VerifiedRollout:
-    """The example's response as the library's record, its log-probability spread evenly over the tokens."""
-    ids = agent.encode_response(response.text, ()) + (agent.stop_id,) * response.stopped
+    """Return the example's response as a Rollout, its log-probability spread evenly over the tokens."""
+    ids = encode_response(agent, response.text, ()) + (agent.stop_id,) * response.stopped
     assert len(ids) == response.length
     logprobs = (response.logprob / response.length,) * response.length
     finish, tokenizer = "stop" if response.stopped else "length", agent.tokenizer_fingerprint

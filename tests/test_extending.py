@@ -1,4 +1,4 @@
-"""The code of docs/extending.md, run as a stranger would run it."""
+"""Run the code of docs/extending.md as a user would."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing that hacrl reads can run code: what could, is not in the source."""
+"""Nothing that hacrl reads can run code: the source has no loader that could."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNSAFE_LOADERS = {"Loader", "FullLoader", "UnsafeLoader", "CLoader", "CFullLoade
 
 
 def unsafe_in(text: str) -> set[str]:
-    """What of a module's source could run code that is hidden in data."""
+    """Return the calls in a module's source that could run code hidden in data."""
     found = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
@@ -56,7 +56,7 @@ def _is(node: ast.expr, value: object) -> bool:
     return isinstance(node, ast.Constant) and (type(node.value), node.value) == (type(value), value)
 
 
-def test_no_module_loads_what_can_run_code():
+def test_no_module_uses_an_unsafe_loader():
     found = {}
     for path in sorted(SOURCE.rglob("*.py")):
         unsafe = unsafe_in(path.read_text("utf-8"))
@@ -82,12 +82,12 @@ def test_no_module_loads_what_can_run_code():
         ("from_pretrained(model, use_safetensors=False)", {"use_safetensors"}),
     ],
 )
-def test_the_search_can_tell(text, found):
+def test_the_search_finds_unsafe_loaders(text, found):
     assert unsafe_in(text) == found
 
 
 def test_every_model_is_loaded_from_safetensors_alone():
-    """transformers takes pickles where there is nothing else, unless it is told not to."""
+    """By default, transformers loads pickles if there are no safetensors."""
     loads = []
     for path in sorted(SOURCE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):

@@ -1,4 +1,4 @@
-"""Text is data: what is printed of it can be read and does nothing."""
+"""Printed text is readable and cannot control a terminal, Markdown or a plot."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from tests.support.hostile import EVERYTHING, HOSTILE, controls
         ("", ""),
     ],
 )
-def test_what_is_not_to_be_seen_is_spelled_out(text: str, shown: str) -> None:
+def test_invisible_characters_are_escaped(text: str, shown: str) -> None:
     assert printable(text) == shown
 
 
-def test_of_several_lines_only_newlines_and_tabs_stay() -> None:
+def test_multiline_text_keeps_newlines_and_tabs() -> None:
     assert printable("a\r\nb\tc\x1b", multiline=True) == "a\\r\nb\tc\\x1b"
 
 
-def test_every_control_of_unicode_goes_and_nothing_else() -> None:
+def test_exactly_unicode_control_characters_are_escaped() -> None:
     everything = "".join(map(chr, range(0x110000)))
     shown = printable(everything)
     assert controls(shown, allowed="") == []
@@ -47,7 +47,7 @@ def test_every_control_of_unicode_goes_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_markdown_shows_the_text_and_has_no_marks(text: str) -> None:
+def test_markdown_shows_the_text_without_markup(text: str) -> None:
     written = markdown_text(text)
     assert not set(written) & set("|<>`*[]\\\n")
     assert re.fullmatch(r"(?:[^&]|&#\d+;)*", written)  # no entity but ours
@@ -56,7 +56,7 @@ def test_markdown_shows_the_text_and_has_no_marks(text: str) -> None:
 
 @pytest.mark.parametrize("text", HOSTILE)
 @pytest.mark.parametrize("indent", [None, 2])
-def test_json_reads_back_as_it_was_and_can_be_shown(text: str, indent: int | None) -> None:
+def test_json_reads_back_exactly_and_is_printable(text: str, indent: int | None) -> None:
     record = {"response": text, text: [1.5, None, "数学"]}
     written = json_text(record, indent)
     assert json.loads(written) == record
@@ -65,7 +65,7 @@ def test_json_reads_back_as_it_was_and_can_be_shown(text: str, indent: int | Non
     assert len(written.splitlines()) == (8 if indent else 1)  # to every reader
 
 
-def test_ordinary_json_is_that_of_the_standard_library() -> None:
+def test_ordinary_json_equals_the_standard_librarys() -> None:
     record = {"a": 'naïve\n\t"x\\', "b": {"c": [1, 2.5, True]}}
     assert json_text(record) == json.dumps(record, ensure_ascii=False)
     assert json_text(record, 2) == json.dumps(record, ensure_ascii=False, indent=2)
@@ -83,7 +83,7 @@ def test_errors_that_quote_text_are_safe_to_print() -> None:
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_a_plot_takes_any_text_for_what_it_is(text: str) -> None:
+def test_a_plot_shows_any_text_literally(text: str) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.cbook import is_math_text
     from matplotlib.figure import Figure

@@ -14,7 +14,7 @@ from hacrl.config.load import load_config
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "hacrl"
 
-# From the top of the stack to its bottom: a layer imports only what stands below it.
+# From top to bottom: a layer imports only lower layers.
 LAYERS = [
     "cli",
     "api",
@@ -39,7 +39,7 @@ LAYERS = [
     "types",
     "json_values",
 ]
-# Settings records are plain data that config reads; they may not pull their layer in.
+# Modules that take long to import.
 HEAVY = ("torch", "transformers", "matplotlib", "numpy")
 
 
@@ -73,7 +73,7 @@ def test_imports_point_downward_only():
 
 
 def test_no_branch_on_the_algorithm_outside_its_lookup():
-    """Which method it is is decided once, in algorithms/methods.py and in the settings' union."""
+    """Only algorithms/methods.py and the settings' union may depend on a method's name."""
     wrong = []
     for path in SOURCE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):

@@ -1,4 +1,4 @@
-"""What rollout engines are compared on: the numbers behind the floor, prompts, and answers to judge."""
+"""The workload of the rollout benchmarks: lower bounds, prompts, and answers to judge."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from hacrl.models.tokenizing import Codec
+from hacrl.models.tokenizing import TextCodec
 from hacrl.tasks.math.pool import judge_plainly
 from hacrl.types import Problem, Rollout
 
@@ -54,8 +54,8 @@ def test_costs_of_a_small_model_by_hand(tied: bool) -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 64])
-def test_prompts_have_exactly_the_length_asked_for(tokens: int) -> None:
-    codec = Codec("a", shapes.letter_tokenizer(2048, 0), SimpleNamespace(eos_token_id=None), None)
+def test_prompts_have_exactly_the_requested_length(tokens: int) -> None:
+    codec = TextCodec("a", shapes.letter_tokenizer(2048, 0), SimpleNamespace(eos_token_id=None), None)
     problems = work.make_problems(codec, 20, tokens, seed=3)
     assert [len(codec.encode_prompt(problem)) for problem in problems] == [tokens] * 20
     again = work.make_problems(codec, 20, tokens, seed=4)
@@ -75,7 +75,7 @@ def test_a_share_of_the_answers_needs_a_worker_and_a_third_is_wrong() -> None:
         assert len(set(pairs)) == len(texts)
 
 
-def test_answers_that_need_a_worker_are_judged_by_it() -> None:
+def test_answers_that_need_a_worker_are_judged_by_the_worker() -> None:
     task = work.AnsweringTask([], 1.0)
     texts = ["a", "b", "c", "d", "e", "f"]
     problem = Problem("p", "?", "")

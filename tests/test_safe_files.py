@@ -1,4 +1,4 @@
-"""Files that are damaged, of the wrong kind, or elsewhere than they seem."""
+"""Damaged files, special files, and links that lead out of a folder."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from hacrl.files import (
 
 @pytest.fixture
 def run(tmp_path) -> Path:
-    """A folder with a file of somebody else beside it."""
+    """A folder, with a foreign file beside it."""
     (tmp_path / "run").mkdir()
     (tmp_path / "secret.json").write_text('{"key": "mine"}')
     return tmp_path / "run"
@@ -79,7 +79,7 @@ def test_links_are_followed_within_the_folder_only(run, tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["rb", "ab", "wb"])
-def test_what_is_no_file_is_not_opened(run, mode):
+def test_special_files_are_not_opened(run, mode):
     os.mkfifo(run / "pipe")
     (run / "folder").mkdir()
     (run / "loop").symlink_to("loop")
@@ -117,7 +117,7 @@ def test_a_tree_that_others_read(run, tmp_path):
         check_tree(run / "agents" / "bob", run)
 
 
-def test_a_broken_off_end_is_left_out_and_said(run):
+def test_an_incomplete_last_line_is_skipped_and_reported(run):
     path = run / "metrics.jsonl"
     path.write_bytes(b'{"a": 1}\n{"a": 2}\n{"a": "\xc3')
     lines = read_jsonl(path, run)
@@ -148,7 +148,7 @@ def test_a_broken_off_end_is_left_out_and_said(run):
         (b"null", "line 2, is damaged: it is not a record but NoneType"),
     ],
 )
-def test_a_damaged_line_in_the_middle_is_never_passed_over(run, line, words):
+def test_a_damaged_line_in_the_middle_is_an_error(run, line, words):
     (run / "m.jsonl").write_bytes(b'{"a": 1}\n' + line + b'\n{"a": 3}\n')
     with pytest.raises(UnreadableFileError, match=words) as caught:
         read_jsonl(run / "m.jsonl", run)
@@ -210,7 +210,7 @@ def test_records_have_every_field_of_its_type(change, words):
 
 @settings(derandomize=True, deadline=None, max_examples=150, database=None)
 @given(st.binary(max_size=80) | st.lists(st.dictionaries(st.text(), st.floats() | st.text(), max_size=2)))
-def test_any_content_is_records_or_one_message(tmp_path_factory, content):
+def test_any_content_gives_records_or_one_error(tmp_path_factory, content):
     folder = tmp_path_factory.mktemp("any")
     written = (
         content

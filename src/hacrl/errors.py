@@ -9,7 +9,7 @@ class HacrlError(Exception):
     """Base of all errors that hacrl reports without a traceback."""
 
     def __str__(self) -> str:
-        """Messages quote what files, servers and models said: none of it may reach a terminal as it is."""
+        """Return the message, escaped: it may quote control characters from files, servers or models."""
         return printable(super().__str__(), multiline=True)
 
 
@@ -26,14 +26,14 @@ class TaskError(HacrlError, ValueError):
 
 
 class TrainingError(HacrlError, RuntimeError):
-    """Training cannot go on, e.g. because a loss is not finite."""
+    """Training cannot continue, e.g. because a loss is not finite."""
 
 
 class CheckpointError(HacrlError, RuntimeError):
-    """A checkpoint cannot be written, or is not as it was written."""
+    """A checkpoint cannot be written, or is damaged."""
 
 
 class ForeignRolloutsError(TrainingError):
-    """An agent's own rollouts were not sampled from its policy; they must not be learnt from."""
+    """An agent's own rollouts were not sampled from its policy, so it must not be trained on them."""
 
     agent: str | None = None  # set by the agent's worker

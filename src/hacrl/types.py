@@ -1,12 +1,12 @@
-"""The records that travel between the layers. Frozen, named, and free of any framework but torch.
+"""The records that the layers exchange. They are frozen and depend on no framework but torch.
 
 Axis legend, used as suffixes wherever a tensor is named: ``B`` responses in a batch, ``T`` token
 positions (learner's token space), ``V`` vocabulary. A field without a suffix is a scalar.
 
-The journey of one answer::
+One response passes through these records::
 
-    Problem ──▶ Rollout (one agent's text) ──▶ VerifiedRollout (judged) ──▶ LearnerSample (one learner's view)
-            ──▶ LossBatch (tensors of one micro-batch)
+    Problem ──▶ Rollout (one agent's text) ──▶ VerifiedRollout (with verdict)
+            ──▶ LearnerSample (in one learner's tokens) ──▶ LossBatch (tensors of one micro-batch)
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ if TYPE_CHECKING:
 
 FinishReason = Literal["stop", "length"]
 SegmentKind = Literal["action", "observation"]
-# "scored": a reward function gave a number, which is no judgement of right and wrong
+# "scored": a reward function gave a number that does not mean right or wrong
 VerdictLabel = Literal["correct", "wrong", "unparsable", "timeout", "crash", "scored"]
 Role = Literal["system", "user", "assistant"]
-RatioLength = Literal["source", "own"]  # whose token count normalises a cross-agent ratio
+RatioLength = Literal[
+    "source", "own"
+]  # whose token count normalises the importance ratio of another agent's response
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The distribution responses are drawn from. Temperature 0 means greedy."""
+    """The distribution that responses are sampled from. Temperature 0 means greedy decoding."""
 
     max_new_tokens: int
     temperature: float = 1.0
@@ -51,9 +53,9 @@ class Problem:
     """A question with a checkable answer, e.g. ``Problem("(23+14)*2", "(23+14)*2:", "74")``."""
 
     id: str  # equal questions have equal ids, so that splits can be checked for overlap
-    prompt: str  # what an agent is asked, before its own chat template
+    prompt: str  # the question, before the agent's own chat template
     answer: str  # the gold answer, as text
-    context: tuple[Turn, ...] = ()  # what comes before the prompt: a system prompt, worked demonstrations
+    context: tuple[Turn, ...] = ()  # turns before the prompt: a system prompt, worked examples
     # further columns of the data set; plain JSON values only
     fields: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
@@ -67,7 +69,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the verifier said of one response."""
+    """The verifier's judgement of one response."""
 
     reward: float
     label: VerdictLabel
@@ -77,7 +79,7 @@ class Verdict:
 class Segment:
     """One part of a rollout: an action that the policy sampled, or an observation from the environment.
 
-    ``text`` is what ``token_ids`` decode to. The last action's stop token is left out of the text.
+    ``text`` is the decoded ``token_ids``, without the stop token of the last action.
     Log-probabilities are under the sampling distribution: temperature, top-k and top-p included.
     """
 
@@ -97,10 +99,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One response of one agent, with the probabilities it was sampled with.
+    """One response of one agent, with the log-probabilities of its tokens when they were sampled.
 
-    A single-turn response is one action segment. In a multi-turn response, observations stand between
-    actions. Observations are context: they have no log-probability and no loss.
+    A single-turn response is one action segment. A multi-turn response has observations between its actions.
+    Observations are context: they have no log-probability and no loss.
     """
 
     problem: Problem
@@ -108,7 +110,7 @@ class Rollout:
     segments: tuple[Segment, ...]
     finish_reason: FinishReason  # "stop": the last segment is an action whose last token is a stop token
     policy_version: int  # number of updates the source had made when it sampled this
-    tokenizer: str  # the source's tokenizer fingerprint (Codec.tokenizer_fingerprint)
+    tokenizer: str  # the source's tokenizer fingerprint (TextCodec.tokenizer_fingerprint)
     prompt_ids: tuple[int, ...] = ()  # the prompt as sampled, in the source's token space
 
     def __post_init__(self) -> None:
@@ -169,7 +171,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedRollout:
-    """A rollout and its verdict: the currency of the exchange."""
+    """A rollout and its verdict: the record that agents share."""
 
     rollout: Rollout
     verdict: Verdict
@@ -182,10 +184,10 @@ class VerifiedRollout:
 
 @dataclass(frozen=True, slots=True)
 class LearnerSample:
-    """One verified rollout as one learner sees it: the learner's token ids, the learner's advantage."""
+    """One verified rollout for one learner, with the learner's token ids and the learner's advantage."""
 
     prompt_ids: tuple[int, ...]
-    response_ids: tuple[int, ...]  # actions and observations; without the stop token if it is not learnt
+    response_ids: tuple[int, ...]  # actions and observations; without the stop token if it is not trained on
     behaviour_logprobs: tuple[float, ...] | None  # per action token; None if retokenised
     behaviour_logprob: float  # log pi_j_old(y)
     source_length: int  # |y| in the source's tokens
@@ -214,28 +216,30 @@ def full_loss_mask(response_ids: Sequence[int], loss_mask: tuple[bool, ...]) -> 
 
 @dataclass(frozen=True, slots=True)
 class LossBatch:
-    """What every loss takes: one micro-batch of responses, right-padded over T."""
+    """The input of every loss: one micro-batch of responses, right-padded over T."""
 
     logprobs_BT: Tensor  # learner's log pi_k per token, carries the gradient
     mask_BT: Tensor  # bool: action tokens
-    behaviour_logprobs_BT: Tensor  # log pi_j_old per token; 0 in retokenised rows, whose sum alone is known
+    behaviour_logprobs_BT: (
+        Tensor  # log pi_j_old per token; 0 in retokenised rows, of which only the sum is known
+    )
     behaviour_logprob_B: Tensor  # log pi_j_old(y)
     source_length_B: Tensor  # |y| in the source's tokens
     advantages_B: Tensor  # after the capability discrepancy coefficient
     is_own_B: Tensor  # bool: learner == source
     updates_done: int  # u: parameter updates already made in this step
     reference_logprobs_BT: Tensor | None = None  # frozen reference policy; only with a KL term
-    # Only where pi_old of own rows is the learner's own forward pass: what they were really sampled with.
+    # Log-probabilities of own rows under the sampler; only if behaviour_logprobs_BT are the learner's own.
     sampler_logprobs_BT: Tensor | None = None
-    mismatch_cap: float = math.inf  # C: own rows are weighed by min(pi_old / pi_sampler, C)
+    mismatch_cap: float = math.inf  # C: own rows are weighted by min(pi_old / pi_sampler, C)
 
 
 @dataclass(frozen=True, slots=True)
 class LossTerms:
-    """What every loss returns, per response, so that the caller owns the mean."""
+    """The output of every loss, per response; the caller takes the mean."""
 
-    loss_B: Tensor  # minus the objective
+    loss_B: Tensor  # the negative objective
     ratio_B: Tensor  # s, detached
-    clipped_B: Tensor  # share of the response that carries no gradient because of clipping
-    weight_B: Tensor  # w of the sampler's mismatch; the mean over tokens if it is per token
-    capped_B: Tensor  # share of the response whose w was cut down to the cap
+    clipped_B: Tensor  # share of the response without gradient because of clipping
+    weight_B: Tensor  # weight w for the sampler's mismatch; a mean over tokens if w is per token
+    capped_B: Tensor  # share of the response whose w was reduced to the cap

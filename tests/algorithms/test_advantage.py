@@ -156,7 +156,7 @@ def test_overshoot_of_a_cross_baseline_falls_back_to_the_sources_mean() -> None:
 
 @pytest.mark.parametrize("reward", [0.0, 1.0, 0.3])
 @pytest.mark.parametrize("settings", [HacpoSettings(), NaiveSettings(), GspoSettings(), GrpoSettings()])
-def test_uniform_rewards_teach_nothing(settings, reward: float) -> None:
+def test_uniform_rewards_give_advantage_zero(settings, reward: float) -> None:
     rewards = {"a": (reward,) * 3, "b": (reward,) * 2}
     advantages = make_method(settings).advantages(rewards, "a", ratio_of(a=0.9, b=0.2))
     expected = {"a": (0.0,) * 3, "b": (0.0,) * 2}
@@ -166,7 +166,7 @@ def test_uniform_rewards_teach_nothing(settings, reward: float) -> None:
 @pytest.mark.parametrize(
     "settings", [HacpoSettings(std=EXACT_STD), NaiveSettings(std=EXACT_STD), GspoSettings()]
 )
-def test_a_single_response_teaches_nothing(settings) -> None:
+def test_a_single_response_gives_advantage_zero(settings) -> None:
     assert make_method(settings).advantages({"a": (1.0,)}, "a", equal_capability) == {"a": (0.0,)}
 
 
@@ -204,7 +204,7 @@ def test_methods_without_sharing_see_their_own_group_only(settings) -> None:
     assert advantages["a"] == pytest.approx((high, low, high, high))
 
 
-def test_naive_compares_everybody_with_the_joint_mean() -> None:
+def test_naive_compares_all_agents_with_the_joint_mean() -> None:
     method = make_method(NaiveSettings(std=EXACT_STD))
     # mean 1/2, std 1/2, omega ignored: +1 or -1
     for learner in TWO:

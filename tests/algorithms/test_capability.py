@@ -67,7 +67,7 @@ def test_default_window_is_five_steps() -> None:
     assert tracker_with({"a": [0.9] + [0.1] * 5}).capability("a") == pytest.approx(0.1)
 
 
-def test_steps_weigh_equally_whatever_their_number_of_rewards() -> None:
+def test_steps_have_equal_weight_for_any_number_of_rewards() -> None:
     tracker = CapabilityTracker(["a"])
     tracker.record({"a": [1.0]})
     tracker.record({"a": [0.0, 0.0, 0.0, 1.0]})

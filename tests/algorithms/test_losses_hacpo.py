@@ -78,7 +78,7 @@ def test_lower_bound_rises_with_the_updates() -> None:
     assert_terms(HacpoSettings(delta_step=0.0), rows, inside, updates_done=3)
 
 
-def test_own_responses_ignore_what_is_for_cross_responses() -> None:
+def test_own_responses_ignore_cross_agent_settings() -> None:
     # [0.8, 1.28] and a `min`; alpha, delta and u must not matter
     rows = [row_with_ratio(s, a, own=True, tokens=3) for a in (2.0, -1.5) for s in (0.7, 1.1, 1.5)]
     expected = [
@@ -120,7 +120,7 @@ def test_exponent_on_the_raw_ratio() -> None:
     assert_terms(settings, rows, [(0.392, 0.0, True), (0.729, 0.729 / 4, False), (1.21, 0.0, True)])
 
 
-def test_without_cross_clipping_everything_teaches() -> None:
+def test_without_cross_clipping_every_response_has_a_gradient() -> None:
     rows = [cross(s, -2.0) for s in (0.5, 0.9, 1.5)]
     # s^3 * A with alpha = 2, gradient s^3 * A / 4, whatever u is
     cubes = [(-2.0 * s**3, -2.0 * s**3 / 4, False) for s in (0.5, 0.9, 1.5)]
@@ -136,7 +136,7 @@ def test_upper_bound_is_an_option() -> None:
     assert_terms(HacpoSettings(cross_upper=1.05), rows, expected)
 
 
-def test_a_copy_of_the_learner_teaches_it() -> None:
+def test_a_response_with_ratio_one_has_a_gradient() -> None:
     # equal log-probabilities: s = exp(0) = 1, on the bound, which belongs to the interval
     assert_terms(HacpoSettings(alpha=3.0), [Row([-1.0, -0.5], -1.5, 2.0)], [(2.0, 1.0, False)])
 

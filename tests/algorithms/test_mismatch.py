@@ -1,4 +1,4 @@
-"""Weights for a sampler whose numbers are not the learner's: by hand, in plain Python, and in expectation."""
+"""Weights for a sampler whose numerics differ: by hand, and against plain Python."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SEQUENCE_METHODS = ALL_METHODS[1:]
 
 
 def sampled_with(batch: LossBatch, rows: Sequence[Sequence[float]], cap: float = 2.0) -> LossBatch:
-    """The batch, its responses sampled with these log-probabilities; padding holds what must not be read."""
+    """Return the batch with these sampler log-probabilities; padding is nan, which must not be read."""
     width = batch.mask_BT.shape[1]
     padded = [[*row, *[math.nan] * (width - len(row))] for row in rows]
     return replace(batch, sampler_logprobs_BT=torch.tensor(padded, dtype=torch.float64), mismatch_cap=cap)
@@ -35,7 +35,7 @@ def ids(settings) -> str:
 
 
 def own(old: Sequence[float], advantage: float = 1.0, moved: float = 0.0) -> Row:
-    """An own response; every token has moved by so much since pi_old."""
+    """Return an own response whose log-probabilities changed by ``moved`` since pi_old."""
     return Row([value + moved for value in old], list(old), advantage, own=True)
 
 
@@ -145,7 +145,7 @@ def plain_weight(row: Row, sampler: Sequence[float], cap: float) -> float:
 @pytest.mark.parametrize("settings", [GspoSettings(**WIDE), HacpoSettings(**WIDE)], ids=ids)
 @pytest.mark.parametrize("cap", [1.0, 1.5, 1e9])
 def test_sequence_losses_against_plain_python(settings, cap: float) -> None:
-    """Own responses weighed, others' as they were; the KL penalty is not weighed."""
+    """Own responses are weighted; other agents' responses and the KL penalty are not."""
     rng = random.Random(2)
     rows = random_rows(rng, with_cross=settings.shares_rollouts)
     sampler = [noisy(rng, row) for row in rows]
@@ -218,7 +218,7 @@ def test_the_gradient_is_the_uncorrected_one_times_the_weight(settings) -> None:
 
 
 @pytest.mark.parametrize("settings", [NaiveSettings(**WIDE), HacpoSettings(**WIDE)], ids=ids)
-def test_others_responses_have_weight_one_whatever_stands_beside_them(settings) -> None:
+def test_other_agents_responses_have_weight_one(settings) -> None:
     rng = random.Random(5)
     rows = [replace(row, own=False) for row in random_rows(rng, with_cross=True)]
     plain = make_batch(rows, updates_done=1)

@@ -130,7 +130,7 @@ def test_order_of_responses_does_not_matter(prompt, options, rng) -> None:
 
 @few
 @given(hacpo_options, st.lists(rows(), min_size=2, max_size=6), st.randoms(use_true_random=False))
-def test_every_response_has_its_own_loss_whatever_stands_beside_it(options, all_rows, rng) -> None:
+def test_a_responses_loss_does_not_depend_on_the_rest_of_the_batch(options, all_rows, rng) -> None:
     order = rng.sample(range(len(all_rows)), len(all_rows))
     method = make_method(HacpoSettings(**options, clip_low=0.05, clip_high=0.08))
     straight = make_batch(all_rows, updates_done=1)

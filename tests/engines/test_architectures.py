@@ -13,7 +13,8 @@ from hacrl.engines.hf.slot_cache import can_have_slots
 from hacrl.errors import ModelError
 from hacrl.models.agent import Agent
 from hacrl.models.logprobs import packed_logprobs, padded_logprobs, response_logprobs
-from hacrl.models.packing import can_be_ragged, packed_tokens
+from hacrl.models.packing import packed_tokens
+from hacrl.models.packing_support import supports_packing
 from hacrl.types import Problem, Sampling
 from tests.support.engines import sample_rollouts
 from tests.support.tiny import character_tokenizer
@@ -62,7 +63,7 @@ RAGGED = {"GPT2", "OPT", "GPTNeoX", "Llama", "Mistral", "Phi3", "Qwen3Moe"}  # c
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_who_can_be_laid_end_to_end(name: str) -> None:
     """Bloom has attention code of its own; Gemma 2 caps its scores, which the kernel does not."""
-    assert can_be_ragged(agent_of(name, ARCHITECTURES[name]).model) == (name in RAGGED)
+    assert supports_packing(agent_of(name, ARCHITECTURES[name]).model) == (name in RAGGED)
 
 
 @pytest.mark.parametrize("name", sorted(RAGGED))
@@ -164,4 +165,4 @@ def test_who_can_have_slots(name: str) -> None:
     options, ragged, slots = SLOTS[name]
     base = {key: value for key, value in GROUPED.items() if key != "head_dim" or name == "Mistral"}
     agent = agent_of(name, {**base, **options})
-    assert (can_be_ragged(agent.model), can_have_slots(agent.model)) == (ragged, slots)
+    assert (supports_packing(agent.model), can_have_slots(agent.model)) == (ragged, slots)

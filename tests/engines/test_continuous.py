@@ -12,7 +12,7 @@ from hacrl.engines.hf.continuous_batching import NotFinite, Request, decode_all
 from hacrl.engines.hf.engine import TransformersEngine
 from hacrl.engines.hf.slot_decoder import CannotRecord, Said, SlotDecoder
 from hacrl.models.agent import Agent
-from hacrl.models.packing import can_be_ragged
+from hacrl.models.packing_support import supports_packing
 from hacrl.types import Problem, Sampling
 from tests.support.compiler import use_compiler
 from tests.support.engines import sample_rollouts
@@ -31,7 +31,7 @@ def agent() -> Agent:
 
 def run(agent: Agent, slots: int, requests: list[Request], sampling: Sampling, seed: int = 0):
     """Sizes of the batches decoded, tokens of prompts computed, and the answers in the order of ending."""
-    can_be_ragged(agent.model)  # found out before anything is counted
+    supports_packing(agent.model)  # found out before anything is counted
     decoder = SlotDecoder(agent.model, slots, 32, sampling, sorted(agent.stop_ids))
     computed: list[int] = []
     prefilled: list[int] = []
@@ -90,7 +90,7 @@ def test_a_prompt_is_computed_once_for_all_responses_to_it(agent, monkeypatch) -
     requests = [Request(place, (LONG, SHORT, ONE)[place // 4], 2) for place in range(12)]
     _, prefilled, _ = run(agent, 5, requests, Sampling(2))
     assert prefilled == [5 + 2]  # all tokens but the last, which is decoded
-    monkeypatch.setattr(continuous, "PREFILLED_TOKENS", 8)
+    monkeypatch.setattr(continuous, "PREFILL_TOKENS", 8)
     _, prefilled, _ = run(agent, 5, requests, Sampling(2))
     assert prefilled == [5, 2]  # 6 and 3 are too many together
 
@@ -105,7 +105,7 @@ def test_equal_prompts_need_not_follow_each_other(agent) -> None:
 
 def test_an_equal_prompt_may_come_back_while_it_is_still_there(agent, monkeypatch) -> None:
     """Of A B A C, the second A needs no computing; the next to be computed is C."""
-    monkeypatch.setattr(continuous, "PREFILLED_TOKENS", 16)
+    monkeypatch.setattr(continuous, "PREFILL_TOKENS", 16)
     first, second, other = tuple(range(3, 13)), (4, 5, 6, 7, 8), tuple(range(5, 15))
     requests = [Request(place, prompt, 3) for place, prompt in enumerate([first, second, first, other])]
     _, prefilled, ended = run(agent, 2, requests, Sampling(3))
@@ -183,7 +183,7 @@ def test_a_layer_is_compiled_once_for_all(monkeypatch) -> None:
         torch._dynamo.reset()
         counters.clear()
         agent = char_agent(layers=layers)
-        can_be_ragged(agent.model)
+        supports_packing(agent.model)
         decoder = SlotDecoder(agent.model, 3, 32, Sampling(5), sorted(agent.stop_ids), compiles=True)
         requests = [Request(place, (LONG, SHORT, ONE)[place % 3], 2 + place % 4) for place in range(7)]
         with torch.inference_mode():

@@ -11,6 +11,7 @@ from hacrl.types import Sampling
 from tests.support.engines import sample_rollouts
 from tests.support.rollouts import rollout
 from tests.support.sevens import SevensTask, problem
+from tests.support.texts import decode_response
 from tests.support.tiny import char_agent, pair_agent, sharpened, with_logit_bias
 
 PROBLEMS = [problem("1:"), problem("(23+14)*2:")]
@@ -21,7 +22,7 @@ def test_a_response_that_never_ends_has_all_its_tokens(make) -> None:
     agent = with_logit_bias(sharpened(make()), {"<eos>": -100.0})
     for said in sample_rollouts(TransformersEngine(agent), PROBLEMS, 3, Sampling(17), seed=0):
         assert (said.finish_reason, said.num_tokens) == ("length", 17)
-        assert said.text == agent.decode_response(said.token_ids, ())
+        assert said.text == decode_response(agent, said.token_ids, ())
 
 
 @pytest.mark.parametrize("make", [char_agent, pair_agent])

@@ -14,7 +14,7 @@ from hacrl.engines.hf.engine import TransformersEngine
 from hacrl.models.agent import Agent
 from hacrl.types import Sampling
 from tests.support.engines import sample_rollouts
-from tests.support.faults import in_a_circle, no_collector, out_of_memory
+from tests.support.faults import in_reference_cycle, no_collector, out_of_memory
 from tests.support.sevens import problem
 from tests.support.tiny import char_agent, sharpened, with_logit_bias
 
@@ -114,7 +114,7 @@ def test_nothing_of_a_failed_attempt_is_held_by_the_next(monkeypatch) -> None:
         def __init__(self, *given) -> None:
             held.append(sum(one() is not None for one in made))
             made.append(weakref.ref(self))
-            in_a_circle(self)
+            in_reference_cycle(self)
             super().__init__(*given)
 
     monkeypatch.setattr(decoding, "GroupedRows", Watched)

@@ -21,7 +21,7 @@ from tests.support.faults import (
     cpu_is_full,
     cublas_is_full,
     gpu_is_full,
-    in_a_circle,
+    in_reference_cycle,
     no_collector,
     out_of_memory,
 )
@@ -192,7 +192,7 @@ def test_nothing_of_the_failed_attempt_is_held_by_the_next() -> None:
         if not any(one() is cache for one in caches):
             held.append(sum(one() is not None for one in caches))
             caches.append(weakref.ref(cache))
-            in_a_circle(cache)
+            in_reference_cycle(cache)
 
     hook = engine.policy.model.register_forward_pre_hook(look, with_kwargs=True)
     with no_collector(), out_of_memory(engine.policy.model, more_rows_than(7)) as failed:

@@ -21,6 +21,7 @@ from hacrl.engines.vllm.numbers_as_text import (
 from hacrl.types import Rollout, Sampling
 from tests.support.engines import sample_rollouts, take_for_proven
 from tests.support.sevens import problem
+from tests.support.texts import decode_response
 from tests.support.tiny import pair_agent
 
 PROBLEMS = [problem(prompt) for prompt in ("1+1:", "22+3:", "7")]
@@ -76,7 +77,7 @@ def test_responses_that_end_together_go_where_they_belong(monkeypatch: pytest.Mo
         spoken = tuple(reversed(prompt))
         assert (rollout.problem, ask.prompt_ids) == (own, prompt)
         assert (rollout.token_ids, rollout.token_logprobs) == (said.token_ids, said.logprobs)
-        assert rollout.text == agent.decode_response(spoken, prompt)
+        assert rollout.text == decode_response(agent, spoken, prompt)
         assert rollout.finish_reason == ("stop" if len(prompt) % 2 == 0 else "length")
 
 

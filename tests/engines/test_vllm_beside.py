@@ -203,7 +203,7 @@ def test_a_learner_gives_back_what_it_keeps_for_later_before_an_engine_starts(mo
     """Also one that died or was closed after learning: it measures what is free."""
     done: list[str] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("given back"))
-    monkeypatch.setattr("hacrl.engines.vllm.engine.as_current", lambda _: nullcontext())
+    monkeypatch.setattr("hacrl.engines.vllm.engine.current_device", lambda _: nullcontext())
     monkeypatch.setattr(VllmEngine, "_synchronise", take_for_proven)
     for device, expected in (("cuda:0", ["given back", "start"]), ("cpu", ["start"])):
         done.clear()

@@ -18,7 +18,7 @@ from hacrl.engines.vllm.engine import VllmEngine
 from hacrl.errors import TrainingError
 from hacrl.models.agent import Agent
 from hacrl.models.logprobs import response_logprobs
-from hacrl.models.policy_gap import limit_of_responses
+from hacrl.models.own_policy import rollout_limit
 from hacrl.rollouts.groups import PromptGroup
 from hacrl.training.learner import Learner
 from hacrl.training.samples import SampleBuilder
@@ -241,7 +241,7 @@ def test_who_goes_wrong_beside_its_proof_is_refused_by_the_learner(made) -> None
     ]
     builder = SampleBuilder(agent, method)
     samples = builder.build(groups, lambda *_: 1.0).samples
-    limit = limit_of_responses(None)
+    limit = rollout_limit(None)
     learner = Learner(agent, method, LearningSettings(), sampling, exact_sampler=False, most_gap=limit)
     # 11 of 12 tokens are off by 6
     with pytest.raises(TrainingError, match=r"by 5.5 nats per token on average \(at most 6, over 192 tokens"):

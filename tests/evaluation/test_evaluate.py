@@ -239,7 +239,7 @@ def test_other_weights_in_the_same_folder_are_noticed(tmp_path):
 
 
 def resolve(reference: str) -> str:
-    from hacrl.models.references import resolve_model
+    from hacrl.models.model_sources import resolve_model
 
     return resolve_model(reference)
 

@@ -15,9 +15,9 @@ from hacrl.engines.hf.continuous_batching import Ended, Request, decode_all
 from hacrl.engines.hf.engine import TransformersEngine
 from hacrl.engines.hf.slot_decoder import Said, SlotDecoder
 from hacrl.models.agent import Agent
-from hacrl.models.device import Download
+from hacrl.models.device import HostCopy
 from hacrl.models.logprobs import packed_logprobs, padded_logprobs
-from hacrl.models.packing import has_fused_attention
+from hacrl.models.packing_support import has_fused_attention
 from hacrl.training.learner import Learner
 from hacrl.training.metrics import LearnStats, PassResult
 from hacrl.types import LearnerSample, Problem, Sampling
@@ -175,8 +175,8 @@ def gradients(checkpointing: bool, packed: bool, monkeypatch: pytest.MonkeyPatch
         agent.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     assert has_fused_attention(agent.model)
     if not packed:
-        for place in ("agents.logprobs", "learning.learner"):
-            monkeypatch.setattr(f"hacrl.{place}.packs", lambda *_: False)
+        for place in ("models.logprobs", "training.learner"):
+            monkeypatch.setattr(f"hacrl.{place}.uses_packing", lambda *_: False)
         monkeypatch.setattr("hacrl.training.batching.has_fused_attention", lambda model: False)
     settings = LearningSettings(micro_batch_tokens=100, compile=compile, max_grad_norm=1e9)
     learner = Learner(agent, make_method(GspoSettings(clip_low=0.99, clip_high=9)), settings, Sampling(64))
@@ -231,7 +231,7 @@ def test_micro_batches_are_handed_to_the_gpu_without_waiting_for_it(compiling, m
 
 def test_reading_does_not_wait_for_what_the_gpu_was_asked_later() -> None:
     numbers = torch.arange(5, device="cuda")
-    download = Download(numbers * 2, numbers.sum())
+    download = HostCopy(numbers * 2, numbers.sum())
     torch.cuda._sleep(2_000_000_000)  # a second
     later = torch.cuda.Event()
     later.record()
@@ -316,14 +316,14 @@ def test_the_decode_kernel_is_plain_attention(heads, key_heads, width, window) -
 
 
 def test_the_kernel_that_adds_up_gradients_of_shared_prompts() -> None:
-    from hacrl.models.attention.tree_attention import handed_out, share
+    from hacrl.models.attention.key_copies import copied_keys, plan_key_copies
 
     generator = torch.Generator().manual_seed(0)
     places = torch.cat([torch.arange(1000), torch.randint(0, 300, (5000,), generator=generator)])
-    shared = share(places, 1000, torch.device("cuda", 0))
+    shared = plan_key_copies(places, 1000, torch.device("cuda", 0))
     assert shared.order is not None  # the kernel was tried, and is right
     states = torch.randn(1000, 8, 128, device="cuda").bfloat16().requires_grad_()
     weights = torch.randn(6000, 8, 128, device="cuda").bfloat16()
-    (handed_out(states, shared) * weights).sum().backward()
+    (copied_keys(states, shared) * weights).sum().backward()
     expected = torch.zeros(1000, 8, 128, device="cuda").index_add_(0, shared.places, weights.float())
     torch.testing.assert_close(states.grad.float(), expected, rtol=0.01, atol=0.01)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hacrl.models import lm_head as output_layer
 from hacrl.models.compile import compiled
-from hacrl.models.lm_head import is_plain_linear, logprobs_in_pieces, room
+from hacrl.models.lm_head import chunked_logprobs, is_plain_linear, spare_memory
 from hacrl.types import Sampling
 
 pytestmark = [
@@ -51,7 +51,7 @@ class Case:
     def found(self, sampling: Sampling) -> tuple[Tensor, list[Tensor]]:
         hidden = nn.functional.embedding(self.ids, self.embedding) * self.factor
         assert is_plain_linear(self.head, hidden, sampling)
-        logprobs = logprobs_in_pieces(self.head, hidden, self.targets, sampling, VOCABULARY)
+        logprobs = chunked_logprobs(self.head, hidden, self.targets, sampling, VOCABULARY)
         return logprobs.detach(), list(torch.autograd.grad(logprobs, self.weights, self.above))
 
     def plain(self, temperature: float) -> tuple[Tensor, list[Tensor]]:
@@ -74,12 +74,12 @@ def in_pieces(
 ) -> Iterator[None]:
     """``kept``: there is room for the logits of so many pieces; None: as there is."""
     with monkeypatch.context() as patch, compiled(nn.Module(), compiling):
-        for name in ("MOST_LOGITS", "MOST_COMPILED_LOGITS"):
+        for name in ("MAX_LOGITS", "MAX_COMPILED_LOGITS"):
             patch.setattr(output_layer, name, piece * VOCABULARY)
         if not by_hand:
-            patch.setattr(output_layer, "BY_HAND_ON", ())
+            patch.setattr(output_layer, "MANUAL_BACKWARD_DEVICES", ())
         if kept is not None:
-            patch.setattr("hacrl.models.lm_head.room", lambda _: int(kept * 2 * piece * VOCABULARY))
+            patch.setattr("hacrl.models.lm_head.spare_memory", lambda _: int(kept * 2 * piece * VOCABULARY))
         yield
 
 
@@ -107,7 +107,7 @@ def test_pieces_and_passes_without_gradients_give_the_same(monkeypatch, compilin
     with in_pieces(monkeypatch, compiling):
         pieces, gradients = case.found(sampling)
         with torch.no_grad():
-            again = logprobs_in_pieces(case.head, case.hidden(), case.targets, sampling, VOCABULARY)
+            again = chunked_logprobs(case.head, case.hidden(), case.targets, sampling, VOCABULARY)
     assert torch.equal(again, pieces)
     with compiled(nn.Module(), compiling):
         whole, at_once = case.found(sampling)
@@ -123,7 +123,7 @@ def test_kept_logits_change_no_number(monkeypatch, compiling) -> None:
     for kept in (0, 1, 2.5, 3):
         hidden = case.hidden()
         with in_pieces(monkeypatch, compiling, kept=kept):
-            logprobs = logprobs_in_pieces(case.head, hidden, case.targets, sampling, VOCABULARY)
+            logprobs = chunked_logprobs(case.head, hidden, case.targets, sampling, VOCABULARY)
             gradients = torch.autograd.grad(logprobs, [hidden, case.head.weight], case.above)
         found.append((logprobs, *gradients))
     for some in found[1:]:
@@ -142,7 +142,7 @@ def test_memory_is_that_of_few_pieces_and_of_those_kept(monkeypatch, kept, compi
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()
-        found = logprobs_in_pieces(case.head, hidden, case.targets, sampling, VOCABULARY)
+        found = chunked_logprobs(case.head, hidden, case.targets, sampling, VOCABULARY)
         between = torch.cuda.memory_allocated()
         torch.autograd.grad(found, [hidden, case.head.weight], case.above)
         most, after = torch.cuda.max_memory_allocated(), torch.cuda.memory_allocated()
@@ -163,17 +163,17 @@ def test_memory_is_that_of_few_pieces_and_of_those_kept(monkeypatch, kept, compi
 def test_room_is_what_others_leave() -> None:
     gpu, size = torch.device("cuda", 0), 2**30
     torch.cuda.empty_cache()
-    before = room(gpu)
+    before = spare_memory(gpu)
     if before < 4 * size:
         pytest.skip("somebody else uses the GPU")
     taken = torch.empty(size, dtype=torch.uint8, device=gpu)
-    assert before - room(gpu) == pytest.approx(size, abs=2**28)
+    assert before - spare_memory(gpu) == pytest.approx(size, abs=2**28)
     del taken
-    assert room(gpu) == pytest.approx(before, abs=2**28)  # torch has it still, but nobody needs it
+    assert spare_memory(gpu) == pytest.approx(before, abs=2**28)  # torch has it still, but nobody needs it
     total = torch.cuda.get_device_properties(gpu).total_memory
     try:
         torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_allocated() + 2**25) / total)
-        assert room(gpu) == 0
+        assert spare_memory(gpu) == 0
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
 
@@ -190,7 +190,7 @@ def test_nothing_waits_for_the_gpu_and_nothing_is_compiled_twice(monkeypatch) ->
             torch.cuda.set_sync_debug_mode(mode)
             try:
                 sampling = Sampling(8, temperature)
-                found = logprobs_in_pieces(case.head, given, case.targets, sampling, VOCABULARY)
+                found = chunked_logprobs(case.head, given, case.targets, sampling, VOCABULARY)
                 torch.autograd.grad(found, [given, case.head.weight], case.above)
             finally:
                 torch.cuda.set_sync_debug_mode("default")

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from hacrl.models.attention.tree import Tree
-from hacrl.models.attention.tree_attention import kernels_are_right, tree_attention
+from hacrl.models.attention.prefix_tree import PrefixTree
+from hacrl.models.attention.tree_attention import kernels_are_correct, tree_attention
 from hacrl.models.compile import compiled
 from hacrl.models.logprobs import packed_logprobs, padded_logprobs
-from hacrl.models.packing import has_tree_attention
+from hacrl.models.packing_support import has_tree_attention
 from hacrl.types import Sampling
-from tests.models.shared_prompts import Groups, long_way_round, planted, with_gradients
+from tests.models.prefix_trees import Groups, attention_with_copies, tree_of, with_gradients
 
 pytestmark = [
     pytest.mark.gpu,
@@ -24,8 +24,8 @@ GPU = torch.device("cuda", 0)
 GROUPS = [(70, [130, 1, 64, 33]), (5, []), (300, []), (64, [63, 65, 128]), (1, [1] * 9), (90, [400] * 6)]
 
 
-def on_gpu(groups: Groups) -> tuple[int, Tree]:
-    tokens, tree = planted(groups)
+def on_gpu(groups: Groups) -> tuple[int, PrefixTree]:
+    tokens, tree = tree_of(groups)
     return tokens, tree.moved(lambda part: part.to(GPU))
 
 
@@ -47,7 +47,7 @@ def spread(one: Tensor, other: Tensor) -> float:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("window", [-1, 8])
 def test_the_trial_says_yes(dtype, window) -> None:
-    assert kernels_are_right(GPU, dtype, 16, 8, 128, window)
+    assert kernels_are_correct(GPU, dtype, 16, 8, 128, window)
 
 
 @pytest.mark.parametrize("window", [-1, 40])
@@ -61,8 +61,10 @@ def test_kernels_compute_plain_attention(dtype, heads, key_heads, width, window)
     told = (tree, width**-0.5, window)
     found = with_gradients(tree_attention, given, *told)
     exact = [one.detach().float().requires_grad_() for one in given]
-    truth = with_gradients(long_way_round, exact, *told)
-    before = with_gradients(long_way_round, given, *told)  # by torch's kernels, copies added up in 16 bits
+    truth = with_gradients(attention_with_copies, exact, *told)
+    before = with_gradients(
+        attention_with_copies, given, *told
+    )  # by torch's kernels, copies added up in 16 bits
     for one, other, present in zip(found, truth, before, strict=True):
         assert one.dtype == dtype
         assert spread(one, other) < 0.02
@@ -164,5 +166,5 @@ def test_no_copies_are_made() -> None:
     own = tokens * 16 * 128 * 2  # bytes of queries, twice those of keys
     assert torch.cuda.max_memory_allocated(GPU) - before < 1.1 * (own + 16 * tokens * 4)
     torch.autograd.grad(out, given, weights)
-    sums = 2 * 16 * tokens * 4 + 2 * tree.places * 8 * 64 * 128 * 4
+    sums = 2 * 16 * tokens * 4 + 2 * tree.partial_sums * 8 * 64 * 128 * 4
     assert torch.cuda.max_memory_allocated(GPU) - before < 1.1 * (3 * own + sums)

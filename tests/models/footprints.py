@@ -1,4 +1,4 @@
-"""Shapes of known models, and the memory that an agent of such a shape is expected to need."""
+"""Configs and estimated footprints of known models."""
 
 from __future__ import annotations
 

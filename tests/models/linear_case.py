@@ -1,4 +1,4 @@
-"""Hidden states and a small output layer, computed by hand, by autograd and exactly; eyes on what is made."""
+"""A small output layer, its log-probabilities by several methods, and hooks that record created tensors."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hacrl.models.lm_head import linear_logprobs, logprobs_in_pieces
+from hacrl.models.lm_head import chunked_logprobs, linear_logprobs
 from hacrl.types import Sampling
 
 TOKENS, WIDTH, VOCABULARY = 13, 24, 40
-ALL, SOME, ONE = 10**6, 5 * VOCABULARY, 1  # logits at a time: 13, 5 + 4 + 4, or 13 times one token's
+ALL, SOME, ONE = 10**6, 5 * VOCABULARY, 1  # logits in a chunk: of 13 tokens, of 5 + 4 + 4, or of one
 
 
-def with_room(monkeypatch: pytest.MonkeyPatch, room: int) -> list[torch.device]:
-    """As if devices had so many bytes for logits that are kept; those that are asked about."""
+def set_spare_memory(monkeypatch: pytest.MonkeyPatch, spare: int) -> list[torch.device]:
+    """Pretend that devices have this spare memory; return the list of devices that are queried."""
     asked: list[torch.device] = []
 
     def found(device: torch.device) -> int:
         asked.append(device)
-        return room
+        return spare
 
-    monkeypatch.setattr("hacrl.models.lm_head.room", found)
+    monkeypatch.setattr("hacrl.models.lm_head.spare_memory", found)
     return asked
 
 
 class Case:
-    """Hidden states, a weight, targets and a gradient that comes from above."""
+    """Hidden states, a weight, targets and the gradient of the log-probabilities."""
 
     def __init__(self, dtype: torch.dtype = torch.bfloat16, tokens: int = TOKENS, width: int = WIDTH) -> None:
         random = torch.Generator().manual_seed(tokens)
@@ -48,11 +48,11 @@ class Case:
         return found.detach(), *torch.autograd.grad(found, (self.hidden, self.weight), self.above)
 
     def by_autograd(self, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor]:
-        found = logprobs_in_pieces(self.head, self.hidden, self.targets, sampling, VOCABULARY)
+        found = chunked_logprobs(self.head, self.hidden, self.targets, sampling, VOCABULARY)
         return found.detach(), *torch.autograd.grad(found, (self.hidden, self.weight), self.above)
 
     def exactly(self, temperature: float = 1.0, rounded: bool = False) -> tuple[Tensor, ...]:
-        """In float64, if wanted from the logits as they are in 16 bits; the gradient of logits as well."""
+        """Compute in float64, optionally from logits rounded to 16 bits; return the logits' gradient, too."""
         hidden, weight = self.hidden.detach().double(), self.weight.detach().double()
         logits = (hidden @ weight.T).to(self.weight.dtype).double() if rounded else hidden @ weight.T
         logprobs = (logits / (temperature or 1.0)).log_softmax(-1)
@@ -63,7 +63,7 @@ class Case:
 
 
 class Products(TorchDispatchMode):
-    """Shapes of what matrix products give."""
+    """Records the shapes of matrix products."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Products(TorchDispatchMode):
 
 
 class Alive(TorchDispatchMode):
-    """Tensors as large as a piece's logits: what makes them, and how many there are after each operation."""
+    """Records operations that make tensors as large as a chunk's logits, and how many exist after each."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""How an agent is asked, what ends its responses, and when two agents share a tokenizer."""
+"""Agents: prompts, stop tokens, tokenizer fingerprints, saving."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from hacrl.config.schema import AgentSettings
 from hacrl.errors import TaskError
 from hacrl.models.agent import Agent
 from tests.support.sevens import problem
+from tests.support.texts import decode_response, encode_response
 from tests.support.tiny import (
     absolute_agent,
     char_agent,
@@ -46,24 +47,24 @@ def test_own_chat_template_is_used_unless_switched_off() -> None:
 
 
 def test_special_tokens_are_added_once() -> None:
-    """A tokenizer that starts every text with a token does so for prompts, not for templates or responses."""
+    """A tokenizer's begin token is added to plain prompts, not to templates or responses."""
     for use_chat_template, expected in ((True, (16, 4, 17, 18)), (False, (0, 4))):
         agent = agent_with_template(use_chat_template)
         agent.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
             single="<pad> $A", special_tokens=[("<pad>", 0)]
         )
         assert agent.encode_prompt(problem("1")) == expected
-        assert agent.encode_response("1", ()) == (4,)
+        assert encode_response(agent, "1", ()) == (4,)
 
 
 def test_response_ends_in_the_own_stop_token_only_if_the_source_stopped() -> None:
-    assert char_agent().encode_response("119", ()) == (4, 4, 12)
-    assert pair_agent().encode_response("119", ()) == (33, 12)
+    assert encode_response(char_agent(), "119", ()) == (4, 4, 12)
+    assert encode_response(pair_agent(), "119", ()) == (33, 12)
 
 
-def test_decoding_spells_every_token() -> None:
-    assert char_agent().decode_response((4, 13, 2, 12), ()) == "1+<unk>9"
-    assert pair_agent().decode_response([33, 12, 4, 4], [5]) == "11911"
+def test_decoding_shows_every_token() -> None:
+    assert decode_response(char_agent(), (4, 13, 2, 12), ()) == "1+<unk>9"
+    assert decode_response(pair_agent(), [33, 12, 4, 4], [5]) == "11911"
 
 
 def test_stop_ids_join_tokenizer_and_generation_config() -> None:
@@ -110,7 +111,7 @@ def test_fingerprint_is_the_tokenizer_s(tmp_path: Path) -> None:
 def test_fingerprint_covers_what_changes_response_ids_and_nothing_else() -> None:
     plain = char_agent()
     assert plain.tokenizer_fingerprint == absolute_agent("other", seed=3).tokenizer_fingerprint
-    # an instruction-tuned sibling: another template and other stop tokens, the same ids for the same text
+    # an instruction-tuned variant: another template and other stop tokens, the same ids for the same text
     assert plain.tokenizer_fingerprint == agent_with_template(True).tokenizer_fingerprint
     more_stops = char_agent()
     more_stops.model.generation_config.eos_token_id = [1, 20]  # stops at "#" too
@@ -135,13 +136,13 @@ def test_the_stop_token_is_the_one_the_chat_template_ends_an_answer_with() -> No
     chatty = Agent("chatty", agent.model, agent.tokenizer)
     assert chatty.stop_id == 20
     assert Agent("plain", agent.model, agent.tokenizer, use_chat_template=False).stop_id == 1
-    # a template whose ending is no stop token says nothing: eos it is
+    # a template that ends turns without a control token: the stop token is eos
     agent.model.generation_config.eos_token_id = 1
     assert Agent("base", agent.model, agent.tokenizer).stop_id == 1
 
 
 @pytest.mark.parametrize("make", [char_agent, pair_agent, absolute_agent])
-def test_saved_agent_loads_anywhere_alone(make, tmp_path: Path) -> None:
+def test_a_saved_agent_loads_with_transformers_alone(make, tmp_path: Path) -> None:
     agent = sharpened(make())
     agent.save(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path)

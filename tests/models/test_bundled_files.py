@@ -1,4 +1,4 @@
-"""The bundled agents' folders: what they hold, how large they are, how their tokenizers cut text."""
+"""The bundled agents' folders: files, sizes, and how their tokenizers split text."""
 
 from __future__ import annotations
 

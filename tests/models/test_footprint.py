@@ -1,4 +1,4 @@
-"""Memory: what stays is counted on real learners, what comes and goes is worked out by hand."""
+"""Memory estimates: persistent memory against real learners, transient memory against hand computations."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_adapters_of_a_known_model():
 def test_built_in_shapes(model, parameters):
     config = known_config(model)
     assert count_parameters(settings(), config).total == parameters
-    assert footprint_of(config, device="cuda").precision == "bfloat16"  # as stored on the hub
+    assert footprint_of(config, device="cuda").precision == "bfloat16"  # as on the hub
 
 
 def test_all_built_in_shapes_are_complete_and_others_unknown():
@@ -86,7 +86,7 @@ CASES = [
 @pytest.mark.parametrize("kl", [0.0, 0.001])
 @pytest.mark.parametrize("options", CASES, ids=["float32", "bfloat16", "lora", "lora-bf16", "lora-q"])
 @pytest.mark.parametrize("make", [char_agent, pair_agent])
-def test_what_stays_equals_what_a_real_learner_holds(make, options, kl, tmp_path):
+def test_persistent_memory_equals_a_real_learners(make, options, kl, tmp_path):
     start = make()
     start.save(tmp_path)
     agent_settings = AgentSettings(name="a", model=str(tmp_path), **options)
@@ -170,7 +170,7 @@ def test_logits_and_activations_of_learning():
     config = AutoConfig.for_model(**QWEN3_4B)
     whole = footprint_of(config, work, precision="bfloat16")
     spared = footprint_of(config, work, precision="bfloat16", gradient_checkpointing=True)
-    assert whole.logits == spared.logits == 2**26 * 4 * 5  # in pieces: all would be nine times that
+    assert whole.logits == spared.logits == 2**26 * 4 * 5  # in chunks: all would be nine times that
     # a layer keeps per token: two norms of 2560 (float32, bfloat16 twice), those of queries and keys
     # (float32, bfloat16), queries and outputs (3 x 4096), keys and values (2 x 1024), and 4 x 9728
     layer = 2 * 8 * 2560 + 6 * 5120 + 2 * (3 * 4096 + 2 * 1024) + 2 * 4 * 9728
@@ -189,7 +189,7 @@ def test_compiled_logits_exist_in_16_bits_alone():
     work = Workload(decodings=(), learnt_tokens=5120, longest_sample=5120, compiled=True)
     config = AutoConfig.for_model(**QWEN3_4B)
     both_ends = 2 * 151936 * 2560 * 2  # two gradients of the tied embeddings
-    # a piece and its gradient, which are one thing on a GPU
+    # a chunk and its gradient, which overwrites the chunk on a GPU
     assert footprint_of(config, work, precision="bfloat16").logits == 2**28 * 2 * 2 + both_ends
     assert footprint_of(config, work, "cuda", precision="bfloat16").logits == 2**28 * 2 + both_ends
     adapted = footprint_of(config, work, precision="bfloat16", lora=LoraSettings())
@@ -210,14 +210,14 @@ def test_logits_that_are_capped_or_scaled_exist_all_at_once():
     assert changes_logits(AutoConfig.for_model("cohere"))  # logit_scale 0.0625
 
 
-def test_filters_sort_the_logits():
+def test_top_k_and_top_p_need_more_logit_copies():
     plain = Workload(decodings=(), learnt_tokens=100, longest_sample=100)
     filtered = Workload(decodings=(), learnt_tokens=100, longest_sample=100, filtered=True)
     config = AutoConfig.for_model(**QWEN3_4B)
     assert footprint_of(config, filtered).logits == 3 * footprint_of(config, plain).logits
 
 
-def test_eager_attention_keeps_its_scores():
+def test_eager_attention_saves_its_scores():
     work = Workload(decodings=(), learnt_tokens=1000, longest_sample=500)
     config = AutoConfig.for_model(**LLAMA_3B)
     more = footprint_of(config, work, precision="bfloat16", attention="eager").activations
@@ -240,8 +240,8 @@ def test_shared_heads_in_float32_are_not_fused_on_a_gpu():
 @pytest.mark.parametrize("lora", [None, LoraSettings(rank=2)], ids=["full", "lora"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", [Qwen3Config, LlamaConfig], ids=["qwen3", "llama"])
-def test_activations_against_what_autograd_keeps(kind, dtype, lora):
-    """What two more layers keep for the backward pass: the estimate is never below it, nor far above."""
+def test_activations_against_tensors_saved_by_autograd(kind, dtype, lora):
+    """Tensors saved by two more layers: the estimate is never below their size, nor far above."""
     tokens = 128
 
     def config(layers: int):
@@ -283,7 +283,7 @@ def test_activations_against_what_autograd_keeps(kind, dtype, lora):
     assert real <= estimate <= 1.4 * real
 
 
-def test_agents_on_one_device_keep_their_own_and_take_turns():
+def test_agents_on_one_device_add_persistent_and_share_transient_memory():
     def one(persistent: int, cache: int, logits: int, update: int) -> Footprint:
         counts = ParameterCounts(base=1, adapters=0, trainable=1, largest=1)
         parts = dict.fromkeys(

@@ -1,4 +1,4 @@
-"""Estimates of memory beside what was measured on a GPU, with and without compiled layers."""
+"""Memory estimates against measurements on a GPU, with and without compiled layers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ def test_estimates_against_measurements_on_a_gpu(shape, options, measured):
     assert found.update == 0  # measured: below 0.001; the fused optimizer makes no temporary tensors
 
 
-# the second was 4.33 when a piece of logits and its gradient, half a GiB each, were two things
 @pytest.mark.parametrize(("checkpointing", "measured"), [(False, 26.28), (True, 3.83)])
 def test_estimates_with_compiled_layers_against_measurements_on_a_gpu(checkpointing, measured):
     """GiB on an H200, 16 samples of 1,152 tokens."""
@@ -50,7 +49,7 @@ def test_estimates_with_compiled_layers_against_measurements_on_a_gpu(checkpoint
     assert found.learning / 2**30 == pytest.approx(measured, rel=0.07)
 
 
-def test_what_compiled_layers_keep_and_when_they_are_compiled():
+def test_activations_of_compiled_layers_and_when_layers_are_compiled():
     work = Workload(decodings=(), learnt_tokens=1000, longest_sample=500)
     config = AutoConfig.for_model(**LLAMA_3B)
 
@@ -60,8 +59,8 @@ def test_what_compiled_layers_keep_and_when_they_are_compiled():
         width = 4 if options["precision"] == "float32" else 2
         return footprint_of(config, work, device, **options).activations / (1000 * 28 * width)
 
-    # two sums of 3072, queries of 3072, keys and values of 1024, gate and up of 8192; queries and keys once
-    # more, turned, and what comes of attention
+    # two residual sums of 3072, queries of 3072, keys and values of 1024, gate and up of 8192; rotated
+    # queries and keys, and the attention's output
     compiled = 2 * 3072 + (3072 + 2 * 1024 + 2 * 8192) + (3072 + 1024 + 3072)
     assert compiled == 34_816
     assert kept("cuda") == compiled
@@ -78,4 +77,4 @@ def test_what_compiled_layers_keep_and_when_they_are_compiled():
         assert plain > 1.5 * compiled
     narrow = {"hidden_size": 72, "head_dim": 4, "intermediate_size": 64, "vocab_size": 99}
     small = AutoConfig.for_model(**(LLAMA_3B | narrow))
-    assert kept("cuda", small) == kept("cpu", small)  # not worth compiling
+    assert kept("cuda", small) == kept("cpu", small)  # not compiled by default

@@ -1,4 +1,4 @@
-"""The output layer's backward pass by hand: autograd's numbers, within 16 bits, and less memory.
+"""The hand-written backward pass of the output layer: autograd's numbers within 16 bits, in less memory.
 
 Bounds follow from rounding: logits, their gradients and the results are each rounded once, to nearest.
 """
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hacrl.models import lm_head as output_layer
-from hacrl.models.compile import MOST_VARIANTS, compiled
+from hacrl.models.compile import MAX_VARIANTS, compiled
 from hacrl.models.lm_head import linear_logprobs
 from hacrl.types import Sampling
 from tests.models.linear_case import (
@@ -29,12 +29,12 @@ from tests.models.linear_case import (
     Alive,
     Case,
     Products,
-    with_room,
+    set_spare_memory,
 )
 from tests.support.compiler import use_compiler
 
 HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-KEEPING = pytest.mark.parametrize("room", [0, 10**9], ids=["made again", "kept"])  # bytes for logits
+KEEPING = pytest.mark.parametrize("room", [0, 10**9], ids=["recomputed", "cached"])  # bytes of spare memory
 compiler_looks = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 traced = partial(torch.compile, backend="aot_eager")
 
@@ -44,7 +44,7 @@ def test_numbers_worked_out_by_hand() -> None:
     hidden = torch.tensor([[0.0], [0.0], [0.5]]).bfloat16().requires_grad_()
     targets = torch.tensor([2, 1, 0])
     found = linear_logprobs(hidden, weight, targets, 2.0, 8)
-    # no hidden state: all four are as likely; else logits are 2, 0, 4, -2, halved 1, 0, 2, -1
+    # a hidden state of 0: all four are equally likely; else logits are 2, 0, 4, -2, halved 1, 0, 2, -1
     total = 2.718282 + 1 + 7.389056 + 0.367879
     assert found.tolist() == pytest.approx([-1.386294, -1.386294, 1 - 2.440190], abs=1e-5)
     assert total == pytest.approx(2.71828182**2.440190, rel=1e-5)
@@ -79,21 +79,21 @@ def test_values_and_gradients_within_rounding(monkeypatch, compiling, most, temp
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_no_further_from_the_truth_than_autograd(monkeypatch, temperature) -> None:
+def test_errors_are_not_larger_than_autograds(monkeypatch, temperature) -> None:
     case = Case(tokens=400, width=64)
-    monkeypatch.setattr(output_layer, "MOST_LOGITS", 50 * VOCABULARY)
+    monkeypatch.setattr(output_layer, "MAX_LOGITS", 50 * VOCABULARY)
     old = case.by_autograd(Sampling(8, temperature))
     new = case.by_hand(temperature, 50 * VOCABULARY)
     truth = case.exactly(temperature)
     for before, now, true in zip(old, new, truth[:3], strict=True):
         assert (now - true).norm() <= 1.01 * (before - true).norm()
         assert (now - true).norm() < 0.02 * true.norm()
-    # rounded logits aside: of the weight, what a piece gives is not rounded before it is added
+    # apart from rounded logits: a chunk's share of the weight's gradient is not rounded before it is added
     given = case.exactly(temperature, rounded=True)[2]
     assert (new[2] - given).norm() < 0.95 * (old[2] - given).norm()
 
 
-def test_a_model_that_is_sure_still_has_a_gradient() -> None:
+def test_a_probability_near_one_still_has_a_gradient() -> None:
     # logits 12 and 0: 1 - p is e**-12 = 6.144e-6, of which p in float32 keeps two digits
     hidden = torch.tensor([[12.0]]).bfloat16().requires_grad_()
     weight = torch.tensor([[1.0], [0.0]]).bfloat16()
@@ -104,7 +104,7 @@ def test_a_model_that_is_sure_still_has_a_gradient() -> None:
 
 
 @pytest.mark.parametrize("compiling", [False, True])
-def test_gradients_are_made_for_what_is_trained(monkeypatch, compiling) -> None:
+def test_gradients_only_for_trained_tensors(monkeypatch, compiling) -> None:
     use_compiler(monkeypatch, traced)
     case = Case()
     _, hidden, weight = case.by_hand()
@@ -119,7 +119,7 @@ def test_gradients_are_made_for_what_is_trained(monkeypatch, compiling) -> None:
         assert torch.equal(case.weight.grad, weight)
 
 
-def test_nothing_is_multiplied_for_what_is_frozen() -> None:
+def test_no_matrix_product_for_frozen_tensors() -> None:
     logits, states, layer = (TOKENS, VOCABULARY), (TOKENS, WIDTH), (VOCABULARY, WIDTH)
     for wanted in ((True, True), (True, False), (False, True)):
         case = Case()
@@ -147,7 +147,7 @@ def test_tied_weights_get_gradients_from_both_ends() -> None:
     assert (tied.grad - alone).norm() > 0.3 * gradient.norm()
 
 
-def test_a_gradient_of_the_weight_comes_once_for_all_pieces() -> None:
+def test_the_weight_gets_one_gradient_for_all_chunks() -> None:
     case, came = Case(), []
     case.weight.register_hook(lambda gradient: came.append(gradient.shape))
     doubled = case.weight * 1  # autograd would add up here what it gets
@@ -156,7 +156,7 @@ def test_a_gradient_of_the_weight_comes_once_for_all_pieces() -> None:
     assert came == [(VOCABULARY, WIDTH)] * 2
 
 
-def test_nothing_is_kept_without_gradients() -> None:
+def test_nothing_is_saved_without_gradients() -> None:
     case = Case()
     kept: dict[bool, bool] = {}
     for wanted in (False, True):
@@ -173,7 +173,7 @@ def test_nothing_is_kept_without_gradients() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_what_is_not_finite_shows(bad) -> None:
+def test_non_finite_values_propagate(bad) -> None:
     case = Case()
     with torch.no_grad():
         case.hidden[3, 2] = bad
@@ -198,11 +198,11 @@ def test_no_tokens_at_all() -> None:
     assert torch.equal(weight, torch.zeros(VOCABULARY, WIDTH).bfloat16())
 
 
-def test_one_piece_of_logits_at_a_time_and_its_gradient_in_its_place() -> None:
+def test_one_chunk_of_logits_at_a_time_overwritten_by_its_gradient() -> None:
     case = Case()
     with Alive(torch.bfloat16) as halves, Alive(torch.float32) as floats:
         case.by_hand(0.7)
-    assert halves.made == ["mm"] * 6  # three pieces, forward and again backward; no zeros, no copies
+    assert halves.made == ["mm"] * 6  # three chunks, forward and again backward; no zeros, no copies
     assert halves.most == 1
     assert floats.made == ["_to_copy"] * 6
     assert floats.most == 1
@@ -211,10 +211,10 @@ def test_one_piece_of_logits_at_a_time_and_its_gradient_in_its_place() -> None:
 
 @compiler_looks
 @KEEPING
-def test_compiled_once_for_all_sizes_and_temperatures_in_whatever_thread(monkeypatch, room) -> None:
+def test_compiled_once_for_all_sizes_and_temperatures_in_any_thread(monkeypatch, room) -> None:
     from torch._dynamo.utils import counters
 
-    with_room(monkeypatch, room)
+    set_spare_memory(monkeypatch, room)
     use_compiler(monkeypatch, traced)
     torch._dynamo.reset()
     counters.clear()
@@ -235,11 +235,11 @@ def test_compiled_once_for_all_sizes_and_temperatures_in_whatever_thread(monkeyp
 
 
 @KEEPING
-def test_compiled_for_any_tokens_but_for_one_vocabulary_with_our_limits(monkeypatch, room) -> None:
-    """What the compiler knows of logits, and how often it may compile, also in the backward pass's thread."""
+def test_compiled_for_any_number_of_tokens_and_one_vocabulary_with_our_limits(monkeypatch, room) -> None:
+    """Check which sizes are dynamic and the recompile limit, also in the backward pass's thread."""
     from torch._dynamo import config
 
-    with_room(monkeypatch, room)
+    set_spare_memory(monkeypatch, room)
     seen: list[tuple[bool, bool]] = []
     limits: list[int] = []
 
@@ -261,4 +261,4 @@ def test_compiled_for_any_tokens_but_for_one_vocabulary_with_our_limits(monkeypa
     thread.join()
     assert case.weight.grad is not None
     assert seen == [(False, True)] * 2
-    assert limits == [max(MOST_VARIANTS, config.recompile_limit)] * 2
+    assert limits == [max(MAX_VARIANTS, config.recompile_limit)] * 2

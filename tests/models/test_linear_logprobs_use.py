@@ -1,4 +1,4 @@
-"""Where the output layer's backward pass is by hand, and that a learner gets the same gradients by it."""
+"""When the hand-written backward pass is used, and that a learner gets the same gradients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hacrl.models.logprobs import response_logprobs
 from hacrl.training.learner import Learner
 from hacrl.training.offload import Transfers
 from hacrl.types import Sampling
-from tests.models.linear_case import VOCABULARY, Case, Products, with_room
+from tests.models.linear_case import VOCABULARY, Case, Products, set_spare_memory
 from tests.support.compiler import use_compiler
 from tests.support.late_transfers import LateTransfers
 from tests.support.tiny import char_agent, sharpened
@@ -29,7 +29,7 @@ traced = partial(torch.compile, backend="aot_eager")
 
 
 def lead(_: nn.Module, given: tuple[Tensor, ...]) -> None:
-    """A hook that changes nothing."""
+    """A hook without effect."""
 
 
 class Scaled(nn.Linear):
@@ -75,7 +75,7 @@ def refuse(*_: object) -> Tensor:
     raise AssertionError("not here")
 
 
-def test_a_cpu_keeps_autograd_s_way(monkeypatch) -> None:
+def test_a_cpu_uses_autograd(monkeypatch) -> None:
     case = Case()
     expected = case.by_autograd(Sampling(8))
     logits = nn.functional.linear(case.hidden, case.weight).float()
@@ -84,7 +84,7 @@ def test_a_cpu_keeps_autograd_s_way(monkeypatch) -> None:
     monkeypatch.setattr(output_layer, "linear_logprobs", refuse)
     for found in (expected, case.by_autograd(Sampling(8))):
         assert all(map(torch.equal, found, (plain, *gradients)))
-    monkeypatch.setattr(output_layer, "BY_HAND_ON", ("cpu",))
+    monkeypatch.setattr(output_layer, "MANUAL_BACKWARD_DEVICES", ("cpu",))
     with pytest.raises(AssertionError, match="not here"):
         case.by_autograd(Sampling(8))
     case.by_autograd(Sampling(8, top_k=5))
@@ -103,14 +103,14 @@ def learnt(
     checkpointing: bool = False,
     leaves: Transfers | None = None,
 ):
-    """Gradients by parameter, summed in float32, statistics, and how often the output layer was by hand."""
+    """Return float32 gradients by parameter, statistics, and how often the hand-written pass was used."""
     calls: list[int] = []
 
     def counted(*arguments) -> Tensor:
         calls.append(1)
         return linear_logprobs(*arguments)
 
-    monkeypatch.setattr(output_layer, "BY_HAND_ON", on)
+    monkeypatch.setattr(output_layer, "MANUAL_BACKWARD_DEVICES", on)
     monkeypatch.setattr(output_layer, "linear_logprobs", counted)
     agent = sharpened(char_agent(), 10.0)
     agent.model.to(torch.bfloat16)
@@ -130,9 +130,9 @@ def learnt(
 @compiler_looks
 @pytest.mark.parametrize("compiling", [False, True])
 def test_a_learner_gets_the_same_gradients(monkeypatch, compiling) -> None:
-    """Of a whole update in bfloat16, micro-batches in several pieces."""
+    """One update in bfloat16, with micro-batches of several chunks."""
     use_compiler(monkeypatch, traced)
-    for name in ("MOST_LOGITS", "MOST_COMPILED_LOGITS"):
+    for name in ("MAX_LOGITS", "MAX_COMPILED_LOGITS"):
         monkeypatch.setattr(output_layer, name, 60)
     expected, stats, calls = learnt((), compiling, monkeypatch)
     assert calls == 0
@@ -144,9 +144,9 @@ def test_a_learner_gets_the_same_gradients(monkeypatch, compiling) -> None:
         assert (found[name] - gradient).norm() < 0.02 * gradient.norm(), name
 
 
-def test_a_learner_that_keeps_logits_learns_the_same_to_the_bit(monkeypatch) -> None:
-    """None are kept by one that spares memory: layers are computed again, or an optimizer leaves."""
-    monkeypatch.setattr(output_layer, "MOST_LOGITS", 60)  # two tokens' of 22 each
+def test_a_learner_that_caches_logits_learns_the_same_to_the_bit(monkeypatch) -> None:
+    """Nothing is cached if memory is to be saved: with checkpointed layers or an offloaded optimizer."""
+    monkeypatch.setattr(output_layer, "MAX_LOGITS", 60)  # of two tokens
     expected, stats, calls = learnt(("cpu",), False, monkeypatch)
     made = {}
     spared = {
@@ -155,7 +155,7 @@ def test_a_learner_that_keeps_logits_learns_the_same_to_the_bit(monkeypatch) -> 
         "optimizer": {"leaves": LateTransfers(torch.device("cpu"))},
     }
     for (what, how), room in product(spared.items(), (0, 10**9)):
-        asked = with_room(monkeypatch, room)
+        asked = set_spare_memory(monkeypatch, room)
         with Products() as products:
             sums, again, _ = learnt(("cpu",), False, monkeypatch, **how)
         assert all(torch.equal(sums[name], expected[name]) for name in expected)
@@ -170,10 +170,10 @@ def test_responses_of_a_real_model(monkeypatch) -> None:
     agent = sharpened(char_agent(), 5.0)
     agent.model.to(torch.bfloat16)
     pairs = [((1, 2, 3), (4, 5)), ((6,), (7, 8, 9, 10, 11, 12)), ((5, 1), (9, 9, 9))]
-    monkeypatch.setattr(output_layer, "MOST_LOGITS", 60)
+    monkeypatch.setattr(output_layer, "MAX_LOGITS", 60)
     found: list[Tensor] = []
     for on in ((), ("cpu",)):
-        monkeypatch.setattr(output_layer, "BY_HAND_ON", on)
+        monkeypatch.setattr(output_layer, "MANUAL_BACKWARD_DEVICES", on)
         with torch.no_grad():
             found.append(response_logprobs(agent.model, pairs, Sampling(8, 0.7), agent.device)[0])
     torch.testing.assert_close(*found, atol=1e-5, rtol=0)

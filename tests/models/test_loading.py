@@ -1,4 +1,4 @@
-"""From a reference to a model, and every way in which that fails."""
+"""Resolving and loading models, and every way in which that fails."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from hacrl.config.schema import AgentSettings
 from hacrl.errors import ModelError
 from hacrl.models.agent import Agent
-from hacrl.models.references import bundled_agents, resolve_model
+from hacrl.models.model_sources import bundled_agents, resolve_model
 from tests.support.tiny import char_agent, pair_agent, save_agents
 
 
@@ -22,14 +22,14 @@ def load(reference: str | Path, **options) -> Agent:
     return Agent.load(AgentSettings(name="ada", model=str(reference), **options), "cpu")
 
 
-def test_a_folder_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_not_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save_agents(tmp_path)["char"]
     assert resolve_model(folder) == folder
     monkeypatch.setenv("HOME", str(tmp_path))
     assert resolve_model("~/char") == folder
 
 
-def test_what_looks_like_a_hub_id_is_left_to_transformers() -> None:
+def test_a_hugging_face_id_is_not_changed() -> None:
     assert resolve_model("Qwen/Qwen3-1.7B-Base") == "Qwen/Qwen3-1.7B-Base"
     assert resolve_model("gpt2") == "gpt2"
 
@@ -45,7 +45,7 @@ def test_folder_without_a_model(tmp_path: Path) -> None:
         resolve_model(str(tmp_path))
 
 
-def test_neither_a_file_nor_nothing_is_a_model(tmp_path: Path) -> None:
+def test_a_file_or_an_empty_name_is_refused(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text("steps: 1")
     with pytest.raises(ModelError, match=r"recipe\.yaml is a file; give the folder"):
         resolve_model(str(tmp_path / "recipe.yaml"))
@@ -116,7 +116,7 @@ def test_tokenizer_without_a_stop_token(tmp_path: Path) -> None:
         load(tmp_path / "char")
 
 
-def test_missing_weights_are_not_made_up(tmp_path: Path) -> None:
+def test_missing_weights_are_refused(tmp_path: Path) -> None:
     """transformers would fill them with random numbers and warn."""
     from safetensors.torch import load_file, save_file
 
@@ -130,7 +130,7 @@ def test_missing_weights_are_not_made_up(tmp_path: Path) -> None:
         load(tmp_path / "char")
 
 
-def test_a_tokenizer_that_is_not_the_models(tmp_path: Path) -> None:
+def test_a_tokenizer_larger_than_the_embeddings_is_refused(tmp_path: Path) -> None:
     char_agent().save(tmp_path / "mixed")
     pair_agent().tokenizer.save_pretrained(tmp_path / "mixed")  # 122 tokens, the model has 22
     with pytest.raises(ModelError, match="has token 121, the model only 22 embeddings"):
@@ -138,7 +138,7 @@ def test_a_tokenizer_that_is_not_the_models(tmp_path: Path) -> None:
 
 
 def only_pickled(folder: Path) -> dict[str, torch.Tensor]:
-    """Turn a model's weights into the older format; the weights."""
+    """Replace a model's weights by the older pickle format; return the weights."""
     from safetensors.torch import load_file
 
     weights = load_file(folder / "model.safetensors")
@@ -160,12 +160,12 @@ def test_pickled_weights_are_refused_with_a_command_that_converts_them(tmp_path:
     assert done.returncode == 0, done.stderr
     converted = load(tmp_path / "char-safetensors")
     assert all(torch.equal(converted.model.state_dict()[name], one) for name, one in weights.items())
-    (tmp_path / "char" / "other.safetensors").write_bytes(b"")  # transformers finds out for itself
+    (tmp_path / "char" / "other.safetensors").write_bytes(b"")  # transformers reports this error itself
     with pytest.raises(ModelError, match="pickles, which can run code, and are not loaded"):
         load(tmp_path / "char")
 
 
-def test_a_pickle_beside_the_weights_is_not_looked_at(tmp_path: Path) -> None:
+def test_a_pickle_beside_safetensors_is_ignored(tmp_path: Path) -> None:
     char_agent().save(tmp_path / "char")
     (tmp_path / "char" / "pytorch_model.bin").write_bytes(b"not even a pickle")
     assert load(tmp_path / "char").name == "ada"

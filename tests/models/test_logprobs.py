@@ -63,7 +63,7 @@ def test_gradient_is_that_of_the_response_tokens_alone(agent: Agent) -> None:
 
 
 def test_a_token_outside_the_top_k_still_has_a_probability(agent: Agent) -> None:
-    """A learner that has moved must not give -inf to what was sampled before."""
+    """After an update a learner must not give -inf to earlier samples."""
     prompt = (5, 6, 7)
     logits = agent.model(input_ids=torch.tensor([prompt])).logits[0, -1]
     best, worst = int(logits.argmax()), int(logits.argmin())

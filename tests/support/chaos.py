@@ -1,4 +1,4 @@
-"""A run that is killed again and again, at random moments of chosen phases, and resumed each time."""
+"""Kill a run repeatedly at random moments of chosen phases, and resume it each time."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ LAST = "save"  # of the agents, when all steps are done
 _CODES = {name: code for code, name in enumerate((*PHASES, LAST), start=1)}
 
 
-class _Tell(Observer):
-    """Writes the present phase where the killer can see it."""
+class _PhaseReporter(Observer):
+    """Writes the current phase to shared memory."""
 
     def __init__(self, shared: Any) -> None:
         self._shared = shared
@@ -35,7 +35,7 @@ class _Tell(Observer):
 
 
 def _child(config: RunConfig, shared: Any) -> None:
-    """One life of the run. Checkpoints are written in this thread, so that their phase can be told."""
+    """Run until killed or finished. Checkpoints are written in this thread, to report their phase."""
     os.setpgid(0, 0)
     write = CheckpointStore.write
 
@@ -49,28 +49,28 @@ def _child(config: RunConfig, shared: Any) -> None:
         found = open_run(folder)
         if found.finished_after is not None:
             return
-        run = LocalRun(found.config, [_Tell(shared)], resumed=found.point)
+        run = LocalRun(found.config, [_PhaseReporter(shared)], resumed=found.point)
     else:
-        run = LocalRun(config, [_Tell(shared)], overwrite=folder.exists())
+        run = LocalRun(config, [_PhaseReporter(shared)], overwrite=folder.exists())
     with run:
         run.train()
         run.save()
 
 
 @dataclass
-class Lives:
-    """What happened until the run was finished."""
+class Attempts:
+    """Processes that were started and killed until the run was finished."""
 
-    kills: Counter[str] = field(default_factory=Counter)  # phase that was under way -> kills
+    kills: Counter[str] = field(default_factory=Counter)  # phase -> kills
     starts: int = 0
 
 
-def run_with_kills(config: RunConfig, kills: int, seed: int) -> Lives:
-    """Kill the run ``kills`` times, as evenly over the phases as can be, then let it finish."""
+def run_with_kills(config: RunConfig, kills: int, seed: int) -> Attempts:
+    """Kill the run ``kills`` times, evenly distributed over the phases, then let it finish."""
     rng = random.Random(seed)
-    context = multiprocessing.get_context("fork")  # everything is imported already: a life begins at once
+    context = multiprocessing.get_context("fork")  # modules are already imported: a process starts at once
     shared = context.Value("i", 0, lock=False)
-    lives = Lives()
+    attempts = Attempts()
     targets = [PHASES[number % len(PHASES)] for number in range(kills - kills // 10)]
     rng.shuffle(targets)
     targets += [LAST] * (kills // 10)
@@ -78,19 +78,19 @@ def run_with_kills(config: RunConfig, kills: int, seed: int) -> Lives:
         shared.value = 0
         child = context.Process(target=_child, args=(config, shared))
         child.start()
-        lives.starts += 1
+        attempts.starts += 1
         if targets and _wait_for(_CODES[targets[0]], shared, child):
-            # the last phase does not come again: a kill that is late would find the run finished
+            # the last phase comes only once: a late kill would find the run finished
             time.sleep(rng.uniform(0, 0.005) if targets[0] == LAST else rng.expovariate(1 / 0.01))
             os.kill(child.pid, signal.SIGKILL)
             child.join()
             if child.exitcode == -signal.SIGKILL:
-                lives.kills[targets.pop(0)] += 1
+                attempts.kills[targets.pop(0)] += 1
                 continue
         child.join()
-        assert child.exitcode == 0, f"life {lives.starts} ended with {child.exitcode}"
+        assert child.exitcode == 0, f"process {attempts.starts} ended with {child.exitcode}"
         assert not targets, f"the run was over before it could be killed in {targets}: give it more steps"
-        return lives
+        return attempts
 
 
 def _wait_for(code: int, shared: Any, child: Any) -> bool:
@@ -124,7 +124,7 @@ def chaos_config(output: Path, steps: int, **changes: Any) -> RunConfig:
 
 
 def differing_files(one: Path, other: Path) -> list[str]:
-    """Of a run's files, those that are not the same byte for byte; times aside."""
+    """Return the names of a run's files that differ, except those with times."""
     names = {"metrics.jsonl", "evaluations.jsonl"}
     for folder in ("agents", "rollouts"):
         for run in (one, other):

@@ -1,4 +1,4 @@
-"""Another compiler in place of torch's."""
+"""Replace torch.compile in tests."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from hacrl.models import compile as compiled
 
 
 def use_compiler(monkeypatch: pytest.MonkeyPatch, compiler: Callable[..., Any]) -> None:
-    """For all that is compiled from now on, until the test is over."""
+    """Use this compiler for everything that is compiled until the test ends."""
     monkeypatch.setattr(compiled.torch, "compile", compiler)
-    monkeypatch.setattr(compiled, "_FUNCTIONS", {})
+    monkeypatch.setattr(compiled, "_COMPILED_FUNCTIONS", {})

@@ -1,4 +1,4 @@
-"""Random agents in shapes that vLLM computes on a CPU, and how to look at what an engine gave."""
+"""Random agents in shapes that vLLM supports on a CPU, and comparisons of an engine's results."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def engine_agent(
     stop_ids: Sequence[int] = (1,),
     pairs: bool = False,
 ) -> Agent:
-    """A random Qwen3 that has opinions; ``leaning`` makes tokens likelier, e.g. ``{"<eos>": 2}``.
+    """Return a random Qwen3; ``leaning`` makes tokens more likely, e.g. ``{"<eos>": 2}``.
 
     Heads are 32 wide, the narrowest that vLLM has kernels for on a CPU.
     """
@@ -109,7 +109,7 @@ def _lean(model: Any, more: Mapping[int, float]) -> None:
 
 @torch.no_grad()
 def change_weights(agent: Agent, seed: int, size: float = 0.2) -> None:
-    """An update that changes every weight by much."""
+    """Change every weight by a large random amount, and count an update."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in agent.model.parameters():
         parameter.add_(torch.randn(parameter.shape, generator=generator) * size)
@@ -127,27 +127,27 @@ def mean_gap(agent: Agent, rollouts: Sequence[Rollout], sampling: Sampling) -> f
 
 
 def given(rollout: Rollout) -> Tensor:
-    """The engine's log-probabilities."""
+    """Return the engine's log-probabilities."""
     return torch.tensor(rollout.token_logprobs, dtype=torch.float64)
 
 
 @torch.no_grad()
 def plain(agent: Agent, rollout: Rollout, sampling: Sampling) -> Tensor:
-    """Those of a forward pass over this one sequence."""
+    """Return the log-probabilities of a plain forward pass over this sequence."""
     prompt_ids = agent.encode_prompt(rollout.problem)
     return plain_logprobs(agent.model, prompt_ids, rollout.token_ids, sampling).double()
 
 
 @torch.no_grad()
 def next_token_probabilities(agent: Agent, prompt_ids: Sequence[int], sampling: Sampling) -> list[float]:
-    """Of every token of the vocabulary."""
+    """Return the probability of every token of the vocabulary."""
     logits = agent.model(torch.tensor([list(prompt_ids)]), use_cache=False).logits[:, -1]
     return warped(logits, sampling)[0].softmax(dim=-1).tolist()
 
 
 @torch.no_grad()
 def greedy_ids(agent: Agent, prompt_ids: Sequence[int], most: int) -> tuple[int, ...]:
-    """Argmax decoding, a forward pass over the whole sequence for every token."""
+    """Decode greedily, with a forward pass over the whole sequence for every token."""
     said: list[int] = []
     while len(said) < most and not (said and said[-1] in agent.stop_ids):
         logits = agent.model(torch.tensor([[*prompt_ids, *said]]), use_cache=False).logits[0, -1]
@@ -156,7 +156,7 @@ def greedy_ids(agent: Agent, prompt_ids: Sequence[int], most: int) -> tuple[int,
 
 
 class AlreadyRunning:
-    """A backend that somebody else started: engines of many agents, one after the other, on one vLLM."""
+    """A vLLM that is already running, so that engines of several agents can use it in turn."""
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
@@ -172,6 +172,6 @@ class AlreadyRunning:
 
 
 def take_for_proven(engine: VllmEngine) -> None:
-    """Instead of bringing weights to an engine that only pretends to compute."""
+    """Mark the weights of a fake engine as synced and checked."""
     version = engine.policy.policy_version
     engine._version, engine._report = version, SyncReport(version, "none", 0.0, engine.restarts)

@@ -15,23 +15,23 @@ Where = Literal["forward", "backward"]
 
 
 def gpu_is_full() -> None:
-    """What torch raises on a GPU."""
+    """Raise what torch raises on a GPU."""
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 
 def cpu_is_full() -> None:
-    """What torch raises on a CPU, which has no type of its own: no machine has a million GiB."""
+    """Raise what torch raises on a CPU, a plain RuntimeError: no machine has a million GiB."""
     torch.empty(1 << 50, dtype=torch.uint8)
 
 
 def cublas_is_full() -> None:
-    """A GPU so full that a matrix product has no room to work in."""
+    """Raise what torch raises if a matrix product finds no memory for its workspace."""
     raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
 
 
 @contextmanager
 def no_collector() -> Iterator[None]:
-    """Nothing that points at itself goes by itself, as if Python's collector had not come by yet."""
+    """Disable Python's garbage collector, so that reference cycles are not freed."""
     gc.collect()
     gc.disable()
     try:
@@ -40,10 +40,10 @@ def no_collector() -> Iterator[None]:
         gc.enable()
 
 
-def in_a_circle(value: object) -> None:
-    """Something holds the value, and itself."""
-    circle = [value]
-    circle.append(circle)
+def in_reference_cycle(value: object) -> None:
+    """Make a reference cycle that holds the value."""
+    cycle = [value]
+    cycle.append(cycle)
 
 
 @contextmanager
@@ -53,9 +53,9 @@ def out_of_memory(
     where: Where = "forward",
     fail: Raise = gpu_is_full,
 ) -> Iterator[list[tuple[int, int]]]:
-    """Passes over too much fail at their end, with all their activations there; yields the failed shapes.
+    """Make passes over too many tokens fail late, when all activations exist; yield the failed shapes.
 
-    Forward: at the last layer. Backward: at the first one, when other weights have their gradients already.
+    Forward passes fail at the last layer, backward passes at the first one.
     """
     failed: list[tuple[int, int]] = []
     shape: tuple[int, int] | None = None
@@ -86,7 +86,7 @@ def out_of_memory(
 
 @contextmanager
 def nan_gradients(model: Any, passes: Callable[[int], bool]) -> Iterator[list[int]]:
-    """The gradient of the last weight is NaN in the chosen backward passes, counted from 1; yields those."""
+    """Make the last weight's gradient NaN in the chosen backward passes (from 1); yield their numbers."""
     count = 0
     spoilt: list[int] = []
 

@@ -1,4 +1,4 @@
-"""Log-probabilities the slow, plain way: one sequence, no padding, no cache, transformers' warpers."""
+"""Plain reference log-probabilities: one sequence, no padding, no cache, transformers' logits warpers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hacrl.types import Sampling
 
 
 def warped(logits: Tensor, sampling: Sampling) -> Tensor:
-    """(N, V) logits after transformers' own temperature, top-k and top-p."""
+    """Return (N, V) logits after transformers' own temperature, top-k and top-p."""
     if sampling.temperature != 1.0:
         logits = TemperatureLogitsWarper(sampling.temperature)(None, logits)
     if sampling.top_k:
@@ -25,7 +25,7 @@ def warped(logits: Tensor, sampling: Sampling) -> Tensor:
 def plain_logprobs(
     model, prompt_ids: Sequence[int], response_ids: Sequence[int], sampling: Sampling
 ) -> Tensor:
-    """log-probability of each response token, (T,), with gradient."""
+    """Return each response token's log-probability, (T,), with gradient."""
     logits = model(input_ids=torch.tensor([[*prompt_ids, *response_ids]]), use_cache=False).logits[0]
     picked = []
     for t, token in enumerate(response_ids):

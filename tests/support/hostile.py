@@ -1,12 +1,12 @@
-"""Text as a hostile model or data set might write it, and a judge of whether it could do anything."""
+"""Hostile text, as a model or data set might contain it, and a check for harmful characters."""
 
 from __future__ import annotations
 
 from unicodedata import category
 
-# a window title, a cleared screen, colour, an 8-bit control sequence, mark-up and an emoji of rich, text that
-# runs backwards, a joiner of no width, a tag that cannot be seen, a line that overwrites another, a deletion,
-# separators of lines, cells, HTML, an image, code, emphasis, a formula, half a character
+# a window title, a cleared screen, colour, an 8-bit control sequence, mark-up and an emoji of rich, reversed
+# text, a zero-width joiner, an invisible tag, a carriage return, backspace and delete, line separators, a
+# table cell, HTML, an image, code, emphasis, a formula, half of a UTF-16 pair
 HOSTILE = (
     "\x1b]0;pwned\x07",
     "\x1b[2J",
@@ -33,5 +33,5 @@ EVERYTHING = " ".join(HOSTILE)
 
 
 def controls(text: str, allowed: str = "\n\t") -> list[str]:
-    """What in a text a terminal or an eye could be misled by."""
+    """Return the characters that could mislead a terminal or a reader."""
     return [one for one in text if one not in allowed and category(one) in ("Cc", "Cf", "Cs", "Zl", "Zp")]

@@ -1,4 +1,4 @@
-"""Triton's kernels without a GPU."""
+"""Run Triton kernels without a GPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 
 def interpreted(check: str) -> None:
-    """Run a program whose kernels are run by Triton's interpreter, and see that it came to its end."""
+    """Run a program under Triton's interpreter, and assert that it prints "all the same" at its end."""
     pytest.importorskip("triton")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = os.pathsep.join(entry for entry in (os.getcwd(), *sys.path) if entry)

@@ -1,6 +1,6 @@
-"""Copies that happen only when somebody waits for them, and memory that is poisoned before and after.
+"""Asynchronous copies that run as late as possible: only when waited for, with poisoned memory around them.
 
-On a GPU a copy that nobody waited for mostly goes well, by luck; here it never does.
+On a GPU, reading a copy without waiting often works by luck. Here it never does.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from hacrl.training.offload import Copy, Copying
 
 
 class LateCopying:
-    """Done when waited for; what it comes after is done first, if it was told of that."""
+    """A copy that runs in wait(), after the copy that it depends on."""
 
     def __init__(self, copies: Sequence[Copy], after: Copying | None) -> None:
         self.copies = list(copies)
         self.after = after
-        if not (isinstance(after, LateCopying) and after.copies):  # else the target may still be read by it
+        if not (isinstance(after, LateCopying) and after.copies):  # else it may still read the target
             self._poison([copy.target for copy in copies])
 
     def ready(self) -> None:
@@ -41,11 +41,11 @@ class LateCopying:
 
 
 class LateTransfers:
-    """Between "the device", which is the CPU, and other memory of the CPU. Counts what is where."""
+    """Transfers between a CPU "device" and other CPU memory, with counters."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.pieces: list[int] = []  # bytes of the machine's memory, as asked for
+        self.pieces: list[int] = []  # requested bytes of host memory
         self.away = 0  # bytes
         self.moves: list[str] = []
 

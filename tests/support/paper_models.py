@@ -1,4 +1,4 @@
-"""Stand-ins for the paper's models: their architectures and ways of being asked, at a size for tests."""
+"""Small stand-ins for the paper's models, with their architectures and chat templates."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerFast
 
-RIGHT, WRONG = r"\boxed{7}", r"\boxed{3}"  # a token each, so that random models say them now and then
+RIGHT, WRONG = r"\boxed{7}", r"\boxed{3}"  # one token each, so that random models sometimes generate them
 TEXT = [
     "What is 3 + 4? Let's think step by step and output the final answer within \\boxed{}.",
     "Find the remainder when 107 is divided by 10. The answer is \\boxed{7}.",
@@ -121,11 +121,11 @@ def small_config(model_type: str, tokenizer: PreTrainedTokenizerFast, width: int
 
 
 def save_small_model(folder: Path, model_type: str, seed: int, width: int = 32) -> None:
-    """Random bfloat16 weights, but leaning towards a right or a wrong answer and towards stopping.
+    """Save random bfloat16 weights that prefer a right or a wrong answer and stopping.
 
     Every embedding gets the same first number, so that it stands out in every state; in the answers' and the
-    stop token's it is larger, and as embeddings are tied that makes them likely to be said. In those of
-    single bytes of longer characters it is negative: broken characters cannot be written in another's tokens.
+    stop token's it is larger, and as embeddings are tied that makes them likely. In those of single
+    bytes of longer characters it is negative: other tokenizers cannot encode broken characters.
     """
     tokenizer = TOKENIZERS[model_type]()
     torch.manual_seed(seed)
@@ -142,14 +142,14 @@ def save_small_model(folder: Path, model_type: str, seed: int, width: int = 32) 
 
 
 def save_shape_only(folder: Path, shape: dict[str, object]) -> None:
-    """A true config.json beside a small tokenizer; no weights."""
+    """Save a real config.json and a small tokenizer, without weights."""
     tokenizer = TOKENIZERS[str(shape["model_type"])]()
     AutoConfig.for_model(**shape, eos_token_id=tokenizer.eos_token_id).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
 def write_problems(folder: Path) -> tuple[Path, Path]:
-    """Problems as MATH has them, with the answer 7: 24 to train on, 6 to test on."""
+    """Write problems in the format of MATH, all with the answer 7: 24 for training, 6 for testing."""
     rows = [{"problem": f"What is ${n + 7} - {n}$?", "answer": "7", "level": "Level 1"} for n in range(30)]
     files = folder / "train.jsonl", folder / "test.jsonl"
     for file, part in zip(files, (rows[:24], rows[24:]), strict=True):

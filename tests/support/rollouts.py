@@ -1,4 +1,4 @@
-"""Rollouts written by hand, in real tokens of a real agent."""
+"""Hand-made rollouts in an agent's tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def rollout(
     token_ids: Sequence[int] | None = None,
     logprobs: Sequence[float] | None = None,
 ) -> Rollout:
-    """What ``agent`` might have said; without log-probabilities given, token t has -0.25 * (t + 1)."""
+    """Return a rollout with this text; the default log-probability of token t is -0.25 * (t + 1)."""
     spelled = (*agent.tokenizer(text, add_special_tokens=False).input_ids, *[agent.stop_id] * stopped)
     ids = tuple(token_ids) if token_ids is not None else spelled
     given = tuple(logprobs) if logprobs is not None else tuple(-0.25 * (t + 1) for t in range(len(ids)))
@@ -36,11 +36,11 @@ def rollout(
 
 
 def with_logprobs(one: Rollout, logprobs: Sequence[float]) -> Rollout:
-    """The same single-turn rollout, sampled with other log-probabilities."""
+    """Return the single-turn rollout with other log-probabilities."""
     (segment,) = one.segments
     return replace(one, segments=(replace(segment, token_logprobs=tuple(logprobs)),))
 
 
 def judged(one: Rollout, reward: float) -> VerifiedRollout:
-    """With a verdict."""
+    """Return the rollout with a verdict of this reward."""
     return VerifiedRollout(one, Verdict(reward, "correct" if reward > 0 else "wrong"))

@@ -1,4 +1,4 @@
-"""A task so easy that random agents succeed now and then: say a seven."""
+"""A task that random agents sometimes solve: write a seven."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hacrl.types import Problem, Rollout, Verdict
 
 
 def problem(prompt: str) -> Problem:
-    """A problem that is named by its prompt."""
+    """Return a problem whose id is its prompt."""
     return Problem(prompt, prompt, "7")
 
 
@@ -23,7 +23,7 @@ class SevensTask:
         self.test: Sequence[Problem] = [problem(prompt) for prompt in prompts[problems:]]
 
     def verify(self, rollouts: Sequence[Rollout]) -> list[Verdict]:
-        """The text decides, the problem does not."""
+        """Judge each rollout by its text alone."""
         return [self.judge(rollout.text) for rollout in rollouts]
 
     def judge(self, response: str) -> Verdict:
@@ -32,4 +32,4 @@ class SevensTask:
         return Verdict(0.0, "wrong" if response else "unparsable")
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing."""

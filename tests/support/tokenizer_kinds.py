@@ -1,4 +1,4 @@
-"""One tokenizer of every kind in use, trained on the spot on a page of literal text, and agents with them."""
+"""One small tokenizer of every common kind, trained on a page of text, and agents with them."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def ascii_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def agent_with(tokenizer: PreTrainedTokenizerFast, name: str, context_length: int = 4096) -> Agent:
-    """A random Llama of one narrow layer: tokenizers are what matters here."""
+    """Return an agent with this tokenizer and a minimal random Llama."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -115,7 +115,7 @@ def agent_with(tokenizer: PreTrainedTokenizerFast, name: str, context_length: in
 
 @cache
 def smollm2_tokenizer() -> PreTrainedTokenizerFast:
-    """SmolLM2's own, out of the installed package; a few seconds, once."""
+    """Load SmolLM2's tokenizer from the installed package (a few seconds, once)."""
     from hacrl.models.smollm2 import load_tokenizer
 
     return load_tokenizer()

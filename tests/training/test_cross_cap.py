@@ -27,6 +27,7 @@ from tests.runs.test_resume import go_on, left_after
 from tests.support.chaos import chaos_config, differing_files
 from tests.support.rollouts import judged, rollout
 from tests.support.sevens import problem
+from tests.support.texts import decode_response
 from tests.support.tiny import char_agent, pair_agent
 from tests.training.runs import HACPO, Runs, assert_moved, assert_same_weights
 
@@ -126,7 +127,7 @@ def build(
 
 def texts(built: LearnerSamples, learner: str = "ada") -> list[tuple[str, str]]:
     agent = AGENTS[learner]
-    return [(one.source, agent.decode_response(one.response_ids[:-1], ())) for one in built.samples]
+    return [(one.source, decode_response(agent, one.response_ids[:-1], ())) for one in built.samples]
 
 
 MIXED = [

@@ -16,10 +16,10 @@ from hacrl.config.schema import GspoSettings, LearningSettings, NaiveSettings
 from hacrl.errors import TrainingError
 from hacrl.models import lm_head as output_layer
 from hacrl.models.agent import Agent
-from hacrl.models.lm_head import KeptLogits, separate_head
+from hacrl.models.lm_head import LogitCache, separate_head
 from hacrl.training.learner import Learner
 from hacrl.types import LearnerSample
-from tests.models.linear_case import with_room
+from tests.models.linear_case import set_spare_memory
 from tests.support.faults import gpu_is_full, no_collector, out_of_memory
 from tests.support.tiny import char_agent, sharpened
 from tests.training.handmade import SAMPLING, sample, weights
@@ -33,9 +33,9 @@ FEW = 32  # tokens: samples of 16 and 12, of 10, 7 and 5, and of 4
 @pytest.fixture(autouse=True)
 def _by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, in pieces of two tokens' logits; rows are padded."""
-    monkeypatch.setattr(output_layer, "BY_HAND_ON", ("cpu",))
-    monkeypatch.setattr(output_layer, "MOST_LOGITS", 60)
-    monkeypatch.setattr("hacrl.models.logprobs.WORTH_PACKING", 0.0)
+    monkeypatch.setattr(output_layer, "MANUAL_BACKWARD_DEVICES", ("cpu",))
+    monkeypatch.setattr(output_layer, "MAX_LOGITS", 60)
+    monkeypatch.setattr("hacrl.models.logprobs.MAX_PACKED_SHARE", 0.0)
 
 
 def fresh() -> Agent:
@@ -59,13 +59,13 @@ class Watched:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._offered: list[weakref.ref[Tensor]] = []
-        offer = KeptLogits.offer
+        offer = LogitCache.add_if_it_fits
 
-        def watched(kept: KeptLogits, piece: int, logits: Tensor) -> None:
+        def watched(kept: LogitCache, piece: int, logits: Tensor) -> None:
             self._offered.append(weakref.ref(logits))
             offer(kept, piece, logits)
 
-        monkeypatch.setattr(KeptLogits, "offer", watched)
+        monkeypatch.setattr(LogitCache, "add_if_it_fits", watched)
 
     @property
     def alive(self) -> int:
@@ -100,7 +100,7 @@ def fails_once(mine: Learner, where: str, watched: Watched) -> list[int]:
 
 @pytest.mark.parametrize("where", ["forward", "between"])
 def test_the_next_attempt_keeps_none_and_learns_the_same_to_the_bit(monkeypatch, where) -> None:
-    asked = with_room(monkeypatch, PLENTY)
+    asked = set_spare_memory(monkeypatch, PLENTY)
     undisturbed, agent = fresh(), fresh()
     samples = six(agent)
     expected = learner(undisturbed).learn(samples, 1, seed=0)
@@ -128,7 +128,7 @@ def test_the_next_attempt_keeps_none_and_learns_the_same_to_the_bit(monkeypatch,
 
 
 def test_micro_batches_are_smaller_if_that_was_not_enough(monkeypatch) -> None:
-    asked = with_room(monkeypatch, PLENTY)
+    asked = set_spare_memory(monkeypatch, PLENTY)
     agent = fresh()
     mine = learner(agent, tokens=128)
     with out_of_memory(agent.model.model, lambda ids: ids.numel() > FEW, "backward") as failed:
@@ -142,7 +142,7 @@ def test_micro_batches_are_smaller_if_that_was_not_enough(monkeypatch) -> None:
 
 @pytest.mark.parametrize("room", [0, PLENTY])
 def test_a_single_sample_has_another_chance_only_if_logits_were_kept(monkeypatch, room) -> None:
-    with_room(monkeypatch, room)
+    set_spare_memory(monkeypatch, room)
     agent = fresh()
     mine = learner(agent, tokens=1)
     with (
@@ -155,7 +155,7 @@ def test_a_single_sample_has_another_chance_only_if_logits_were_kept(monkeypatch
 
 def test_where_none_were_kept_micro_batches_are_smaller_at_once(monkeypatch) -> None:
     """There was no room, or only passes without gradients were made: nothing is won by keeping none."""
-    asked = with_room(monkeypatch, 0)
+    asked = set_spare_memory(monkeypatch, 0)
     agent = fresh()
     mine = learner(agent, tokens=64)
     with out_of_memory(agent.model.model, lambda ids: ids.numel() > FEW, "backward"):
@@ -165,7 +165,7 @@ def test_where_none_were_kept_micro_batches_are_smaller_at_once(monkeypatch) -> 
 
 
 def test_the_pass_of_a_reference_may_be_too_large_beside_them(monkeypatch) -> None:
-    with_room(monkeypatch, PLENTY)
+    set_spare_memory(monkeypatch, PLENTY)
     watched = Watched(monkeypatch)
     agent = fresh()
     mine = learner(agent, method=KL)

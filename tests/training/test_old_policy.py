@@ -22,7 +22,7 @@ from hacrl.config.schema import (
 )
 from hacrl.engines.hf.engine import TransformersEngine
 from hacrl.models.agent import Agent
-from hacrl.models.packing import can_be_ragged
+from hacrl.models.packing_support import supports_packing
 from hacrl.rollouts.groups import PromptGroup
 from hacrl.training.batching import minibatches
 from hacrl.training.learner import Learner
@@ -46,7 +46,7 @@ ADVANTAGES = (1.0, -0.5, 2.0, -1.5, 0.5, 1.0)
 
 def fresh() -> Agent:
     agent = sharpened(char_agent(), 10.0)
-    can_be_ragged(agent.model)  # found out by passes that are nobody's
+    supports_packing(agent.model)  # found out by passes that are nobody's
     return agent
 
 
@@ -287,7 +287,7 @@ def test_what_is_reported() -> None:
 
 @pytest.mark.parametrize("old_policy", ["sampler", "learner"])
 def test_a_step_without_own_signal_still_has_a_gap(old_policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hacrl.models.logprobs.WORTH_PACKING", 0.0)  # rows are counted
+    monkeypatch.setattr("hacrl.models.logprobs.MAX_PACKED_SHARE", 0.0)  # rows are counted
     agent = fresh()
     idle = [replace(one, advantage=0.0) for _ in range(4) for one in six_own(agent)]
     cross = [sample(agent, 1, 0.9, advantage=1.0, own=False)] * 4

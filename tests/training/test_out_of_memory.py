@@ -36,7 +36,7 @@ from tests.support.faults import (
     cpu_is_full,
     cublas_is_full,
     gpu_is_full,
-    in_a_circle,
+    in_reference_cycle,
     no_collector,
     out_of_memory,
 )
@@ -52,7 +52,7 @@ AMPLE, SMALL = 128, 32
 @pytest.fixture(autouse=True)
 def _rows_are_padded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory is made to run out by the size of padded rows."""
-    monkeypatch.setattr("hacrl.models.logprobs.WORTH_PACKING", 0.0)
+    monkeypatch.setattr("hacrl.models.logprobs.MAX_PACKED_SHARE", 0.0)
 
 
 def fresh(dtype: torch.dtype = torch.float32) -> Agent:
@@ -265,7 +265,7 @@ def test_nothing_of_the_failed_attempt_is_held_by_the_next(where: Where) -> None
 
     def remember(_: object, __: object, output: Tensor) -> None:
         outputs.append(weakref.ref(output))
-        in_a_circle(output)
+        in_reference_cycle(output)
 
     with no_collector(), out_of_memory(agent.model, more_than(SMALL), where) as failed:
         hooks = [

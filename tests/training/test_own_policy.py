@@ -13,7 +13,7 @@ from hacrl.config.schema import AnyMethodSettings, GspoSettings, LearningSetting
 from hacrl.engines.hf.engine import TransformersEngine
 from hacrl.errors import TrainingError
 from hacrl.models.agent import Agent
-from hacrl.models.policy_gap import check_own_policy, limit_of_proof, limit_of_responses
+from hacrl.models.own_policy import check_own_policy, rollout_limit, sync_check_limit
 from hacrl.rollouts.groups import PromptGroup
 from hacrl.training.batching import minibatches
 from hacrl.training.learner import Learner
@@ -50,7 +50,7 @@ def learner(
 ) -> Learner:
     learning = LearningSettings(**{"lr": 1e-2, **settings})
     return Learner(
-        agent, make_method(method), learning, sampling, exact_sampler=exact, most_gap=limit_of_responses(told)
+        agent, make_method(method), learning, sampling, exact_sampler=exact, most_gap=rollout_limit(told)
     )
 
 
@@ -94,10 +94,10 @@ def test_a_mean_above_the_limit_is_refused_before_anything_moves(dtype, exact, s
             "agent 'ada': its own responses of this step do not come from its policy: the log-probabilities "
             f"they were sampled with differ from the learner's by 0.2 nats per token on average (at most "
             f"{max(shifts)}, over 66 tokens), allowed are 0.15. It learnt nothing from them, and nothing of "
-            "this step was saved: hacrl resume goes on from the last checkpoint. Whatever said them computes "
-            "something else than the learner, as happens with a wrong kernel or with processors limited by "
-            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE. If that is vLLM, try agents.ada.engine=transformers; "
-            "if it is only a matter of precision, raise "
+            "this step was saved: hacrl resume goes on from the last checkpoint. The engine does not compute "
+            "the same as the learner, as happens with a wrong kernel or with processors limited by "
+            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE. If the engine is vLLM, try agents.ada.engine=transformers; "
+            "if the difference is only one of precision, raise "
             "agents.ada.vllm.max_logprob_gap"
         )
 
@@ -114,10 +114,10 @@ def test_a_mean_below_the_limit_is_learnt_from(dtype, exact, shift, told) -> Non
 
 
 def test_limits_are_those_of_the_proof_but_never_the_narrow_one_of_float32() -> None:
-    proof = [limit_of_proof(dtype, None) for dtype in (torch.float32, torch.bfloat16, torch.float16)]
+    proof = [sync_check_limit(dtype, None) for dtype in (torch.float32, torch.bfloat16, torch.float16)]
     assert proof == [0.001, 0.15, 0.15]
-    assert limit_of_proof(torch.bfloat16, 0.01) == 0.01
-    assert [limit_of_responses(told) for told in (None, 0.01, 0.4)] == [0.15, 0.15, 0.4]
+    assert sync_check_limit(torch.bfloat16, 0.01) == 0.01
+    assert [rollout_limit(told) for told in (None, 0.01, 0.4)] == [0.15, 0.15, 0.4]
 
 
 def test_a_few_tokens_may_differ_by_as_much_as_64_in_all() -> None:

@@ -19,11 +19,11 @@ from hacrl.models import compile as compiled
 from hacrl.models import compile_trial, logprobs, packing
 from hacrl.models import lm_head as output_layer
 from hacrl.models.agent import Agent
-from hacrl.models.attention.tree_attention import Shared, backwards
-from hacrl.models.packing import can_be_ragged
+from hacrl.models.attention.key_copies import KeyCopies, group_copies
+from hacrl.models.packing_support import supports_packing
 from hacrl.training import learner as learner_module
 from hacrl.training.learner import Learner
-from tests.models.linear_case import with_room
+from tests.models.linear_case import set_spare_memory
 from tests.support.compiler import use_compiler
 from tests.support.tiny import char_agent, sharpened
 from tests.training.handmade import SAMPLING, largest_difference, sample, weights
@@ -33,7 +33,7 @@ METHOD = HacpoSettings(kl_coefficient=0.01)
 
 def fresh(checkpointing: bool) -> Agent:
     agent = sharpened(char_agent(), 10.0)
-    assert can_be_ragged(agent.model)  # as is found out before it is used
+    assert supports_packing(agent.model)  # as is found out before it is used
     if checkpointing:
         agent.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return agent
@@ -44,10 +44,10 @@ def pack(monkeypatch: pytest.MonkeyPatch, as_tree: bool) -> None:
     monkeypatch.setattr(logprobs, "has_fused_attention", lambda model: True)
     monkeypatch.setattr(logprobs, "has_tree_attention", lambda model: as_tree)
 
-    def with_a_way_back(places: torch.Tensor, tokens: int, device: torch.device) -> Shared:
-        return Shared(places, *backwards(places, tokens))
+    def with_a_way_back(places: torch.Tensor, tokens: int, device: torch.device) -> KeyCopies:
+        return KeyCopies(places, *group_copies(places, tokens))
 
-    monkeypatch.setattr(packing, "share", with_a_way_back)
+    monkeypatch.setattr(packing, "plan_key_copies", with_a_way_back)
 
 
 def learn(agent: Agent, **settings):
@@ -103,7 +103,7 @@ def test_layers_are_compiled_within_the_block_only(monkeypatch) -> None:
             assert all(layer.forward != mine for layer, mine in zip(layers, own, strict=True))
         assert [layer.forward for layer in layers] == own
     assert compiled_with == [True]  # once for all of a kind
-    with compiled.compiled(model, wanted=False):
+    with compiled.compiled(model, enabled=False):
         assert [layer.forward for layer in layers] == own
 
 
@@ -126,11 +126,11 @@ def test_all_that_learning_needs_is_compiled_once(monkeypatch, as_tree) -> None:
 
     pack(monkeypatch, as_tree)
     use_compiler(monkeypatch, partial(torch.compile, backend="aot_eager"))
-    monkeypatch.setattr(output_layer, "MOST_COMPILED_LOGITS", 2000)  # several pieces
+    monkeypatch.setattr(output_layer, "MAX_COMPILED_LOGITS", 2000)  # several pieces
     torch._dynamo.reset()
     counters.clear()
     agent = char_agent(layers=2)
-    can_be_ragged(agent.model)
+    supports_packing(agent.model)
     settings = LearningSettings(lr=1e-2, compile=True)
     learner = Learner(agent, make_method(HacpoSettings()), settings, SAMPLING)
     given = [sample(agent, which % 5, ratio=1.0, advantage=1.0 - which % 3) for which in range(60)]
@@ -142,11 +142,11 @@ def test_all_that_learning_needs_is_compiled_once(monkeypatch, as_tree) -> None:
 def test_small_models_are_not_compiled_unless_asked_for(monkeypatch) -> None:
     monkeypatch.setattr(compiled, "has_fused_attention", lambda model: True)
     model = char_agent().model
-    assert not compiled.worth_compiling(model)
-    monkeypatch.setattr(compiled, "WORTH_IT", model.num_parameters())
-    assert compiled.worth_compiling(model)
+    assert not compiled.compiles_by_default(model)
+    monkeypatch.setattr(compiled, "MIN_PARAMETERS_TO_COMPILE", model.num_parameters())
+    assert compiled.compiles_by_default(model)
     monkeypatch.setattr(compiled, "has_fused_attention", lambda model: False)
-    assert not compiled.worth_compiling(model)
+    assert not compiled.compiles_by_default(model)
 
 
 def test_what_cannot_be_compiled_is_said_and_done_without(monkeypatch) -> None:
@@ -171,7 +171,7 @@ def test_a_trial_without_memory_says_nothing_of_the_model(monkeypatch) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     expected = learn(fresh(False), compile=False)
-    monkeypatch.setattr(learner_module, "why_not_compiled", full)
+    monkeypatch.setattr(learner_module, "find_compile_problem", full)
     found = learn(fresh(False), compile=True)
     assert (found.losses, found.notes, found.oom_retries) == (expected.losses, [], 0)
 
@@ -185,7 +185,7 @@ def test_a_trial_without_memory_is_made_again_in_the_next_step(monkeypatch) -> N
             raise torch.OutOfMemoryError("CUDA out of memory")
         return "no compiler"
 
-    monkeypatch.setattr(learner_module, "why_not_compiled", full_at_first)
+    monkeypatch.setattr(learner_module, "find_compile_problem", full_at_first)
     agent = fresh(False)
     settings = LearningSettings(lr=1e-2, compile=True, micro_batch_tokens=12)
     learner = Learner(agent, make_method(METHOD), settings, SAMPLING, exact_sampler=False)
@@ -210,7 +210,7 @@ def test_a_trial_goes_backwards_through_all_layers(monkeypatch, unused_first) ->
         monkeypatch.setattr(model, "parameters", lambda: iter([unused, *parameters()]))
     reached = []
     model.model.layers[0].register_full_backward_hook(lambda *_: reached.append(0))
-    assert compile_trial.why_not_compiled(model, 100) is None
+    assert compile_trial.find_compile_problem(model, 100) is None
     assert reached == [0]
 
 
@@ -218,10 +218,10 @@ def test_a_trial_goes_backwards_through_all_layers(monkeypatch, unused_first) ->
 def test_a_trial_keeps_no_logits(monkeypatch) -> None:
     """Whoever spares memory tries as well; and memory that runs out in a trial costs a step its compiler."""
     use_compiler(monkeypatch, partial(torch.compile, backend="aot_eager"))
-    monkeypatch.setattr(output_layer, "BY_HAND_ON", ("cpu",))
-    asked = with_room(monkeypatch, 10**9)
+    monkeypatch.setattr(output_layer, "MANUAL_BACKWARD_DEVICES", ("cpu",))
+    asked = set_spare_memory(monkeypatch, 10**9)
     model = fresh(False).model.to(torch.bfloat16)
-    assert compile_trial.why_not_compiled(model, 100) is None
+    assert compile_trial.find_compile_problem(model, 100) is None
     assert asked == []
     pairs = [((1, 2), (3, 4)), ((1, 2), (5, 6))]
     assert logprobs.packed_logprobs(model, pairs, SAMPLING, model.device).requires_grad

@@ -27,7 +27,7 @@ from tests.training.small_optimizers import HALF, assert_equal, transfers
 @pytest.fixture(autouse=True)
 def _rows_are_padded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory is made to run out by the size of padded rows."""
-    monkeypatch.setattr("hacrl.models.logprobs.WORTH_PACKING", 0.0)
+    monkeypatch.setattr("hacrl.models.logprobs.MAX_PACKED_SHARE", 0.0)
 
 
 def learner(agent: Agent) -> Learner:

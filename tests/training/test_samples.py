@@ -28,6 +28,7 @@ from hacrl.training.samples import LearnerSamples, SampleBuilder
 from hacrl.types import LearnerSample, Rollout
 from tests.support.rollouts import judged, rollout
 from tests.support.sevens import problem
+from tests.support.texts import decode_response
 from tests.support.tiny import char_agent, pair_agent
 
 ADA, BOB = char_agent("ada"), pair_agent("bob")
@@ -66,7 +67,7 @@ def advantages(learner: str, built: LearnerSamples) -> dict[tuple[str, str], flo
     """(source, text in the learner's tokens) -> advantage."""
     texts = {}
     for one in built.samples:
-        text = AGENTS[learner].decode_response(tuple(t for t in one.response_ids if t != 1), ())
+        text = decode_response(AGENTS[learner], tuple(t for t in one.response_ids if t != 1), ())
         assert (one.source, text) not in texts
         texts[one.source, text] = one.advantage
     return texts

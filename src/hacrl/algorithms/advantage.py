@@ -1,13 +1,11 @@
 """Agent-capability-aware advantage (eq. 6, 7) for the responses to one prompt.
 
-    mu_k  = 1/n * sum_j mean_i omega(k, j) * R(y_i^j)        what agent k is expected to earn here
+    mu_k  = 1/n * sum_j mean_i omega(k, j) * R(y_i^j)        the reward that agent k is expected to earn
     A_i^k = (R(y_i^k) - mu_k) / sigma_joint                  sigma over the rewards of all responses
 
-With equal G for all agents, 1/n * mean_i is the paper's 1/(nG); with unequal G every agent still
-weighs the same. With one agent, omega is 1 and this is the group-relative advantage of GRPO and GSPO.
-Sums are exact (``fsum``), so that the order of agents cannot matter.
-
-Capability discrepancy coefficient (eq. 10): how much a source's response counts for a learner.
+If all agents have the same number of responses G, 1/n * mean_i is the paper's 1/(nG). If they differ, every
+agent still has the same weight. With one agent, omega is 1 and A is the group-relative advantage of GRPO and
+GSPO. Sums are exact (``fsum``), so that the order of agents cannot change a result.
 """
 
 from __future__ import annotations
@@ -21,12 +19,12 @@ CapabilityRatio = Callable[[str, str], float]  # omega(k, j)
 
 
 def equal_capability(_k: str, _j: str) -> float:
-    """omega = 1: the ratio of agents that are not told apart."""
+    """Return omega = 1 for every pair of agents: all agents count as equally capable."""
     return 1.0
 
 
 def joint_std(rewards: PromptRewards, unbiased: bool = True) -> float:
-    """sigma_joint: standard deviation over the rewards of all agents' responses; 0 for a single response."""
+    """Return sigma_joint, the standard deviation of all agents' rewards (eq. 7); 0 for a single response."""
     pooled = [reward for values in rewards.values() for reward in values]
     degrees = len(pooled) - 1 if unbiased else len(pooled)
     if degrees == 0:
@@ -38,39 +36,35 @@ def joint_std(rewards: PromptRewards, unbiased: bool = True) -> float:
 def capability_aware_baseline(
     rewards: PromptRewards,
     agent: str,
-    ratio: CapabilityRatio,
+    capability_ratio: CapabilityRatio,
     overshoot: Literal["own_mean", "keep"] = "own_mean",
     max_reward: float | None = 1.0,
 ) -> float:
-    """mu_k (eq. 6). A baseline above the largest possible reward is replaced by the agent's own mean."""
+    """Return mu_k (eq. 6).
+
+    With overshoot="own_mean", replace a baseline above ``max_reward`` by the agent's own mean reward.
+    """
     means = {source: math.fsum(values) / len(values) for source, values in rewards.items()}
-    baseline = math.fsum(ratio(agent, source) * mean for source, mean in means.items()) / len(means)
+    expected = math.fsum(capability_ratio(agent, source) * mean for source, mean in means.items())
+    baseline = expected / len(means)
     if overshoot == "own_mean" and max_reward is not None and baseline > max_reward:
         return means[agent]
     return baseline
 
 
 def is_uniform(rewards: PromptRewards) -> bool:
-    """Whether all responses to the prompt earned the same: there is nothing to learn from comparing them."""
+    """Return whether all responses to the prompt earned the same reward."""
     pooled = [reward for values in rewards.values() for reward in values]
     return min(pooled) == max(pooled)
 
 
-def normalised(rewards: Sequence[float], baseline: float, std: float, epsilon: float) -> tuple[float, ...]:
-    """(R - mu) / (sigma + epsilon) (eq. 7)."""
+def normalised_advantages(
+    rewards: Sequence[float], baseline: float, std: float, epsilon: float
+) -> tuple[float, ...]:
+    """Return A = (R - mu) / (sigma + epsilon) for each reward (eq. 7)."""
     return tuple((reward - baseline) / (std + epsilon) for reward in rewards)
 
 
 def zero_advantages(rewards: PromptRewards) -> dict[str, tuple[float, ...]]:
-    """Advantage 0 for every response."""
+    """Return advantage 0 for every response."""
     return {agent: (0.0,) * len(values) for agent, values in rewards.items()}
-
-
-def scaled_by_discrepancy(
-    advantages: Sequence[float], learner: str, source: str, ratio: CapabilityRatio
-) -> tuple[float, ...]:
-    """A~ = omega(j, k) * A for responses of j != k: stronger sources count more, weaker ones less."""
-    if learner == source:
-        return tuple(advantages)
-    coefficient = ratio(source, learner)
-    return tuple(coefficient * advantage for advantage in advantages)

@@ -13,7 +13,10 @@ from hacrl.config.schema import CapabilityMeasure, CapabilitySettings
 def batch_capability(
     rewards: Sequence[float], measure: CapabilityMeasure = "mean_reward", reward_min: float = 0.0
 ) -> float:
-    """One step's capability of one agent: its mean reward above the lowest, or the share of positive ones."""
+    """Return one agent's capability in one step.
+
+    ``measure`` is the mean reward above ``reward_min``, or the share of positive rewards.
+    """
     if not rewards:
         raise ValueError("an agent's capability needs at least one reward")
     if measure == "positive_share":
@@ -36,7 +39,7 @@ class Capabilities:
 
 
 class CapabilityTracker:
-    """P_k as the mean of the last K steps' capabilities, and omega(k, j) = P_k / P_j, clamped."""
+    """Track each agent's capability P_k, the mean over the last K steps (eq. 8), and ratios (eq. 9)."""
 
     def __init__(self, agents: Sequence[str], settings: CapabilitySettings | None = None) -> None:
         self.settings = settings or CapabilitySettings()
@@ -45,20 +48,20 @@ class CapabilityTracker:
         }
 
     def record(self, rewards: Mapping[str, Sequence[float]], absent: Collection[str] = ()) -> None:
-        """Add one step: every agent's rewards over the whole prompt batch, but for those that had none."""
+        """Add one step: each agent's rewards over the whole prompt batch. ``absent`` agents have none."""
         if rewards.keys() | set(absent) != self._history.keys():
             raise ValueError(
-                f"rewards of {sorted(rewards)} given, capabilities kept of {sorted(self._history)}"
+                f"rewards of {sorted(rewards)} given, capabilities of {sorted(self._history)} tracked"
             )
         capabilities = {
             agent: batch_capability(values, self.settings.measure, self.settings.reward_min)
             for agent, values in rewards.items()
         }
-        for agent, capability in capabilities.items():  # all or nothing
+        for agent, capability in capabilities.items():  # only after all rewards have been checked
             self._history[agent].append(max(capability, self.settings.floor))
 
     def capability(self, agent: str) -> float:
-        """P_k (eq. 8). Before the first step all agents are taken to be equal."""
+        """Return P_k (eq. 8); 1 for every agent before the first step."""
         history = self._history[agent]
         return math.fsum(history) / len(history) if history else 1.0
 
@@ -73,14 +76,14 @@ class CapabilityTracker:
         return Capabilities(values, self.settings.ratio_min, self.settings.ratio_max)
 
     def state_dict(self) -> dict[str, list[float]]:
-        """The window as JSON-ready lists, for exact resume."""
+        """Return the last K steps' capabilities as lists that JSON can hold, for exact resume."""
         return {agent: list(history) for agent, history in self._history.items()}
 
     def load_state_dict(self, state: Mapping[str, Sequence[float]]) -> None:
-        """Restore what :meth:`state_dict` gave."""
+        """Restore the state that :meth:`state_dict` returned."""
         if state.keys() != self._history.keys():
             raise ValueError(
-                f"saved capabilities are of {sorted(state)}, this run has {sorted(self._history)}"
+                f"the saved capabilities are of {sorted(state)}, this run has {sorted(self._history)}"
             )
         for agent, values in state.items():
             self._history[agent] = deque(values, maxlen=self.settings.window)

@@ -1,7 +1,7 @@
 """Sequence-level importance ratios and exponential importance sampling (eq. 11, 12).
 
 s    = ( pi_k(y) / pi_j_old(y) )^(1/|y|)
-s~   = s * stopgrad(s)^alpha                 for responses of another agent
+s~   = s * stopgrad(s)^alpha                  for responses of another agent
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ MAX_LOG_RATIO = 20.0
 
 
 def sequence_ratio(batch: LossBatch, length: RatioLength = "source") -> Tensor:
-    """s per response, (B,).
+    """Return s per response, (B,) (eq. 11).
 
-    ``source``: the log-likelihood ratio of the text over the source's token count (eq. 11).
-    ``own``: the difference of two per-token means, each in its own token space (public code).
-    Both agree when learner and source share a tokenizer.
+    length="source": the log-likelihood ratio of the text, divided by the source's token count (the paper).
+    length="own": the difference of two means over tokens, each in its own token space (the public code).
+    Both agree if learner and source share a tokenizer.
     """
     logprob_B = batch.logprobs_BT.masked_fill(~batch.mask_BT, 0.0).sum(dim=-1)
     if length == "source":
@@ -32,11 +32,11 @@ def sequence_ratio(batch: LossBatch, length: RatioLength = "source") -> Tensor:
 
 
 def token_ratio(batch: LossBatch) -> Tensor:
-    """pi_k / pi_k_old per token, (B, T); 1 where the mask is off."""
+    """Return pi_k / pi_k_old per token, (B, T); 1 where the mask is off."""
     log_ratio_BT = (batch.logprobs_BT - batch.behaviour_logprobs_BT).masked_fill(~batch.mask_BT, 0.0)
     return log_ratio_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
 def exponential_weight(ratio_B: Tensor, alpha: float) -> Tensor:
-    """stopgrad(s)^alpha: the further the source is from the learner, the less its response counts."""
+    """Return stopgrad(s)^alpha (eq. 12): a response that the learner finds less likely counts less."""
     return torch.pow(ratio_B.detach(), alpha)

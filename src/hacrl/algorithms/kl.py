@@ -1,4 +1,4 @@
-"""Optional penalty on the distance to a frozen reference policy (not in the paper's objective)."""
+"""Optional penalty on the distance to a frozen reference policy. The paper's objective has none."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from hacrl.algorithms.importance import MAX_LOG_RATIO
 
 
 def k3_divergence(logprobs_BT: Tensor, reference_logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Mean over tokens of r - log r - 1 with r = pi_ref / pi_k: unbiased and never negative, (B,).
+    """Return the mean over tokens of r - log r - 1 with r = pi_ref / pi_k, (B,).
 
-    A response without any token in the mask has divergence 0.
+    The estimate (k3) is unbiased and never negative. A response without a token in the mask has divergence 0.
     """
     log_r_BT = (reference_logprobs_BT - logprobs_BT).masked_fill(~mask_BT, 0.0)
     log_r_BT = log_r_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)

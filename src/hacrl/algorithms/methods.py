@@ -1,4 +1,7 @@
-"""A method is an advantage and a loss under one name. Nothing outside this file asks which one it is."""
+"""Training methods by name. A method is an advantage function and a loss function, bound to their settings.
+
+No code outside this module branches on a method's name.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ from hacrl.algorithms.advantage import (
     equal_capability,
     is_uniform,
     joint_std,
-    normalised,
-    scaled_by_discrepancy,
+    normalised_advantages,
     zero_advantages,
 )
+from hacrl.algorithms.discrepancy import scaled_by_discrepancy
 from hacrl.algorithms.kl import k3_divergence
 from hacrl.algorithms.losses.grpo import grpo_loss
 from hacrl.algorithms.losses.gspo import gspo_loss
@@ -42,46 +45,47 @@ class Method:
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the loss asks for a frozen reference policy."""
+        """Whether the loss needs the log-probabilities of a frozen reference policy."""
         return self.settings.kl_coefficient > 0
 
 
 def own_advantages(
     settings: MethodSettings, rewards: PromptRewards, learner: str, _: CapabilityRatio
 ) -> Advantages:
-    """Group-relative advantages of the learner's own responses, nobody else's."""
+    """Return group-relative advantages of the learner's own responses only (GRPO, GSPO)."""
     return joint_advantages(settings, {learner: rewards[learner]}, learner, equal_capability)
 
 
 def joint_advantages(
     settings: MethodSettings, rewards: PromptRewards, learner: str, _: CapabilityRatio
 ) -> Advantages:
-    """Every response compared with the mean of all agents' means: no agent is told from another."""
+    """Return advantages of all responses against the mean of all agents' mean rewards (naive sharing)."""
     if is_uniform(rewards):
         return zero_advantages(rewards)
     baseline = capability_aware_baseline(rewards, learner, equal_capability, overshoot="keep")
     std = joint_std(rewards, settings.std.unbiased)
     return {
-        source: normalised(values, baseline, std, settings.std.epsilon) for source, values in rewards.items()
+        source: normalised_advantages(values, baseline, std, settings.std.epsilon)
+        for source, values in rewards.items()
     }
 
 
 def hacpo_advantages(
-    settings: HacpoSettings, rewards: PromptRewards, learner: str, ratio: CapabilityRatio
+    settings: HacpoSettings, rewards: PromptRewards, learner: str, capability_ratio: CapabilityRatio
 ) -> Advantages:
-    """Capability-aware advantages (eq. 6, 7), others' scaled by the discrepancy coefficient (eq. 10)."""
+    """Return capability-aware advantages (eq. 6, 7); those of other agents are scaled by eq. 10."""
     if is_uniform(rewards):
         return zero_advantages(rewards)
-    baseline_ratio = ratio if settings.capability_baseline else equal_capability
-    discrepancy_ratio = ratio if settings.discrepancy else equal_capability
+    baseline_ratio = capability_ratio if settings.capability_baseline else equal_capability
+    discrepancy_ratio = capability_ratio if settings.discrepancy else equal_capability
     std = joint_std(rewards, settings.std.unbiased)
     advantages: Advantages = {}
     for source, values in rewards.items():
-        judged_as = source if settings.cross_baseline == "source" else learner
+        baseline_agent = source if settings.cross_baseline == "source" else learner
         baseline = capability_aware_baseline(
-            rewards, judged_as, baseline_ratio, settings.baseline_overshoot, settings.max_reward
+            rewards, baseline_agent, baseline_ratio, settings.baseline_overshoot, settings.max_reward
         )
-        raw = normalised(values, baseline, std, settings.std.epsilon)
+        raw = normalised_advantages(values, baseline, std, settings.std.epsilon)
         advantages[source] = scaled_by_discrepancy(raw, learner, source, discrepancy_ratio)
     return advantages
 
@@ -89,18 +93,18 @@ def hacpo_advantages(
 def with_kl_penalty(
     loss: Callable[[LossBatch, Any], LossTerms], batch: LossBatch, settings: MethodSettings
 ) -> LossTerms:
-    """The method's loss, plus the k3 penalty on own responses if a coefficient is set."""
+    """Return the method's loss terms, with the k3 penalty on own responses added if a coefficient is set."""
     terms = loss(batch, settings)
     if settings.kl_coefficient == 0:
         return terms
     assert batch.reference_logprobs_BT is not None, "a KL term needs reference log-probabilities"
-    own_BT = batch.mask_BT & batch.is_own_B.unsqueeze(-1)  # masked before, not zeroed after: 0 * inf is NaN
+    own_BT = batch.mask_BT & batch.is_own_B.unsqueeze(-1)  # masked first, because 0 * inf is NaN
     kl_B = k3_divergence(batch.logprobs_BT, batch.reference_logprobs_BT, own_BT)
     return replace(terms, loss_B=terms.loss_B + settings.kl_coefficient * kl_B)
 
 
 # name -> (advantage function, loss function)
-_PARTS: dict[str, tuple[Callable[..., Advantages], Callable[..., LossTerms]]] = {
+_METHODS: dict[str, tuple[Callable[..., Advantages], Callable[..., LossTerms]]] = {
     "grpo": (own_advantages, grpo_loss),
     "gspo": (own_advantages, gspo_loss),
     "naive": (joint_advantages, naive_loss),
@@ -109,10 +113,13 @@ _PARTS: dict[str, tuple[Callable[..., Advantages], Callable[..., LossTerms]]] = 
 
 
 def make_method(settings: AnyMethodSettings, max_reward: float | None = 1.0) -> Method:
-    """Bind a method's functions to its settings; ``max_reward`` is the task's, if the settings have none."""
+    """Bind a method's functions to its settings.
+
+    ``max_reward`` is the task's largest reward; it is used if the settings name none.
+    """
     if isinstance(settings, HacpoSettings) and settings.max_reward is None:
         settings = replace(settings, max_reward=max_reward)
-    advantages, loss = _PARTS[settings.name]
+    advantages, loss = _METHODS[settings.name]
     return Method(
         name=settings.name,
         advantages=partial(advantages, settings),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hacrl.api.config import plain_section
 from hacrl.config.schema import AgentSettings
 from hacrl.errors import ConfigError, ModelError
-from hacrl.models.references import BUNDLED_PREFIX
+from hacrl.models.model_sources import BUNDLED_PREFIX
 
 if TYPE_CHECKING:
     from hacrl.models.agent import Agent

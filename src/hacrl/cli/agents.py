@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hacrl.models import smollm2
-from hacrl.models.references import bundled_agents
+from hacrl.models.model_sources import bundled_agents
 
 
 def list_agents() -> None:

@@ -17,8 +17,8 @@ from torch import Tensor
 from hacrl.engines.base import Policy
 from hacrl.engines.vllm.backend import Ask, OtherPolicyError, Said
 from hacrl.models.logprobs import padded_logprobs, response_logprobs, response_mask
+from hacrl.models.own_policy import sync_check_limit
 from hacrl.models.packing import TokenPair
-from hacrl.models.policy_gap import limit_of_proof
 from hacrl.types import Sampling
 
 PROBED_PROMPTS = 4
@@ -52,7 +52,7 @@ class Proof:
         theirs = torch.tensor([logprob for one in said for logprob in one.logprobs], dtype=torch.float64)
         gaps = (learner - theirs).abs()
         mean, largest = float(gaps.mean()), float(gaps.max())
-        allowed = limit_of_proof(policy.model.dtype, limit)
+        allowed = sync_check_limit(policy.model.dtype, limit)
         if math.isfinite(mean) and mean <= allowed:
             return mean
         begins = list(accumulate((len(one.token_ids) for one in said[:-1]), initial=0))

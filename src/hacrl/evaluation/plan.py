@@ -15,8 +15,8 @@ from hacrl.evaluation.folder import PairRecord
 from hacrl.evaluation.results import Mark, PairResult, score
 from hacrl.evaluation.specs import Exam, ExamMaker
 from hacrl.evaluation.targets import Candidate, looks_like_a_hub_id, weights_digest
-from hacrl.models.loading import check_weights_are_there, load_codec
-from hacrl.models.tokenizing import Codec
+from hacrl.models.loading import check_weights_exist, load_text_codec
+from hacrl.models.tokenizing import TextCodec
 from hacrl.seeding import derive_seed
 
 
@@ -77,7 +77,7 @@ def plan_pairs(
         for name, count in Counter(exam.name for exam in exams).items():
             if count > 1:
                 raise ConfigError(f"--on: two benchmarks are called {name!r}; rename one of the files")
-        check_weights_are_there(candidate.settings)
+        check_weights_exist(candidate.settings)
         weights = weights_digest(candidate.settings)
         for exam in exams:
             plan = _fit(exam, candidate, codec, request.settings)
@@ -88,9 +88,9 @@ def plan_pairs(
     return pairs, tuple(dict.fromkeys([*maker.notes, *notes]))
 
 
-def _load_codec(candidate: Candidate) -> Codec:
+def _load_codec(candidate: Candidate) -> TextCodec:
     try:
-        return load_codec(candidate.settings)
+        return load_text_codec(candidate.settings)
     except ModelError as error:
         model = candidate.settings.model
         if candidate.run is not None or not looks_like_a_hub_id(model):
@@ -99,7 +99,7 @@ def _load_codec(candidate: Candidate) -> Codec:
         raise ModelError(f"{model} is no folder here, and as a model of the hub: {reason}") from error
 
 
-def _fit(exam: Exam, candidate: Candidate, codec: Codec, settings: ExamSettings) -> ChunkPlan:
+def _fit(exam: Exam, candidate: Candidate, codec: TextCodec, settings: ExamSettings) -> ChunkPlan:
     """The chunks of a pair; a length the user asked for is never cut in silence."""
     lengths = [len(codec.encode_prompt(problem)) for problem in exam.problems]
     context, asked = codec.context_length, exam.sampling.max_new_tokens
@@ -120,7 +120,7 @@ def _fit(exam: Exam, candidate: Candidate, codec: Codec, settings: ExamSettings)
     return plan
 
 
-def _notes_on(plan: ChunkPlan, exam: Exam, candidate: Candidate, codec: Codec) -> list[str]:
+def _notes_on(plan: ChunkPlan, exam: Exam, candidate: Candidate, codec: TextCodec) -> list[str]:
     who = f"{candidate.label} on {exam.name}"
     context = f"the context of {codec.context_length} tokens"
     notes = []

@@ -16,7 +16,7 @@ from hacrl.config.schema import AgentSettings, RunConfig
 from hacrl.errors import ConfigError, ModelError
 from hacrl.evaluation.benchmarks import label_of
 from hacrl.files import check_inside, check_tree
-from hacrl.models.references import resolve_model
+from hacrl.models.model_sources import resolve_model
 from hacrl.runs.folder import RUN_FILES
 
 Stage = Literal["before", "after"]

@@ -17,8 +17,8 @@ from hacrl.executors.local import LocalExecutor
 from hacrl.memory.decision import decide_memory
 from hacrl.memory.residency import Residency
 from hacrl.models.agent import Agent
-from hacrl.models.loading import check_weights_are_there
-from hacrl.models.policy_gap import limit_of_responses
+from hacrl.models.loading import check_weights_exist
+from hacrl.models.own_policy import rollout_limit
 from hacrl.models.retokenizing import Retokeniser
 from hacrl.seeding import derive_seed
 from hacrl.tasks.base import Checked
@@ -80,7 +80,7 @@ def make_worker(
         settings.lr,
         exact_sampler=engine.shares_weights and agent.model.dtype == torch.float32,
         leaves=transfers,
-        most_gap=limit_of_responses(settings.vllm.max_logprob_gap),
+        most_gap=rollout_limit(settings.vllm.max_logprob_gap),
     )
     builder = SampleBuilder(
         agent, method, learning.learn_stop_token, learning.max_cross_rollouts, retokeniser
@@ -100,7 +100,7 @@ def load_agents(config: RunConfig, checked: Checked, loaded: Mapping[str, Agent]
     """Return all agents in the config's order; missing weights are noticed before any are loaded."""
     for settings in config.agents:
         if settings.name not in loaded:
-            check_weights_are_there(settings)
+            check_weights_exist(settings)
     return [
         loaded.get(settings.name)
         or Agent.load(settings, checked.devices[settings.name], derive_seed(config.seed, settings.name))

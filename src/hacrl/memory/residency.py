@@ -11,7 +11,7 @@ import torch
 from hacrl.config.schema import STREAMING, WEIGHTS_LEAVE, OffloadLevel
 from hacrl.errors import TrainingError
 from hacrl.models.agent import Agent
-from hacrl.models.device import is_out_of_memory, let_go
+from hacrl.models.device import free_failed_attempt, is_out_of_memory
 from hacrl.training.learner import Learner
 from hacrl.training.offload import CudaTransfers, Luggage, Transfers
 from hacrl.training.optimizer import MasterWeightAdamW
@@ -149,7 +149,7 @@ class Residency:
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            let_go(error, device)
+            free_failed_attempt(error, device)
         try:
             come_back()
         except RuntimeError as error:

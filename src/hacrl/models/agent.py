@@ -1,4 +1,4 @@
-"""One agent: a model, its tokenizer, and how many updates it has made. It knows no other agent."""
+"""An agent: a model, its tokenizer and chat template, and the number of updates it has made."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from hacrl.config.schema import AgentSettings
 from hacrl.models.loading import load_model, load_tokenizer
 from hacrl.models.lora import is_adapted, save_merged
-from hacrl.models.tokenizing import Codec, context_length
+from hacrl.models.tokenizing import TextCodec, context_length
 
 
-class Agent(Codec):
-    """A policy that can be asked, taught and saved."""
+class Agent(TextCodec):
+    """A policy that can generate, be trained and be saved. An agent knows no other agent."""
 
     def __init__(
         self,
@@ -34,19 +34,19 @@ class Agent(Codec):
 
     @classmethod
     def load(cls, settings: AgentSettings, device: str, seed: int = 0) -> Agent:
-        """Load the model a user asked for and put it on a device; the seed is for new adapter weights."""
+        """Load the agent's model onto a device. ``seed`` initialises new adapter weights."""
         tokenizer = load_tokenizer(settings)
         model = load_model(settings, tokenizer, device, seed)
         return cls(settings.name, model, tokenizer, settings.chat_template, settings.chat_template_args)
 
     @property
     def device(self) -> torch.device:
-        """Where the agent's weights are."""
+        """The device of the agent's weights."""
         device: torch.device = self.model.device
         return device
 
     def save(self, folder: Path) -> None:
-        """Write a plain Hugging Face folder that loads anywhere, alone; adapters are merged into it."""
+        """Write a plain Hugging Face folder that transformers loads without hacrl; adapters are merged."""
         if is_adapted(self.model):
             save_merged(self.model, folder)
         else:

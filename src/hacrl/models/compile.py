@@ -1,7 +1,8 @@
-"""A model's layers compiled by torch for learning: many small kernels become few.
+"""Compile a model's decoder layers with torch.compile, so that many small kernels are fused into few.
 
-Without it, a GPU spends about half of an update on norms, rotations and activations that wait for memory. All
-layers of a kind share what is compiled, for any number of tokens; torch keeps it on disk for the next run.
+Without compilation, a GPU spends about half of an update on memory-bound kernels: norms, rotary embeddings
+and activations. Layers of the same class share compiled code, for any number of tokens. torch caches the code
+on disk for later runs.
 """
 
 from __future__ import annotations
@@ -14,66 +15,68 @@ from typing import Any
 
 import torch
 
-from hacrl.models.packing import has_fused_attention
+from hacrl.models.packing_support import has_fused_attention
 
-WORTH_IT = 100_000_000  # parameters; with fewer, compiling takes longer than it saves in a short run
-MOST_VARIANTS = 64  # of one function, compiled: learning and decoding, for every size of model
+# Models with fewer parameters are not compiled by default: in a short run, compiling takes longer than it
+# saves.
+MIN_PARAMETERS_TO_COMPILE = 100_000_000
+MAX_VARIANTS = 64  # of one compiled function: learning and decoding, for every size of model
 
-_WANTED: ContextVar[bool] = ContextVar("compiled", default=False)
-_FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {}
+_ENABLED: ContextVar[bool] = ContextVar("compiled", default=False)
+_COMPILED_FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
 @contextmanager
-def compiled(model: Any, wanted: bool = True) -> Iterator[None]:
-    """Within the block, the model's decoder layers are compiled, and so are functions that ask to be."""
-    if not wanted:
+def compiled(model: Any, enabled: bool = True) -> Iterator[None]:
+    """Compile the model's decoder layers within the block, and enable :func:`compiled_if_enabled`."""
+    if not enabled:
         yield
         return
     import torch._functorch.config as partition  # slow to import
 
     layers = decoder_layers(model)
-    token = _WANTED.set(True)
-    for layer in layers:  # a class's function is kept, not a layer's: that would keep the model for ever
+    token = _ENABLED.set(True)
+    for layer in layers:  # compile the class's function: a layer's method would keep the model alive
         layer.forward = MethodType(_compiled(type(layer).forward), layer)
     try:
-        # what is cheap to compute again is not kept for the backward pass, even if it has to be written there
+        # recompute cheap tensors in the backward pass, even if they have to be materialised there
         with partition.patch(ban_recompute_materialized_backward=False):
             yield
     finally:
-        _WANTED.reset(token)
+        _ENABLED.reset(token)
         for layer in layers:
-            del layer.forward  # the class's is back
+            del layer.forward  # the class's function takes effect again
 
 
-def compiled_if_wanted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, compiled if this is within a :func:`compiled` block."""
-    return _compiled(function) if _WANTED.get() else function
+def compiled_if_enabled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the compiled function within a :func:`compiled` block, else the function itself."""
+    return _compiled(function) if _ENABLED.get() else function
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """For any number of tokens, and for as many models of a kind as there may be agents."""
-    if function not in _FUNCTIONS:
+    """Return the function compiled for any number of tokens; compile it once per process."""
+    if function not in _COMPILED_FUNCTIONS:
         import torch._dynamo.config as limits  # slow to import
 
-        limits.recompile_limit = max(limits.recompile_limit, MOST_VARIANTS)
-        _FUNCTIONS[function] = torch.compile(function, dynamic=True)
-    return _FUNCTIONS[function]
+        limits.recompile_limit = max(limits.recompile_limit, MAX_VARIANTS)
+        _COMPILED_FUNCTIONS[function] = torch.compile(function, dynamic=True)
+    return _COMPILED_FUNCTIONS[function]
 
 
-def worth_compiling(model: Any) -> bool:
-    """Whether layers are compiled if nobody has said anything: it takes half a minute for a new model."""
-    return has_fused_attention(model) and model.num_parameters() >= WORTH_IT
+def compiles_by_default(model: Any) -> bool:
+    """Return whether layers are compiled if the setting is not given: compiling takes half a minute."""
+    return has_fused_attention(model) and model.num_parameters() >= MIN_PARAMETERS_TO_COMPILE
 
 
 def decoder_layers(model: Any) -> list[Any]:
-    """The layers that make up most of a model."""
+    """Return the model's decoder layers."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 def is_compile_error(error: BaseException) -> bool:
-    """Whether it is the compiler that failed, not what it compiled."""
+    """Return whether the error came from the compiler, not from the compiled code."""
     cause: BaseException | None = error
     while cause is not None:
         if type(cause).__module__.startswith(("torch._dynamo", "torch._inductor", "triton")):

@@ -1,4 +1,4 @@
-"""Whether a model's layers can be compiled for learning, found out before it matters."""
+"""Try out whether a model's layers can be compiled, before training depends on it."""
 
 from __future__ import annotations
 
@@ -8,43 +8,42 @@ import torch
 
 from hacrl.models.compile import compiled, decoder_layers
 from hacrl.models.device import is_out_of_memory
-from hacrl.models.lm_head import logits_may_wait, separate_head
-from hacrl.models.logprobs import packs, response_logprobs
-from hacrl.models.packing import ragged
+from hacrl.models.lm_head import logit_caching, separate_head
+from hacrl.models.logprobs import response_logprobs, uses_packing
+from hacrl.models.packing_support import packed_sequences
 from hacrl.types import Sampling
 
 RESPONSE = (4, 5, 6, 7, 8) * 5
 
 
-def why_not_compiled(model: Any, tokens: int) -> str | None:
-    """What is in the way of compiling this model's layers, found out by trying; None if nothing is.
+def find_compile_problem(model: Any, tokens: int) -> str | None:
+    """Compile the layers for one forward and backward pass. Return the error as text, or None if it worked.
 
-    A compiler needs a C compiler and Triton, and it does not understand all that models are written in. What
-    is compiled now is what learning needs if it has about so many tokens at a time: torch compiles apart for
-    few, for more and for many.
+    A compiler needs a C compiler and Triton, and does not support all code that models consist of. ``tokens``
+    is the usual size of a micro-batch: torch compiles separate variants for few and for many tokens, and this
+    trial compiles those that learning needs.
     """
     if not decoder_layers(model):
-        return f"{type(model).__name__} does not say which its layers are"
-    shared = (1, 2, 3)
+        return f"{type(model).__name__} does not mark its decoder layers"
+    prompt = (1, 2, 3)
     responses = max(1, tokens // len(RESPONSE))
-    pairs = [*[(shared, RESPONSE)] * responses, (shared, (5, 6, 7)), ((2, 4), (6, 8))]
+    pairs = [*[(prompt, RESPONSE)] * responses, (prompt, (5, 6, 7)), ((2, 4), (6, 8))]
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
-        packed = packs(model, pairs)  # found out by plain forward passes,
-        separate_head(model)  # and so is this
-        with compiled(model), ragged(model, packed), logits_may_wait(False):  # a trial need not be fast
+        # these two run plain forward passes, which must not be compiled
+        packed = uses_packing(model, pairs)
+        separate_head(model)
+        with compiled(model), packed_sequences(model, packed), logit_caching(False):
             logprobs, _ = response_logprobs(model, pairs, Sampling(8), model.device)
-            # what comes first is behind all layers, and gradients of all would take their memory twice
+            # The first parameter lies behind all layers. Gradients of all would take their memory twice.
             total = logprobs.sum()
-            (found,) = torch.autograd.grad(total, trained[0], allow_unused=True)
-            if found is None:  # e.g. of a part that sees pictures
+            (gradient,) = torch.autograd.grad(total, trained[0], allow_unused=True)
+            if gradient is None:  # e.g. a parameter of an image encoder
                 torch.autograd.grad(total, trained, allow_unused=True)
-    except Exception as error:  # whatever it is, learning can do without
+    except Exception as error:  # whatever the error is, learning works without the compiler
         if is_out_of_memory(error):
-            raise  # that says nothing of the model
-        return (
-            f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
-            if str(error)
-            else repr(error)
-        )
+            raise  # this is no property of the model
+        if not str(error):
+            return repr(error)
+        return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
     return None

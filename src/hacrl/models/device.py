@@ -1,4 +1,4 @@
-"""Choose and check devices, copy to and from them without waiting, recover when their memory runs out."""
+"""Choose and check devices, copy to and from them asynchronously, and recover from out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -15,83 +15,85 @@ from hacrl.config.schema import AgentSettings, RunConfig
 from hacrl.errors import ConfigError
 
 
-def as_current(device: torch.device) -> AbstractContextManager[object]:
-    """Within the block, kernels, recorded graphs and streams that name no GPU are this one's."""
+def current_device(device: torch.device) -> AbstractContextManager[object]:
+    """Make ``device`` torch's current GPU within the block, e.g. for CUDA graphs and streams."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-class Download:
-    """Tensors as they are after all that the device has been asked so far, on their way here.
+class HostCopy:
+    """An asynchronous copy of tensors to the CPU, queued behind all work that the device has at this moment.
 
-    An ordinary copy would come behind whatever the device has been asked by the time of reading.
+    An ordinary copy at the time of reading would be queued behind later work, too.
     """
 
     def __init__(self, *tensors: Tensor) -> None:
-        """All are on the same device."""
+        """Start to copy the tensors, which must all be on the same device."""
         device = tensors[0].device
-        self._here = tuple(tensor.detach().to("cpu", non_blocking=True) for tensor in tensors)
-        self._arrived: torch.cuda.Event | None = None
+        self._copies = tuple(tensor.detach().to("cpu", non_blocking=True) for tensor in tensors)
+        self._done: torch.cuda.Event | None = None
         if device.type == "cuda":
-            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._arrived.record(torch.cuda.current_stream(device))  # the current device may be another
+            self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._done.record(torch.cuda.current_stream(device))  # torch's current device may be another
 
     def wait(self) -> tuple[Tensor, ...]:
-        """In this machine's memory."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        return self._here
+        """Wait until the copy is done and return the CPU tensors."""
+        if self._done is not None:
+            self._done.synchronize()
+        return self._copies
 
 
-def upload(
+def copy_to_device(
     values: Tensor | Sequence[int] | Sequence[float] | Sequence[bool],
     device: torch.device,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """The same numbers there, for whatever is asked of the device next; a GPU is not waited for.
+    """Copy values to a device, asynchronously if it is a GPU, and return the tensor there.
 
-    An ordinary copy begins when a GPU has done all that it was asked before, and Python stands still till
-    then. Pinned memory is copied when its turn comes; torch does not reuse it before.
+    An ordinary copy to a GPU would block Python until the GPU has done all queued work. A copy from pinned
+    memory is queued instead; torch does not reuse the pinned memory before the copy is done.
     """
-    here = torch.as_tensor(values, dtype=dtype)
+    host = torch.as_tensor(values, dtype=dtype)
     if device.type != "cuda":
-        return here.to(device)
-    return here.pin_memory().to(device, non_blocking=True)
+        return host.to(device)
+    return host.pin_memory().to(device, non_blocking=True)
 
 
 def unused_memory(device: torch.device) -> tuple[int, int]:
-    """Bytes that are free at the moment, and all there are. Asks the driver, waits for nothing.
+    """Return a GPU's free bytes and its total bytes, without synchronizing with it.
 
-    What torch has reserved for later is this process's, but nobody's now: learning will use it again.
+    Memory that torch's allocator has reserved but does not use counts as free: learning can use it.
     """
     free, total = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device), total
 
 
-# Where torch has no type of its own for it: a matrix product's workspace, and memory that is no GPU's.
-_SAID_OTHERWISE = ("CUBLAS_STATUS_ALLOC_FAILED", "DefaultCPUAllocator", "MPS backend out of memory")
+# Messages of out-of-memory errors that are not torch.OutOfMemoryError.
+_OUT_OF_MEMORY_MESSAGES = ("CUBLAS_STATUS_ALLOC_FAILED", "DefaultCPUAllocator", "MPS backend out of memory")
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether less work at once could have gone well."""
-    return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in _SAID_OTHERWISE)
+    """Return whether memory ran out, so that the same work in smaller pieces could succeed."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return any(message in str(error) for message in _OUT_OF_MEMORY_MESSAGES)
 
 
-def let_go(error: BaseException, device: torch.device) -> None:
-    """Free what the failed attempt has left: the frames an error remembers hold its tensors.
+def free_failed_attempt(error: BaseException, device: torch.device) -> None:
+    """Free the tensors of a failed attempt, which the frames of the error's traceback still hold.
 
-    To be called by whoever catches the error, with the attempt in a function of its own.
+    Call this where the error is caught. The attempt must have run in a function of its own.
     """
     cause: BaseException | None = error
     while cause is not None:
         traceback.clear_frames(cause.__traceback__)
         cause = cause.__context__
-    gc.collect()  # hooks and caches may point back at what holds them
+    gc.collect()  # hooks and caches may form reference cycles
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
-def device_of(config: RunConfig, agent: AgentSettings) -> str:
-    """The agent's own device, else the run's, else a GPU if there is one."""
+def agent_device(config: RunConfig, agent: AgentSettings) -> str:
+    """Return the agent's own device, else the run's. Resolve "auto" to a GPU if there is one."""
     device = agent.device or config.device
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
@@ -99,7 +101,7 @@ def device_of(config: RunConfig, agent: AgentSettings) -> str:
 
 
 def check_device(device: str, key: str = "device") -> None:
-    """Refuse a device this machine does not have; ``key`` is what the user wrote it under."""
+    """Raise ConfigError for a device that this machine does not have; ``key`` is its configuration key."""
     if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
         raise ConfigError(f"{key}: {device!r} is not a device hacrl can use: auto, cpu, cuda or cuda:N")
     kind = torch.device(device)
@@ -107,6 +109,6 @@ def check_device(device: str, key: str = "device") -> None:
         not torch.cuda.is_available() or (kind.index or 0) >= torch.cuda.device_count()
     ):
         raise ConfigError(
-            f"{key}: {device!r} is not there (this machine has {torch.cuda.device_count()} CUDA devices); "
+            f"{key}: there is no {device!r} (this machine has {torch.cuda.device_count()} CUDA devices); "
             "use cpu, or leave it out"
         )

@@ -1,11 +1,10 @@
-"""How much memory an agent will need, worked out from its config.json alone: no weights are loaded.
+"""Estimate how much memory an agent needs from its config.json alone, without loading weights.
 
-What stays (weights, master weights, gradients, moments, reference) is exact but for a few buffers. What comes
-and goes (the cache of a decoding batch, activations, logits) is an estimate for transformers' usual decoder
-layers; on one GPU it was between 9% below and 35% above what was measured. The CUDA context and what the
-allocator wastes come on top.
+Persistent memory (weights, master weights, gradients, moments, reference) is exact except for a few buffers.
+Transient memory (key-value cache, activations, logits) is an estimate for transformers' usual decoder layers:
+on one GPU, 9% below to 35% above measured numbers. The CUDA context and the allocator's overhead come on top.
 
-Shapes of the paper's models, from their config.json: enough to size a run without the hub.
+The shapes of the paper's models are listed here, so that their runs can be sized without the hub.
 """
 
 from __future__ import annotations
@@ -18,68 +17,67 @@ import torch
 
 from hacrl.config.schema import AgentSettings
 from hacrl.errors import ModelError
-from hacrl.models.compile import WORTH_IT
-from hacrl.models.lm_head import MOST_COMPILED_LOGITS, MOST_LOGITS
+from hacrl.models.compile import MIN_PARAMETERS_TO_COMPILE
+from hacrl.models.lm_head import MAX_COMPILED_LOGITS, MAX_LOGITS
 from hacrl.models.loading import torch_precision
 from hacrl.models.lora import add_adapters
 
 FLOAT32 = 4  # bytes
 MOMENTS = 2  # Adam's, both float32
-# float32 copies of the logits when their log-sum-exp is differentiated: the saved one and three on the way
+# float32 copies of the logits when their log-sum-exp is differentiated: the saved one and three temporary
+# ones
 LOGIT_COPIES = 4
-FILTERED_LOGIT_COPIES = (
-    12  # top-k and top-p sort them first: values, positions (two copies' worth), sums, ...
-)
-PREFILLED_TOKENS = 16384  # of prompts that are computed at a time on a GPU: enough to keep it busy
+FILTERED_LOGIT_COPIES = 12  # top-k and top-p sort logits: values, indices (as large as two copies), sums, ...
+PREFILL_TOKENS = 16384  # prompt tokens that are prefilled at a time on a GPU: enough to keep it busy
 SAMPLED_LOGIT_COPIES = 4  # while decoding: float32, log-probabilities, probabilities, random numbers
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decoding:
-    """Responses that are generated side by side."""
+    """A batch of responses that are generated at the same time."""
 
     prompts: int
     responses: int
     prompt_tokens: int  # of the longest prompt
-    new_tokens: int  # at most
+    new_tokens: int  # per response, at most
 
     @property
     def longest(self) -> int:
-        """Tokens of a prompt and its response."""
+        """The most tokens of a prompt and its response."""
         return self.prompt_tokens + self.new_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What an agent has to do that takes memory besides its weights."""
+    """The work of an agent that needs transient memory."""
 
-    decodings: tuple[Decoding, ...]  # those of training and of evaluation
+    decodings: tuple[Decoding, ...]  # of training and of evaluation
     learnt_tokens: int  # in one forward pass of learning
-    longest_sample: int  # tokens of the longest prompt and response learnt from
-    filtered: bool = False  # top-k or top-p are in use
+    longest_sample: int  # most tokens of a prompt and response that are trained on
+    filtered: bool = False  # top-k or top-p is in use
     reference: bool = False  # there is a KL term
-    compiled: bool | None = None  # layers are, in learning; None: where they are by default
-    whole_logits: bool = False  # those of a forward pass exist all at once; else in pieces
+    compiled: bool | None = None  # whether learning compiles the layers; None: the default
+    whole_logits: bool = False  # all logits of a forward pass exist at once, not in chunks
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterCounts:
-    """Numbers of weights; tied ones count once, adapters are apart."""
+    """Numbers of weights. Tied weights count once; adapters count separately."""
 
     base: int
     adapters: int
     trainable: int
-    largest: int  # of a single trained tensor
+    largest: int  # size of the largest trained tensor
 
     @property
     def total(self) -> int:
-        """All of the agent's weights."""
+        """The number of all weights, adapters included."""
         return self.base + self.adapters
 
 
 @dataclass(frozen=True, kw_only=True)
 class Footprint:
-    """Bytes by part. Of rollout, learning and update, one happens at a time."""
+    """Bytes by purpose. Rollout, learning and update never happen at the same time."""
 
     agent: str
     counts: ParameterCounts
@@ -89,66 +87,66 @@ class Footprint:
     gradients: int
     moments: int
     reference: int
-    cache: int  # keys and values of all responses side by side, at their longest
-    decoding: int  # what else decoding needs at its peak
-    activations: int  # what all layers keep for the backward pass
-    logits: int  # at the beginning of the backward pass ...
-    backward: (
-        int  # ... and after it: gradients of the largest tensor, and a checkpointed layer computed again
-    )
+    cache: int  # keys and values of all responses at their greatest length
+    decoding: int  # temporary tensors at decoding's peak
+    activations: int  # tensors that all layers save for the backward pass
+    logits: int  # at the beginning of the backward pass
+    backward: int  # later in the backward pass: the largest tensor's gradients, a recomputed layer
     update: int  # temporary tensors of the optimizer
-    engine: int = 0  # of an engine beside the learner that never gives its memory back ...
-    taken_by_engine: int = 0  # ... or of any; one that does has it in place of the cache
+    engine: int = 0  # of a separate engine that never releases its memory
+    taken_by_engine: int = 0  # of any separate engine; if it releases memory, this replaces the cache
     layer_sum: int = 0  # float32 gradients of a layer's largest matrix
-    head_sum: int = 0  # of an output layer by itself: they come first, when all activations are there
+    head_sum: int = 0  # float32 gradients of an untied output layer; they come while all activations exist
 
     @property
     def persistent(self) -> int:
-        """What is held from the first update to the end."""
+        """Memory held from the first update to the end."""
         return self.weights + self.masters + self.gradients + self.moments + self.reference + self.engine
 
     @property
     def rollout(self) -> int:
-        """At the longest point of decoding."""
+        """Transient memory when responses are longest."""
         return self.cache + self.decoding
 
     @property
     def learning(self) -> int:
-        """In the largest forward and backward pass."""
+        """Transient memory of the largest forward and backward pass."""
         return self.activations + max(self.logits, self.backward)
 
     @property
     def transient(self) -> int:
-        """The largest of what comes and goes."""
+        """The largest transient memory."""
         return max(self.rollout, self.learning, self.update)
 
     @property
     def peak(self) -> int:
-        """With a device of its own."""
+        """Peak memory on a device that the agent does not share."""
         return self.persistent + self.transient
 
 
 def peak_together(footprints: Iterable[Footprint]) -> int:
-    """Several agents on one device keep what is theirs, and take turns with the rest."""
-    held = list(footprints)
-    return sum(one.persistent for one in held) + max((one.transient for one in held), default=0)
+    """Return the peak of agents on one device: all persistent memory, one agent's transient memory."""
+    agents = list(footprints)
+    return sum(agent.persistent for agent in agents) + max((agent.transient for agent in agents), default=0)
 
 
 def agent_footprint(
     settings: AgentSettings, config: Any, counts: ParameterCounts, device: str, workload: Workload
 ) -> Footprint:
-    """The memory of one agent whose model has this (transformers) config; ``device`` is "cpu" or "cuda"."""
+    """Return the memory of an agent whose model has this transformers config; ``device``: "cpu" or "cuda"."""
     dtype = torch_precision(settings, config, device)
     width = dtype.itemsize
     weights = counts.base * width + counts.adapters * FLOAT32
-    full, spared = settings.lora is None, settings.gradient_checkpointing
+    trains_all, checkpointing = settings.lora is None, settings.gradient_checkpointing
     copies = FILTERED_LOGIT_COPIES if workload.filtered else LOGIT_COPIES
     layer = _Layer(config, width)
-    plainly = layer.saved(settings, workload.longest_sample, device)
+    uncompiled = layer.saved(settings, workload.longest_sample, device)
     compiles = _compiles(settings, width, counts, device, workload)
-    saved = layer.saved_compiled(settings) if compiles else plainly
+    saved = layer.saved_compiled(settings) if compiles else uncompiled
     logits = workload.learnt_tokens * layer.vocabulary
-    tied_gradients = 2 * counts.largest * width if full else 0  # embeddings get some from both ends
+    tied_gradients = (
+        2 * counts.largest * width if trains_all else 0
+    )  # tied embeddings get gradients from both ends of the model
     decodings = [
         _decoding_bytes(layer, decoding, workload.filtered, device) for decoding in workload.decodings
     ]
@@ -158,18 +156,20 @@ def agent_footprint(
         counts=counts,
         precision=str(dtype).removeprefix("torch."),
         weights=weights,
-        masters=counts.trainable * FLOAT32 if full and width < FLOAT32 else 0,
+        masters=counts.trainable * FLOAT32 if trains_all and width < FLOAT32 else 0,
         gradients=counts.trainable * FLOAT32,
         moments=counts.trainable * FLOAT32 * MOMENTS,
-        reference=weights if workload.reference and full else 0,
+        reference=weights if workload.reference and trains_all else 0,
         cache=cache,
         decoding=decoding,
-        activations=workload.learnt_tokens * layer.layers * (layer.hidden * width if spared else saved),
+        activations=workload.learnt_tokens
+        * layer.layers
+        * (layer.hidden * width if checkpointing else saved),
         logits=_logit_bytes(logits, copies, workload, width if compiles else None, tied_gradients, device),
-        backward=tied_gradients + workload.learnt_tokens * saved * spared,
+        backward=tied_gradients + workload.learnt_tokens * saved * checkpointing,
         layer_sum=layer.hidden * layer.inner * FLOAT32,
         head_sum=0 if _is_tied(config) else counts.largest * FLOAT32,
-        # on a CPU the optimizer makes one temporary tensor after the other, on a GPU the fused one makes none
+        # a CPU's optimizer makes one temporary tensor at a time, a GPU's fused optimizer makes none
         update=FLOAT32 * counts.largest if device == "cpu" else 0,
     )
 
@@ -177,35 +177,36 @@ def agent_footprint(
 def _compiles(
     settings: AgentSettings, width: int, counts: ParameterCounts, device: str, workload: Workload
 ) -> bool:
-    """As :func:`hacrl.models.compile.worth_compiling` finds out from the model itself."""
+    """Return whether learning compiles the layers, as compiles_by_default does for a loaded model."""
     if workload.compiled is not None:
         return workload.compiled
     packs = device != "cpu" and width < FLOAT32 and settings.attention in (None, "sdpa")
-    return packs and counts.total >= WORTH_IT
+    return packs and counts.total >= MIN_PARAMETERS_TO_COMPILE
 
 
 def _logit_bytes(
     logits: int, copies: int, work: Workload, compiled: int | None, gradients: int, device: str
 ) -> int:
-    """In pieces, if they are many and can be; ``compiled``: bytes of a number, if the pieces are.
+    """Return the bytes of logits and of what is computed from them.
 
-    Pieces that a GPU keeps where it has room are not counted: they take only what is left over.
+    ``compiled``: bytes of a number if chunks are compiled, else None. The logit cache is not counted, because
+    it only uses spare memory.
     """
     if work.whole_logits:
         return logits * FLOAT32 * copies
-    if compiled and not work.filtered:  # a piece, which on a GPU becomes its gradient where it is
-        return (2 if device == "cpu" else 1) * compiled * min(logits, MOST_COMPILED_LOGITS) + gradients
-    in_pieces = logits > MOST_LOGITS  # then those of a piece once more in the weights' precision, both ways
-    return min(logits, MOST_LOGITS) * FLOAT32 * (copies + in_pieces)
+    if compiled and not work.filtered:  # one chunk, which on a GPU is overwritten with its gradient
+        return (2 if device == "cpu" else 1) * compiled * min(logits, MAX_COMPILED_LOGITS) + gradients
+    in_chunks = logits > MAX_LOGITS  # then also a chunk's logits and gradients in the weights' precision
+    return min(logits, MAX_LOGITS) * FLOAT32 * (copies + in_chunks)
 
 
 def _is_tied(config: Any) -> bool:
-    """Whether embeddings are the output layer: then its gradient comes with theirs, at the end of a pass."""
+    """Return whether the output layer is the embeddings, so that its gradient is complete only at the end."""
     return bool(getattr(config.get_text_config(), "tie_word_embeddings", False))
 
 
 def changes_logits(config: Any) -> bool:
-    """Whether a model is known to cap or scale what its output layer gives."""
+    """Return whether the config says that the model caps or scales its logits."""
     text = config.get_text_config()
     values = (
         getattr(text, key, None) for key in ("final_logit_softcapping", "logits_scaling", "logit_scale")
@@ -214,7 +215,7 @@ def changes_logits(config: Any) -> bool:
 
 
 def count_parameters(settings: AgentSettings, config: Any) -> ParameterCounts:
-    """Exact numbers, from the model built without storage."""
+    """Return exact numbers of weights, counted on a model without storage."""
     from transformers import AutoModelForCausalLM
 
     try:
@@ -238,7 +239,7 @@ def count_parameters(settings: AgentSettings, config: Any) -> ParameterCounts:
 
 
 class _Layer:
-    """Widths of one decoder layer, whatever the config calls them."""
+    """The widths of one decoder layer, under whatever names the config has them."""
 
     def __init__(self, config: Any, width: int) -> None:
         text = config.get_text_config()
@@ -259,10 +260,10 @@ class _Layer:
         return 2 * self.layers * self.key * self.width
 
     def saved(self, settings: AgentSettings, longest: int, device: str) -> int:
-        """Bytes a layer keeps per token for its backward pass."""
+        """Return the bytes per token that a layer saves for its backward pass."""
         width = self.width
-        norms = 2 * (FLOAT32 + 2 * width) * self.hidden  # input in float32, scaled, and what comes of it
-        norms += (FLOAT32 + width) * (self.query + self.key)  # of queries and keys, where a model has them
+        norms = 2 * (FLOAT32 + 2 * width) * self.hidden  # input in float32, scaled input, output
+        norms += (FLOAT32 + width) * (self.query + self.key)  # of queries and keys; not all models have them
         attention = width * (3 * self.query + 2 * self.key)  # queries, keys, values, outputs in two layouts
         if settings.attention == "eager":  # scores and, in float32 and rounded, their softmax
             attention += self.heads * longest * (FLOAT32 + 2 * width)
@@ -276,22 +277,22 @@ class _Layer:
         return norms + attention + gated + self._adapters(settings)
 
     def saved_compiled(self, settings: AgentSettings) -> int:
-        """The same if the layer is compiled: what matrix products and attention give, and the two sums.
+        """Return the same for a compiled layer: outputs of matrix products and attention, residual sums.
 
-        Norms, activations and products of the gate are computed again.
+        Norms, activations and the gated product are recomputed.
         """
         products = self.query + 2 * self.key + 2 * self.inner
-        attention = 2 * self.query + self.key  # its queries and keys, turned, and what comes of it
+        attention = 2 * self.query + self.key  # rotated queries and keys, and the output
         return self.width * (2 * self.hidden + products + attention) + self._adapters(settings)
 
     def _adapters(self, settings: AgentSettings) -> int:
-        """Adapters are float32: each gets its own float32 copy of what goes into its layer."""
+        """Return the bytes of adapters' inputs: each adapter saves a float32 copy of its layer's input."""
         copies = FLOAT32 * (5 * self.hidden + self.query + self.inner)
         return copies if settings.lora is not None and self.width < FLOAT32 else 0
 
 
 def _inner_width(text: Any) -> int:
-    """Of the feed-forward part; of a mixture of experts, what one token passes through."""
+    """Return the feed-forward width; for a mixture of experts, that of the experts one token uses."""
     experts = getattr(text, "num_experts_per_tok", None)
     if experts and getattr(text, "moe_intermediate_size", None):
         return int(experts * text.moe_intermediate_size)
@@ -302,11 +303,11 @@ def _inner_width(text: Any) -> int:
 
 
 def _decoding_bytes(layer: _Layer, decoding: Decoding, filtered: bool, device: str) -> tuple[int, int]:
-    """The cache when responses are longest, and what else is there at the larger of two peaks.
+    """Return the bytes of the key-value cache at its largest, and of temporary tensors at decoding's peak.
 
-    The one is a pass over prompts, the other a token's. On a GPU the cache is there from the beginning; on a
-    CPU the last token is the largest: keys and values of a layer are copied to append one, and repeated for
-    every head that shares them.
+    The peak is either the prefill or one token's pass. A GPU has the whole cache from the beginning. On a CPU
+    the last token needs most: a layer's keys and values are copied to append one, and repeated for every
+    query head.
     """
     width = layer.width
     cache = decoding.responses * decoding.longest * layer.cached
@@ -316,8 +317,8 @@ def _decoding_bytes(layer: _Layer, decoding: Decoding, filtered: bool, device: s
     per_token += (FLOAT32 + 3 * width) * layer.hidden + layer.cached
     prompts = decoding.prompts * decoding.prompt_tokens
     if device != "cpu":
-        most = max(PREFILLED_TOKENS, decoding.prompt_tokens)
-        return cache, max(token, min(prompts, most) * per_token)
+        prefill = min(prompts, max(PREFILL_TOKENS, decoding.prompt_tokens))
+        return cache, max(token, prefill * per_token)
     shared = layer.query // layer.key
     one_layer = cache // layer.layers
     last = one_layer // 2 + (one_layer * shared if shared > 1 else 0) + token
@@ -384,7 +385,7 @@ KNOWN_SHAPES: dict[str, dict[str, Any]] = {
 
 
 def known_config(model: str) -> Any | None:
-    """A transformers config with the model's shape, stored in bfloat16 as on the hub; None if not known."""
+    """Return a transformers config with the model's shape and dtype on the hub, or None for other models."""
     from transformers import AutoConfig
 
     shape = KNOWN_SHAPES.get(model)

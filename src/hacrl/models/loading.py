@@ -1,4 +1,4 @@
-"""From a model reference to a model and a tokenizer that can act as an agent."""
+"""Load models and tokenizers, and refuse those that cannot be used as agents."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from hacrl.config.schema import AgentSettings
 from hacrl.errors import ModelError
 from hacrl.models import smollm2
 from hacrl.models.lora import add_adapters
-from hacrl.models.references import materialise_model, resolve_model
-from hacrl.models.tokenizing import Codec, context_length
+from hacrl.models.model_sources import materialise_model, resolve_model
+from hacrl.models.tokenizing import TextCodec, context_length
 
 
-def load_codec(settings: AgentSettings) -> Codec:
-    """The text side of an agent, without its weights: enough to check prompts before anything long starts."""
+def load_text_codec(settings: AgentSettings) -> TextCodec:
+    """Load an agent's tokenizer and chat template without its weights, e.g. to check prompts early."""
     tokenizer, config = load_tokenizer(settings), load_model_config(settings)
     _check_vocabulary(settings, tokenizer, config.get_text_config().vocab_size)
-    return Codec(
+    return TextCodec(
         settings.name,
         tokenizer,
         _generation_config(settings, config),
@@ -33,7 +33,7 @@ def load_codec(settings: AgentSettings) -> Codec:
 
 
 def load_tokenizer(settings: AgentSettings) -> Any:
-    """A tokenizer that knows how to end a response."""
+    """Load the tokenizer. Raise ModelError if it has no eos_token or no vocabulary."""
     from transformers import AutoTokenizer
 
     with _explained(settings, "tokenizer"):
@@ -52,7 +52,7 @@ def load_tokenizer(settings: AgentSettings) -> Any:
 
 
 def load_model_config(settings: AgentSettings) -> Any:
-    """The model's config.json."""
+    """Load the model's config.json."""
     from transformers import AutoConfig
 
     with _explained(settings, "config"):
@@ -60,11 +60,11 @@ def load_model_config(settings: AgentSettings) -> Any:
 
 
 def load_model(settings: AgentSettings, tokenizer: Any, device: str, seed: int = 0) -> Any:
-    """The model on its device, dropout off, in the precision asked for, with fresh adapters if asked for."""
+    """Load the model onto a device, in its precision and without dropout; add new adapters if configured."""
     from transformers import AutoModelForCausalLM
 
     config = load_model_config(settings)
-    check_weights_are_there(settings)
+    check_weights_exist(settings)
     attention = {} if settings.attention is None else {"attn_implementation": settings.attention}
     with _explained(settings, "model"):
         model, report = AutoModelForCausalLM.from_pretrained(
@@ -91,7 +91,10 @@ def load_model(settings: AgentSettings, tokenizer: Any, device: str, seed: int =
 
 
 def torch_precision(settings: AgentSettings, config: Any, device: str) -> torch.dtype:
-    """What weights are held in. "auto": float32 on a CPU; on a GPU bfloat16 if they are stored in 16 bits."""
+    """Return the dtype of the weights.
+
+    "auto" is float32 on a CPU. On a GPU it is bfloat16 if the weights are stored in 16 bits, else float32.
+    """
     if settings.precision != "auto":
         return {"float32": torch.float32, "bfloat16": torch.bfloat16}[settings.precision]
     stored = getattr(config, "dtype", None)
@@ -115,14 +118,14 @@ def _generation_config(settings: AgentSettings, config: Any) -> Any:
 
 @contextmanager
 def _explained(settings: AgentSettings, part: str) -> Iterator[None]:
-    """transformers' own errors, with the agent's name in front."""
+    """Raise errors of transformers as ModelError, with the agent's name in front."""
     try:
         yield
     except ModelError as error:
         raise ModelError(f"agents.{settings.name}.{error}") from error
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
         hint = ""
-        if "couldn't connect to" in str(error):  # transformers' words for it, which say nothing of the key
+        if "couldn't connect to" in str(error):  # transformers' message does not name the configuration key
             version = f" (revision {settings.revision!r})" if settings.revision else ""
             raise ModelError(
                 f"agents.{settings.name}.model: {settings.model!r}{version} is not in the local cache, and "
@@ -139,10 +142,10 @@ def _explained(settings: AgentSettings, part: str) -> Iterator[None]:
         ) from error
 
 
-def check_weights_are_there(settings: AgentSettings) -> None:
-    """A folder without weights is found before other agents' weights are loaded."""
+def check_weights_exist(settings: AgentSettings) -> None:
+    """Raise ModelError for a folder without weights, before other agents' weights are loaded."""
     if settings.model == smollm2.REFERENCE:
-        return  # made when it is first used
+        return  # created when it is first used
     folder = Path(resolve_model(settings.model))
     suffixes = {file.suffix for file in folder.iterdir()} if folder.is_dir() else {".safetensors"}
     if ".safetensors" in suffixes:
@@ -159,7 +162,7 @@ def check_weights_are_there(settings: AgentSettings) -> None:
 
 
 def _no_pickles(model: str) -> str:
-    """What to do about weights in the older format."""
+    """Return the advice for weights in the older pickle format."""
     new = f"{model.rstrip('/').rsplit('/', 1)[-1]}-safetensors"
     return (
         "Files such as pytorch_model.bin are pickles, which can run code, and are not loaded. To convert a "
@@ -169,7 +172,7 @@ def _no_pickles(model: str) -> str:
 
 
 def _check_weights(settings: AgentSettings, report: dict[str, Any]) -> None:
-    """transformers fills missing weights with random numbers and only warns."""
+    """Raise ModelError for missing weights: transformers would only warn and fill in random numbers."""
     for kind in ("missing_keys", "mismatched_keys"):
         keys = sorted(str(key) for key in report.get(kind) or ())
         if keys:
@@ -180,7 +183,7 @@ def _check_weights(settings: AgentSettings, report: dict[str, Any]) -> None:
 
 
 def _check_vocabulary(settings: AgentSettings, tokenizer: Any, embeddings: int) -> None:
-    """All of the tokenizer's tokens must have an embedding."""
+    """Raise ModelError if a token of the tokenizer has no embedding."""
     largest = max(tokenizer.get_vocab().values())
     if largest >= embeddings:
         raise ModelError(

@@ -1,4 +1,4 @@
-"""Low-rank adapters, through peft. The model without them is the policy training started from."""
+"""Low-rank adapters (LoRA) through peft. The model without them is the policy that training started from."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ ADAPTER_FOLDER = "adapter"  # beside the merged weights: the adapters alone, as 
 
 
 def add_adapters(model: Any, settings: AgentSettings, seed: int) -> Any:
-    """The model with fresh adapters, the only weights that are trained; they start without effect.
+    """Return the model with new adapters, the only trained weights. Their initial effect is zero.
 
-    Adapter weights are float32 whatever the model's precision: their updates are small.
+    Adapter weights are float32 in any precision of the model, because their updates are small.
     """
     try:
         from peft import LoraConfig, get_peft_model
@@ -29,29 +29,29 @@ def add_adapters(model: Any, settings: AgentSettings, seed: int) -> Any:
             f"agents.{settings.name}.lora needs peft: pip install 'hacrl[lora]', or leave lora out"
         ) from error
     assert settings.lora is not None
-    wanted = settings.lora.targets
-    names = [wanted] if isinstance(wanted, str) else list(wanted)
-    if wanted != "all-linear":
+    targets = settings.lora.targets
+    names = [targets] if isinstance(targets, str) else list(targets)
+    if targets != "all-linear":
         _check_targets(model, settings.name, names)
     config = LoraConfig(
         r=settings.lora.rank,
         lora_alpha=settings.lora.alpha,  # type: ignore[arg-type]  # peft scales by any number
-        target_modules=wanted if wanted == "all-linear" else names,
+        target_modules=targets if targets == "all-linear" else names,
         task_type="CAUSAL_LM",
     )
     with torch.random.fork_rng(), warnings.catch_warnings():
-        # GPT-2's layers hold their weights transposed; peft says so and does what is right
+        # GPT-2's layers store their weights transposed; peft warns and handles that correctly
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False")
         torch.manual_seed(seed)
         try:
             adapted = get_peft_model(model, config)
         except ValueError as error:
-            raise ModelError(f"agents.{settings.name}.lora.targets={wanted!r}: {error}") from error
+            raise ModelError(f"agents.{settings.name}.lora.targets={targets!r}: {error}") from error
     return adapted.eval()
 
 
 def _check_targets(model: Any, agent: str, names: Sequence[str]) -> None:
-    """peft passes over a name that no layer has as long as another one has one."""
+    """Raise ModelError for a name that no layer has: peft ignores it if another name exists."""
     modules = dict(model.named_modules())
     found = {name: [path for path in modules if f".{path}".endswith(f".{name}")] for name in names}
     unknown = [name for name, paths in found.items() if not paths]
@@ -76,12 +76,12 @@ def _is_linear(module: Any) -> bool:
 
 
 def is_adapted(model: Any) -> bool:
-    """Whether a model carries adapters."""
+    """Return whether a model has adapters."""
     return hasattr(model, "peft_config")
 
 
 def check_trainable(model: Any, agent: str) -> None:
-    """Refuse before training what could not be trained or, hours later, not be saved."""
+    """Raise ModelError for a model that could not be trained, or could not be saved after training."""
     if getattr(model, "is_quantized", False):
         raise ModelError(
             f"agent {agent!r}: its weights are quantised; neither they nor adapters on them can be trained "
@@ -96,22 +96,24 @@ def check_trainable(model: Any, agent: str) -> None:
 
 @contextmanager
 def adapters_off(model: Any) -> Iterator[None]:
-    """The model as it was before training."""
+    """Disable the model's adapters within the block: it is then the model before training."""
     with model.disable_adapter():
         yield
 
 
 def save_merged(model: Any, folder: Path) -> None:
-    """A plain Hugging Face folder with the adapters merged in, and the adapters alone beside it.
+    """Write a plain Hugging Face folder with merged adapters, and the adapters alone in a subfolder.
 
-    Merged in float32 on a copy in the CPU's memory, so that training may go on with unchanged weights.
+    The merge happens in float32 on a CPU copy, so that the trained weights stay unchanged.
     """
     tensors = [*model.parameters(), *model.buffers()]
-    copied = {id(tensor): _on_cpu(tensor) for tensor in tensors}  # tells deepcopy what is copied already
+    copied = {
+        id(tensor): _on_cpu(tensor) for tensor in tensors
+    }  # so that deepcopy does not copy these on the GPU
     merged = copy.deepcopy(model, copied).float()
     plain = merged.merge_and_unload().to(model.get_base_model().dtype)
     plain.save_pretrained(folder)
-    # no embedding is ever added to a vocabulary: without False, peft would ask the hub
+    # embeddings never change size; without False, peft would query the hub
     model.save_pretrained(folder / ADAPTER_FOLDER, save_embedding_layers=False)
 
 

@@ -1,4 +1,4 @@
-"""The policy training started from, for the KL term: a frozen copy, or the model with its adapters off."""
+"""The policy that training started from, for the KL term: a frozen copy, or the model without adapters."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from hacrl.models.lora import adapters_off, is_adapted
 
 
 class ReferencePolicy(Protocol):
-    """Gives the reference model for the time of a ``with`` block, in which nothing carries gradients."""
+    """Lends the reference model to a ``with`` block, in which no gradients are recorded."""
 
     def policy(self) -> Any:
-        """A context manager around the model."""
+        """Return a context manager that yields the model."""
         ...
 
 
 class FrozenCopy:
-    """All weights are trained, so the old ones must be kept: as much memory again as the weights take."""
+    """A copy of the model, if all its weights are trained. It takes as much memory as they do."""
 
     def __init__(self, model: Any) -> None:
         self._model = copy.deepcopy(model).requires_grad_(False)
 
     @contextmanager
     def policy(self) -> Iterator[Any]:
-        """The copy."""
+        """Yield the copy."""
         with torch.no_grad():
             yield self._model
 
 
 class AdaptersOff:
-    """Only adapters are trained: without them the model is what it was. No extra memory."""
+    """The trained model without its adapters, if only adapters are trained. It takes no extra memory."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
 
     @contextmanager
     def policy(self) -> Iterator[Any]:
-        """The model, its adapters switched off within the block."""
+        """Yield the model with its adapters disabled."""
         with torch.no_grad(), adapters_off(self._model):
             yield self._model
 
 
 def make_reference(model: Any) -> ReferencePolicy:
-    """The cheapest way to remember what this model is now."""
+    """Return a reference policy equal to the model as it is now."""
     return AdaptersOff(model) if is_adapted(model) else FrozenCopy(model)

@@ -1,7 +1,7 @@
-"""From logits to the distribution that is really sampled from.
+"""The sampling distribution: logits after temperature, top-k and top-p.
 
-The sampler and the learner use the same function, so that a response has the same probability under
-both as long as the weights are the same, whatever the temperature, top-k and top-p.
+The sampler and the learner use the same functions. So a response has the same probability under both, as long
+as their weights are the same.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hacrl.models.compile import compiled_if_wanted
+from hacrl.models.compile import compiled_if_enabled
 from hacrl.types import Sampling
 
 
 def sampling_logits(logits: Tensor, sampling: Sampling, keep_ids: Tensor | None = None) -> Tensor:
-    """Logits over (..., V) after temperature, then top-k, then top-p, in float32.
+    """Return logits over (..., V) in float32 after temperature, then top-k, then top-p.
 
-    ``keep_ids`` (...) are tokens that stay in the support in any case: a learner whose weights have
-    moved may no longer have a sampled token among its top k, and must still give it a probability.
+    ``keep_ids`` (...) are never removed: after an update a sampled token may no longer be among the learner's
+    top k, but still needs a probability.
     """
     logits = logits.float()
     if sampling.temperature not in (0.0, 1.0):
@@ -38,7 +38,7 @@ def _outside_top_k(logits: Tensor, top_k: int) -> Tensor:
 
 
 def _outside_top_p(logits: Tensor, top_p: float) -> Tensor:
-    """Tokens that more likely ones, with top_p of the probability or more, come before."""
+    """Return which tokens to remove: the more likely tokens already have a probability of at least top_p."""
     if top_p == 1.0:
         return torch.zeros_like(logits, dtype=torch.bool)
     descending, order = logits.sort(dim=-1, descending=True)
@@ -48,28 +48,29 @@ def _outside_top_p(logits: Tensor, top_p: float) -> Tensor:
 
 
 def token_logprobs(logits: Tensor, token_ids: Tensor, sampling: Sampling) -> Tensor:
-    """log-probability of each given token under the sampling distribution: (..., V), (...) -> (...)."""
+    """Return each token's log-probability under the sampling distribution: (..., V), (...) -> (...)."""
     logits = sampling_logits(logits, sampling, keep_ids=token_ids)
     chosen = logits.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
     return chosen - logits.logsumexp(dim=-1)
 
 
 def draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """One token per row and its log-probability; (B, V) -> (B,), (B,). Greedy tokens have probability 1.
+    """Sample one token per row; return it and its log-probability, (B, V) -> (B,), (B,).
 
-    Nothing in here waits for the device. A row that is not finite has a log-probability that is not.
+    Greedy tokens have probability 1. A row of non-finite logits gives a non-finite log-probability. This
+    function never waits for the device.
     """
     if sampling.temperature == 0:
         values, token_ids = logits.float().max(dim=-1)
-        return token_ids, values - values  # 0, but not for a number that is not finite
+        return token_ids, values - values  # 0, or nan for a value that is not finite
     noise = torch.empty_like(logits, dtype=torch.float32).exponential_(generator=generator)
-    pick = _pick if sampling.top_k or sampling.top_p < 1 else compiled_if_wanted(_pick)
+    pick = _pick if sampling.top_k or sampling.top_p < 1 else compiled_if_enabled(_pick)
     token_ids, logprobs = pick(logits, noise, sampling)
     return token_ids, logprobs
 
 
 def _pick(logits: Tensor, noise: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """The largest of probability / noise, with exponential noise, is drawn with that probability."""
+    """Sample by an exponential race: a token wins probability / noise with its own probability."""
     logprobs = sampling_logits(logits, sampling).log_softmax(dim=-1)
     token_ids = (logprobs.exp() / noise).argmax(dim=-1)
     return token_ids, logprobs.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)

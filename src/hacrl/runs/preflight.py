@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 
 from hacrl.config.schema import RunConfig
 from hacrl.errors import ConfigError, ModelError, TaskError
-from hacrl.models.device import check_device, device_of
-from hacrl.models.loading import load_codec
-from hacrl.models.references import resolve_model
-from hacrl.models.tokenizing import Codec
+from hacrl.models.device import agent_device, check_device
+from hacrl.models.loading import load_text_codec
+from hacrl.models.model_sources import resolve_model
+from hacrl.models.tokenizing import TextCodec
 from hacrl.tasks.base import Checked, Rehearsable, Task
 from hacrl.tasks.splits import ProblemStream
 from hacrl.types import Problem
@@ -18,14 +18,14 @@ LOOKED_AT = 100  # problems
 MUCH = 0.1  # of the prompts' tokens
 
 
-def preflight(config: RunConfig, task: Task, loaded: Mapping[str, Codec] | None = None) -> Checked:
+def preflight(config: RunConfig, task: Task, loaded: Mapping[str, TextCodec] | None = None) -> Checked:
     """Models that can be found, devices that are there, tokenizers that can stop, problems that fit."""
     devices = check_agents(config, loaded or ())
     check_sizes(config, task)
     check_ids(task)
     if isinstance(task, Rehearsable):
         task.rehearse()
-    codecs = [(loaded or {}).get(agent.name) or load_codec(agent) for agent in config.agents]
+    codecs = [(loaded or {}).get(agent.name) or load_text_codec(agent) for agent in config.agents]
     train, left_out = fitting_problems(config, task.train, codecs, "training", config.rollout.max_new_tokens)
     if len(train) < config.rollout.prompts_per_step:
         raise TaskError(
@@ -51,7 +51,7 @@ def check_agents(config: RunConfig, loaded: Collection[str]) -> dict[str, str]:
                 resolve_model(agent.model)
             except ModelError as error:
                 raise ConfigError(f"agents.{agent.name}.{error}") from error
-        devices[agent.name] = device_of(config, agent)
+        devices[agent.name] = agent_device(config, agent)
         check_device(devices[agent.name], "device" if agent.device is None else f"agents.{agent.name}.device")
     return devices
 
@@ -81,7 +81,7 @@ def check_ids(task: Task) -> None:
 
 
 def fitting_problems(
-    config: RunConfig, problems: Sequence[Problem], codecs: Sequence[Codec], kind: str, new_tokens: int
+    config: RunConfig, problems: Sequence[Problem], codecs: Sequence[TextCodec], kind: str, new_tokens: int
 ) -> tuple[Sequence[Problem], list[str]]:
     """The problems every agent has room for. All are asked the same, so one that is too long goes for all."""
     longest = config.rollout.max_prompt_tokens
@@ -103,7 +103,7 @@ def fitting_problems(
     return kept, [note]
 
 
-def unreadable(codecs: Sequence[Codec], problems: Sequence[Problem]) -> list[str]:
+def unreadable(codecs: Sequence[TextCodec], problems: Sequence[Problem]) -> list[str]:
     """A note on each agent for which much of the prompts is one token that stands for anything."""
     notes = []
     for codec in codecs:
@@ -120,7 +120,7 @@ def unreadable(codecs: Sequence[Codec], problems: Sequence[Problem]) -> list[str
     return notes
 
 
-def _does_not_fit(problem: Problem, kind: str, codec: Codec, length: int, new_tokens: int) -> str:
+def _does_not_fit(problem: Problem, kind: str, codec: TextCodec, length: int, new_tokens: int) -> str:
     assert codec.context_length is not None
     room = codec.context_length - new_tokens
     shorter = "lower rollout.max_new_tokens" if kind == "training" else "lower evaluation.max_new_tokens"

@@ -14,10 +14,11 @@ from typing import TypeVar
 from hacrl.config.schema import MinibatchOrder
 from hacrl.errors import TrainingError
 from hacrl.models.agent import Agent
-from hacrl.models.device import is_out_of_memory, let_go
-from hacrl.models.lm_head import logits_may_wait
-from hacrl.models.logprobs import packs
-from hacrl.models.packing import TokenPair, has_fused_attention, packed_tokens, padded_tokens
+from hacrl.models.device import free_failed_attempt, is_out_of_memory
+from hacrl.models.lm_head import logit_caching
+from hacrl.models.logprobs import uses_packing
+from hacrl.models.packing import TokenPair, packed_tokens, padded_tokens
+from hacrl.models.packing_support import has_fused_attention
 from hacrl.training.metrics import LearnStats
 from hacrl.types import LearnerSample
 
@@ -171,12 +172,12 @@ class TokenBudget:
         model = self._agent.model
         if model.device.type == "cuda":
             return has_fused_attention(model)
-        return packs(model, token_pairs(samples))
+        return uses_packing(model, token_pairs(samples))
 
     @contextmanager
     def charged_to(self, micro_batch: Sequence[LearnerSample]) -> Iterator[None]:
         """Memory that runs out within the block has run out because of these samples."""
-        with logits_may_wait(self._keeps_logits) as waiting:
+        with logit_caching(self._keeps_logits) as waiting:
             try:
                 yield
             except RuntimeError as error:
@@ -185,7 +186,7 @@ class TokenBudget:
                 # counted as it was cut, also if it is computed in rows after all: or nothing would shrink
                 raise _TooLargeError(micro_batch, self._counts_packed) from error
             finally:
-                self._has_kept_logits |= waiting.any_kept
+                self._has_kept_logits |= waiting.any_cached
 
     def fit(self, attempt: Callable[[], Result], stats: LearnStats) -> Result:
         """What ``attempt`` gives in micro-batches that fit: until they do, it is begun again."""
@@ -193,7 +194,7 @@ class TokenBudget:
             try:
                 return attempt()
             except _TooLargeError as error:
-                let_go(error, self._agent.device)
+                free_failed_attempt(error, self._agent.device)
                 stats.notes.append(self._make_room(error))
                 stats.oom_retries += 1
             except RuntimeError as error:
@@ -203,7 +204,7 @@ class TokenBudget:
 
     def hopeless(self, error: BaseException, what: str) -> TrainingError:
         """The error for memory that runs out however small the micro-batches are."""
-        let_go(error, self._agent.device)
+        free_failed_attempt(error, self._agent.device)
         name = self._agent.name
         return TrainingError(
             f"agent {name!r}: {what} did not fit into the memory of {self._agent.device} beside what else is "

@@ -16,13 +16,20 @@ from hacrl.algorithms.methods import Method
 from hacrl.config.schema import FEW_TOKENS, LearningSettings
 from hacrl.errors import TrainingError
 from hacrl.models.agent import Agent
-from hacrl.models.compile import compiled, is_compile_error, worth_compiling
-from hacrl.models.compile_trial import why_not_compiled
-from hacrl.models.device import Download, as_current, is_out_of_memory, let_go, upload
-from hacrl.models.logprobs import packs, response_logprobs
+from hacrl.models.compile import compiled, compiles_by_default, is_compile_error
+from hacrl.models.compile_trial import find_compile_problem
+from hacrl.models.device import (
+    HostCopy,
+    copy_to_device,
+    current_device,
+    free_failed_attempt,
+    is_out_of_memory,
+)
+from hacrl.models.logprobs import response_logprobs, uses_packing
 from hacrl.models.lora import check_trainable
-from hacrl.models.packing import packed_tokens, ragged
-from hacrl.models.policy_gap import check_own_policy
+from hacrl.models.own_policy import check_own_policy
+from hacrl.models.packing import packed_tokens
+from hacrl.models.packing_support import packed_sequences
 from hacrl.models.reference_policy import make_reference
 from hacrl.training.batching import TokenBudget, loss_masks, minibatches, token_pairs
 from hacrl.training.deferred import ReadLater
@@ -104,7 +111,7 @@ class Learner:
         if self._tries_again:
             self._compiles, self._tries_again = None, False
         step = _Step(minibatches(samples, updates, settings.epochs, settings.minibatch_order, seed))
-        with as_current(self.agent.device):
+        with current_device(self.agent.device):
             try:
                 for number in range(len(step.batches)):
                     self._update(step, number)
@@ -118,7 +125,7 @@ class Learner:
         except Exception as error:
             if not self._compiles or not is_compile_error(error):
                 raise
-            let_go(error, self.agent.device)
+            free_failed_attempt(error, self.agent.device)
             self._do_without_compiling(f"{type(error).__name__}", step.stats)
             update = self._budget.fit(partial(self._gradients, step, number), step.stats)
         # before weights move, and at no cost: reading the loss has brought these numbers, too
@@ -147,7 +154,9 @@ class Learner:
             with (
                 self._budget.charged_to(micro_batch),
                 self._compiled(micro_batch, step.stats),
-                ragged(self.agent.model, packs(self.agent.model, token_pairs(micro_batch))),  # backward, too
+                packed_sequences(
+                    self.agent.model, uses_packing(self.agent.model, token_pairs(micro_batch))
+                ),  # backward, too
                 checkpointed_layers(self.agent.model),
             ):
                 batch = self.loss_batch(micro_batch, step.stats.updates, step.old)
@@ -192,7 +201,7 @@ class Learner:
         if not first and not any(needed):
             needed = [spread_out([sample for samples in own for sample in samples], GAP_SAMPLES)]
 
-        def compare(passed: tuple[Sequence[LearnerSample], Download]) -> None:
+        def compare(passed: tuple[Sequence[LearnerSample], HostCopy]) -> None:
             samples, logprobs = passed
             seen.sampler_differences += sampler_differences(samples, *logprobs.wait())
 
@@ -206,7 +215,7 @@ class Learner:
                 ):
                     logprobs_BT, _ = self._logprobs(micro_batch)
                     step.old.remember(micro_batch, logprobs_BT)
-                passes.add((micro_batch, Download(logprobs_BT)))
+                passes.add((micro_batch, HostCopy(logprobs_BT)))
         passes.finish()
 
     def _micro_batches(
@@ -229,15 +238,15 @@ class Learner:
         """With the model's layers compiled, if that is wanted and works; whether it does is tried once."""
         model = self.agent.model
         if self._compiles is None:
-            wanted = worth_compiling(model) if self._settings.compile is None else self._settings.compile
+            wanted = compiles_by_default(model) if self._settings.compile is None else self._settings.compile
             try:
                 with checkpointed_layers(model):  # as learning will
                     tokens = packed_tokens(token_pairs(micro_batch))
-                    problem = why_not_compiled(model, tokens) if wanted else None
+                    problem = find_compile_problem(model, tokens) if wanted else None
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
-                let_go(error, self.agent.device)
+                free_failed_attempt(error, self.agent.device)
                 self._tries_again, wanted, problem = True, False, None
             self._compiles = wanted
             if problem is not None:
@@ -280,16 +289,16 @@ class Learner:
         )
 
         def column(values: list[float]) -> Tensor:
-            return upload(values, device, torch.float32)
+            return copy_to_device(values, device, torch.float32)
 
         batch = LossBatch(
             logprobs_BT=logprobs_BT,
             mask_BT=mask_BT,
-            behaviour_logprobs_BT=upload(behaviour_BT, device),
+            behaviour_logprobs_BT=copy_to_device(behaviour_BT, device),
             behaviour_logprob_B=column([sample.behaviour_logprob for sample in samples]),
             source_length_B=column([sample.source_length for sample in samples]),
             advantages_B=column([sample.advantage for sample in samples]),
-            is_own_B=upload([sample.is_own for sample in samples], device),
+            is_own_B=copy_to_device([sample.is_own for sample in samples], device),
             updates_done=updates_done,
             reference_logprobs_BT=reference_BT,
         )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hacrl.algorithms.importance import sequence_ratio
 from hacrl.engines.base import SyncReport
-from hacrl.models.device import Download
+from hacrl.models.device import HostCopy
 from hacrl.training.old_policy import sampler_differences
 from hacrl.training.samples import LearnerSamples
 from hacrl.types import LearnerSample, LossBatch, LossTerms, VerifiedRollout
@@ -42,7 +42,7 @@ class PassResult:
         )
         # only if no update came before are the learner's weights the sampler's
         logprobs = [batch.logprobs_BT] if batch.updates_done == 0 else []
-        self._numbers = Download(loss, torch.stack(numbers), *logprobs)
+        self._numbers = HostCopy(loss, torch.stack(numbers), *logprobs)
 
     def read(self) -> tuple[float, list[list[float]], Tensor | None]:
         """Its part of the update's loss; ratio, clipped, ratio by source length and by own length, weight and

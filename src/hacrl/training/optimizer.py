@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from hacrl.errors import TrainingError
-from hacrl.models.device import is_out_of_memory, let_go
+from hacrl.models.device import free_failed_attempt, is_out_of_memory
 from hacrl.training import optimizer_block as optimizer_piece
 from hacrl.training.gradients import AwaySums, Sums
 from hacrl.training.offload import HostPlaces, Transfers
@@ -132,7 +132,7 @@ class MasterWeightAdamW:
             if not is_out_of_memory(error):
                 raise
             self.wait()
-            let_go(error, piece.weights[0].parameter.device)
+            free_failed_attempt(error, piece.weights[0].parameter.device)
             self._bring(piece)
 
     def _bring(self, piece: Piece) -> None:

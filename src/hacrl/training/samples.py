@@ -89,7 +89,7 @@ class SampleBuilder:
         ``seed`` decides between responses that are equally worth learning from, if there is a cap.
         """
         built = LearnerSamples()
-        self._retokeniser.look_at(groups)
+        self._retokeniser.start_step(groups)
         prompts = [self._prompt(group, ratio, seed) for group in groups]
         while tried := [(prompt, one) for prompt in prompts for one in prompt.trying]:
             for prompt in prompts:

@@ -1,1 +1,1 @@
-"""One loss a file, one signature for all: ``loss(batch, settings) -> LossTerms``."""
+"""Losses, one per file, all with the signature ``loss(batch, settings) -> LossTerms``."""

@@ -1,4 +1,4 @@
-"""GRPO: token-level ratio, mean over a response's tokens."""
+"""GRPO: token-level importance ratio, mean over a response's tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from hacrl.types import LossBatch, LossTerms
 
 
 def grpo_loss(batch: LossBatch, settings: GrpoSettings) -> LossTerms:
-    """- 1/|y| sum_t w_t min(r_t A, clip(r_t) A); w_t is 1 unless the sampler's numerics are corrected for."""
+    """Return - 1/|y| sum_t w_t min(r_t A, clip(r_t) A) per response.
+
+    w_t is 1 unless the sampler's numerics are corrected for.
+    """
     ratio_BT = token_ratio(batch)
     advantages_B1 = batch.advantages_B.unsqueeze(-1)
     objective_BT, clipped_BT = clipped_surrogate(

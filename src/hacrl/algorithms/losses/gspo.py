@@ -1,4 +1,4 @@
-"""GSPO: sequence-level, length-normalised ratio."""
+"""GSPO: sequence-level, length-normalised importance ratio."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hacrl.types import LossBatch, LossTerms, RatioLength
 
 
 def gspo_loss(batch: LossBatch, settings: MethodSettings, ratio_length: RatioLength = "source") -> LossTerms:
-    """- w min(s A, clip(s) A); w is 1 unless the sampler's numerics are corrected for."""
+    """Return - w min(s A, clip(s) A) per response; w is 1 unless the sampler's numerics are corrected for."""
     ratio_B = sequence_ratio(batch, ratio_length)
     objective_B, clipped_B = clipped_surrogate(
         ratio_B, batch.advantages_B, settings.clip_low, settings.clip_high

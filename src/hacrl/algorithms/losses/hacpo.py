@@ -1,4 +1,4 @@
-"""HACPO (eq. 47-53): GSPO on own responses, the exponential, stepwise-clipped ratio on others'."""
+"""HACPO (eq. 47-53): GSPO on own responses; exponential, stepwise-clipped ratios on other agents'."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from hacrl.types import LossBatch, LossTerms
 
 
 def hacpo_loss(batch: LossBatch, settings: HacpoSettings) -> LossTerms:
-    """J_homo where the learner is the source, J_hete elsewhere."""
+    """Return minus J_homo for own responses, and minus J_hete for other agents' responses."""
     ratio_B = sequence_ratio(batch, settings.ratio_length)
     own_B, own_clipped_B = clipped_surrogate(
         ratio_B, batch.advantages_B, settings.clip_low, settings.clip_high
     )
-    # Own rows are blanked: torch.where would multiply an overflow in the unused branch by 0, which is NaN.
+    # Own rows are set to 1: torch.where would multiply an overflow in the unused branch by 0, which is NaN.
     cross_ratio_B = ratio_B.masked_fill(batch.is_own_B, 1.0)
     cross_B, cross_clipped_B = cross_agent_surrogate(
         cross_ratio_B, batch.advantages_B, batch.updates_done, settings
     )
-    weight = sequence_weight(batch)  # 1 in cross rows
+    weight = sequence_weight(batch)  # 1 for other agents' responses
     return LossTerms(
         loss_B=-weight.value * torch.where(batch.is_own_B, own_B, cross_B),
         ratio_B=ratio_B.detach(),
@@ -37,7 +37,10 @@ def hacpo_loss(batch: LossBatch, settings: HacpoSettings) -> LossTerms:
 def cross_agent_surrogate(
     ratio_B: Tensor, advantages_B: Tensor, updates_done: int, settings: HacpoSettings
 ) -> tuple[Tensor, Tensor]:
-    """clip(s) * stopgrad(clip(s))^alpha * A~, without a ``min``; and where clipping removes the gradient."""
+    """Return clip(s) * stopgrad(clip(s))^alpha * A~, and where clipping removes the gradient; (B,) each.
+
+    Unlike the surrogate of own responses, there is no ``min`` with the unclipped side.
+    """
     if not settings.cross_clip:
         weight_B = exponential_weight(ratio_B, settings.alpha)
         return ratio_B * weight_B * advantages_B, torch.zeros_like(ratio_B, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Naive sharing: the GSPO loss on everybody's responses, as if they were the learner's own."""
+"""Naive sharing: the GSPO loss on all agents' responses, as if they were the learner's own."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from hacrl.types import LossBatch, LossTerms
 
 
 def naive_loss(batch: LossBatch, settings: NaiveSettings) -> LossTerms:
-    """- min(s A, clip(s) A), whoever wrote the response."""
+    """Return - w min(s A, clip(s) A) per response, whichever agent wrote it."""
     return gspo_loss(batch, settings, settings.ratio_length)

@@ -1,4 +1,4 @@
-"""The clipped surrogate that own responses share in every method."""
+"""The clipped surrogate objective that every method uses for own responses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hacrl.algorithms.clipping import clip_own
 def clipped_surrogate(
     ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float
 ) -> tuple[Tensor, Tensor]:
-    """min(s * A, clip(s) * A), and where the clipped side is chosen, i.e. where there is no gradient."""
-    plain = ratio * advantages
+    """Return min(s * A, clip(s) * A), and where the clipped side is chosen and there is no gradient."""
+    unclipped = ratio * advantages
     clipped = clip_own(ratio, clip_low, clip_high) * advantages
-    return torch.minimum(plain, clipped), plain.detach() > clipped.detach()
+    return torch.minimum(unclipped, clipped), unclipped.detach() > clipped.detach()

@@ -25,7 +25,8 @@ from transformers.cache_utils import DynamicLayer
 
 from hacrl.engines.hf.slot_cache import PrefilledPrompts, can_have_slots
 from hacrl.errors import ModelError
-from hacrl.models.packing import EVERYTHING, model_inputs, ragged, whole_sequences, windows_of_layers
+from hacrl.models.packing import model_inputs, whole_sequences
+from hacrl.models.packing_support import NO_WINDOW, attention_windows, packed_sequences
 
 LEAST_ROOM, SHARE = 16, 16  # tokens there is room for each time it runs out, or that part of those held
 # Little: a row's room lies behind its tokens, and processors fetch memory ahead of where they read.
@@ -124,7 +125,7 @@ def can_be_grouped(model: Any) -> bool:
     """
     if model.dtype != torch.float32 or not can_have_slots(model):
         return False
-    return set(windows_of_layers(model.config.get_text_config()) or ()) == {EVERYTHING}
+    return set(attention_windows(model.config.get_text_config()) or ()) == {NO_WINDOW}
 
 
 class GroupedRows:
@@ -135,14 +136,14 @@ class GroupedRows:
         tokens, positions, segments = whole_sequences(prompts, model.device)
         like = torch.empty(0, dtype=model.dtype, device=model.device)
         computed = PrefilledPrompts(model.config, segments, len(tokens), like)
-        last = segments.queries[1:].long() - 1
-        with ragged(model):
+        last = segments.query_starts[1:].long() - 1
+        with packed_sequences(model):
             inputs = model_inputs(tokens, positions, segments, slots=computed)
             logits = model(**inputs, logits_to_keep=last).logits[0]
         self.logits: Tensor = logits.repeat_interleave(group, dim=0)
         lengths = [len(prompt) for prompt in prompts]
         self._group = group
-        self._positions = (last - segments.queries[:-1]).repeat_interleave(group)  # of the last token
+        self._positions = (last - segments.query_starts[:-1]).repeat_interleave(group)  # of the last token
         self._prompts = [_padded(states, lengths) for states in computed.states]
         self._unseen = _padding(lengths, model.device)
         self._own = [RoomyLayer() for _ in self._prompts]
@@ -150,7 +151,7 @@ class GroupedRows:
     def forward(self, token_ids: Tensor) -> None:
         """See :class:`Rows`."""
         self._positions = self._positions + 1
-        with ragged(self._model):
+        with packed_sequences(self._model):
             self.logits = self._model(**model_inputs(token_ids, self._positions, slots=self)).logits[0]
 
     def keep(self, rows: Tensor) -> None:
@@ -167,7 +168,7 @@ class GroupedRows:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int
     ) -> Tensor:
-        """See :class:`hacrl.models.attention.packed.Slots`; (N, heads, D), a token for each row."""
+        """See :class:`hacrl.models.attention.packed.CacheSlots`; (N, heads, D), a token for each row."""
         rows, heads, width = query.shape
         key_heads = key.shape[1]
         keys, values = self._own[layer].update(key.unsqueeze(2), value.unsqueeze(2))

@@ -17,9 +17,10 @@ import torch
 from hacrl.engines.hf.slot_cache import PrefilledPrompts
 from hacrl.engines.hf.slot_decoder import Group, Look, PromptStates, Quotes, Said, SlotDecoder
 from hacrl.models.compile import compiled
-from hacrl.models.device import is_out_of_memory, let_go
-from hacrl.models.footprint import PREFILLED_TOKENS
-from hacrl.models.packing import model_inputs, ragged, whole_sequences
+from hacrl.models.device import free_failed_attempt, is_out_of_memory
+from hacrl.models.footprint import PREFILL_TOKENS
+from hacrl.models.packing import model_inputs, whole_sequences
+from hacrl.models.packing_support import packed_sequences
 
 STEPS_BETWEEN_LOOKS = 4  # looking at who has ended waits for the device
 
@@ -110,14 +111,14 @@ class Prompts:
         """The next prompts, as many as go together."""
         batch: list[tuple[int, ...]] = []
         taken = 0
-        while self._ahead and (not batch or taken + len(self._ahead[0]) <= PREFILLED_TOKENS):
+        while self._ahead and (not batch or taken + len(self._ahead[0]) <= PREFILL_TOKENS):
             batch.append(self._ahead.popleft())
             taken += len(batch[-1])
         heads = [prompt[:-1] for prompt in batch if len(prompt) > 1]
         tokens, positions, segments = whole_sequences(heads or [batch[0]], self._model.device)
         like = torch.empty(0, dtype=self._model.dtype, device=self._model.device)
         kept = PrefilledPrompts(self._model.config, segments, len(tokens), like)
-        with ragged(self._model), compiled(self._model, self._compiles):
+        with packed_sequences(self._model), compiled(self._model, self._compiles):
             self._model(**model_inputs(tokens, positions, segments, slots=kept), logits_to_keep=1)
         start = 0
         for prompt in batch:
@@ -161,7 +162,9 @@ def decode_all(
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        let_go(error, decoder.model.device)  # to look at what has been said takes a little memory
+        free_failed_attempt(
+            error, decoder.model.device
+        )  # to look at what has been said takes a little memory
         raise BrokenOff(answering.leave_off()) from error
 
 

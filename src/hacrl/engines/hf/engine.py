@@ -19,8 +19,8 @@ from hacrl.engines.hf.continuous_batching import Asked, BrokenOff, Ended, NotFin
 from hacrl.engines.hf.slot_cache import can_have_slots, slots_that_fit, worth_keeping
 from hacrl.engines.hf.slot_decoder import CannotRecord, SlotDecoder
 from hacrl.errors import TrainingError
-from hacrl.models.compile import worth_compiling
-from hacrl.models.device import as_current, is_out_of_memory, let_go
+from hacrl.models.compile import compiles_by_default
+from hacrl.models.device import current_device, free_failed_attempt, is_out_of_memory
 from hacrl.models.sampling import draw
 from hacrl.seeding import derive_seed
 from hacrl.types import Sampling
@@ -60,7 +60,7 @@ class TransformersEngine:
     def generate(self, request: GenerationRequest, on_finished: OnFinished | None = None) -> list[Sample]:
         """See :class:`hacrl.engines.base.Engine`."""
         request.check_lengths(self.policy.name, self.policy.context_length)
-        with as_current(self.policy.device):
+        with current_device(self.policy.device):
             if self._continuous is None:
                 self._continuous = self.policy.device.type == "cuda" and can_have_slots(self.policy.model)
             generate = self._generate_continuously if self._continuous else self._generate_in_batches
@@ -114,7 +114,7 @@ class TransformersEngine:
         side_by_side = self._slots(len(missing)) if last is None else last.in_use
         del last
         self._decoders.clear()
-        let_go(error, self.policy.device)
+        free_failed_attempt(error, self.policy.device)
         self._halve_batch(side_by_side, missing[0].prompt, request.sampling, error)
 
     def _decoder_for(self, missing: Sequence[Request], request: GenerationRequest) -> SlotDecoder:
@@ -126,7 +126,7 @@ class TransformersEngine:
         if kept is None or not kept.will_do(slots, length):
             kept = None  # the new decoder needs its memory
             self._decoders.pop(key, None)
-            compiles = worth_compiling(model) if self._compiles is None else self._compiles
+            compiles = compiles_by_default(model) if self._compiles is None else self._compiles
             fitting = min(slots, slots_that_fit(model, length))
             kept = SlotDecoder(model, fitting, length, request.sampling, sorted(request.stop_ids), compiles)
             kept.wanted = slots
@@ -158,7 +158,7 @@ class TransformersEngine:
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
-                let_go(error, self.policy.device)
+                free_failed_attempt(error, self.policy.device)
                 self._halve_batch(len(prompts) * responses, prompts[0], request.sampling, error)
                 generator.set_state(start)
                 continue

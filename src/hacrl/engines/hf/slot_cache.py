@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from hacrl.models.attention.packed import KERNEL_TYPES, Segments, has_kernel, packed_attention
-from hacrl.models.device import unused_memory, upload
+from hacrl.models.attention.packed import KERNEL_TYPES, SequenceBounds, has_kernel, packed_attention
+from hacrl.models.device import copy_to_device, unused_memory
 from hacrl.models.footprint import SAMPLED_LOGIT_COPIES
-from hacrl.models.packing import asked_of_layers, can_be_ragged
+from hacrl.models.packing_support import attention_shapes, supports_packing
 
 COPIED = 65_536  # tokens at a time: of a copy there is another copy in between
 FILLED = 0.8  # of the free memory: prompts are computed beside the cache
@@ -76,7 +76,7 @@ class SlotCache:
         first: dict[int, int] = {}
         everywhere = [self._prompts.get(slot, -1 - slot) for slot in range(self.slots + 1)]
         hosts = [first.setdefault(prompt, slot) for slot, prompt in enumerate(everywhere)]
-        self.hosts.copy_(upload(hosts, self.hosts.device))
+        self.hosts.copy_(copy_to_device(hosts, self.hosts.device))
 
     def forget(self) -> None:
         """Prompts are about to be numbered anew."""
@@ -113,7 +113,7 @@ class DecodedTokens:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int
     ) -> Tensor:
-        """See :class:`hacrl.models.packing.Slots`; (N, heads, D)."""
+        """See :class:`hacrl.models.attention.packed.CacheSlots`; (N, heads, D)."""
         states = self._cache.states[layer]
         kernel = self._cache.kernel
         if kernel is not None and kernel.can_decode(query, key.shape[1]):
@@ -182,7 +182,7 @@ def _decode_kernel(device: torch.device, dtype: torch.dtype) -> Any:
 class PrefilledPrompts:
     """Prompts laid end to end: their keys and values are kept, layer by layer."""
 
-    def __init__(self, config: Any, segments: Segments, tokens: int, like: Tensor) -> None:
+    def __init__(self, config: Any, segments: SequenceBounds, tokens: int, like: Tensor) -> None:
         layers, heads, width = cache_shape(config)
         self.states = like.new_empty(layers, 2, tokens, heads, width)
         self._segments = segments
@@ -190,7 +190,7 @@ class PrefilledPrompts:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int
     ) -> Tensor:
-        """See :class:`hacrl.models.packing.Slots`; (N, heads, D)."""
+        """See :class:`hacrl.models.attention.packed.CacheSlots`; (N, heads, D)."""
         self.states[layer, 0], self.states[layer, 1] = key, value
         return packed_attention(query, key, value, self._segments, scale, window)
 
@@ -205,13 +205,13 @@ def cache_shape(config: Any) -> tuple[int, int, int]:
 
 def can_have_slots(model: Any) -> bool:
     """Whether a cache of this kind holds what the model's layers look at: of each the same, once a token."""
-    if not can_be_ragged(model):
+    if not supports_packing(model):
         return False
     try:
         layers, heads, width = cache_shape(model.config)
     except (AttributeError, RuntimeError):  # layers of several shapes, says the config
         return False
-    return asked_of_layers(model) == {layer: [((heads, width), (heads, width))] for layer in range(layers)}
+    return attention_shapes(model) == {layer: [((heads, width), (heads, width))] for layer in range(layers)}
 
 
 def slot_bytes(config: Any, length: int, dtype: torch.dtype) -> int:

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from hacrl.engines.hf.slot_cache import DecodedTokens, SlotCache
 from hacrl.models.compile import compiled
-from hacrl.models.device import Download, is_out_of_memory, upload
-from hacrl.models.packing import model_inputs, ragged
+from hacrl.models.device import HostCopy, copy_to_device, is_out_of_memory
+from hacrl.models.packing import model_inputs
+from hacrl.models.packing_support import packed_sequences
 from hacrl.models.sampling import draw
 from hacrl.types import Sampling
 
@@ -62,7 +63,7 @@ class Look:
     """Who was running at a moment; the answer is on its way."""
 
     def __init__(self, flags: Tensor) -> None:
-        self._flags = Download(flags)
+        self._flags = HostCopy(flags)
 
     def seen(self) -> tuple[list[bool], bool]:
         """Per slot whether it was running, and whether a number was not finite. Waits for the answer."""
@@ -75,7 +76,7 @@ class Quotes:
     """What responses had said at a moment; the words are on their way."""
 
     def __init__(self, counts: Tensor, token_ids: Tensor, logprobs: Tensor) -> None:
-        self._words = Download(counts, token_ids, logprobs)
+        self._words = HostCopy(counts, token_ids, logprobs)
 
     def read(self) -> list[Said]:
         """Of each. Waits for the words."""
@@ -142,7 +143,9 @@ class SlotDecoder:
             for group in groups
             for slot, limit in zip(group.slots, group.limits, strict=True)
         ]
-        slots, starts, counts, last, limits = upload(torch.tensor(begun), self._token.device).unbind(1)
+        slots, starts, counts, last, limits = copy_to_device(torch.tensor(begun), self._token.device).unbind(
+            1
+        )
         self.cache.share({slot: group.prompt.number for group in groups for slot in group.slots})
         tokens = sum(one[2] for one in begun)
         self.cache.fill(groups[0].prompt.states, slots, starts, counts, tokens)
@@ -157,7 +160,7 @@ class SlotDecoder:
         """Say which slots the next steps are for; returns the size of the batch that will be computed."""
         size = self._batch_size(len(slots))
         rows = [*slots, *[self.cache.nobody] * (len(self._rows) - len(slots))]
-        self._rows.copy_(upload(rows, self._rows.device))
+        self._rows.copy_(copy_to_device(rows, self._rows.device))
         return size
 
     def step(self, size: int) -> None:
@@ -180,7 +183,7 @@ class SlotDecoder:
 
     def said(self, slots: Sequence[int]) -> Quotes:
         """Ask what has been said in these slots; others may begin there at once."""
-        places = upload(slots, self._rows.device)
+        places = copy_to_device(slots, self._rows.device)
         return Quotes(self._count[places], self._said_ids[places], self._said_logprobs[places])
 
     def reset(self, seed: int) -> None:
@@ -241,7 +244,7 @@ class SlotDecoder:
     def _decode(self, size: int) -> None:
         rows = self._rows[:size]
         positions, prompts, alive = self._position[rows], self._prompt[rows], self._alive[rows]
-        with ragged(self.model), compiled(self.model, self.compiles):
+        with packed_sequences(self.model), compiled(self.model, self.compiles):
             tokens = DecodedTokens(self.cache, rows, positions, prompts)
             logits = self.model(**model_inputs(self._token[rows], positions, slots=tokens)).logits[0]
             token_ids, logprobs = draw(logits, self.sampling, self.generator)

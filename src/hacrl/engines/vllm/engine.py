@@ -23,7 +23,7 @@ from hacrl.engines.vllm.backend import (
 from hacrl.engines.vllm.start_lock import Starts
 from hacrl.engines.vllm.weight_transfer import Transport, exported_weights, make_transport
 from hacrl.errors import TrainingError
-from hacrl.models.device import as_current
+from hacrl.models.device import current_device
 from hacrl.models.lora import is_adapted
 from hacrl.seeding import derive_seed
 
@@ -165,7 +165,7 @@ class VllmEngine:
         assert self._version is not None
         assert self._transport is not None
         version, self._version = self._version, None  # whoever asks again gets weights again, unless ...
-        with as_current(self.policy.device):
+        with current_device(self.policy.device):
             gap = proof.gap(self.backend.name, self._settings.max_logprob_gap)
         self._version = version  # ... it is true
         return SyncReport(version, self._transport.name, gap, restarts=self.restarts)
@@ -211,7 +211,7 @@ class VllmEngine:
         with _STARTS.due():
             self._check_open()
             self._before_start()
-            with _STARTS.turn(self._starts_alone), as_current(self.policy.device):
+            with _STARTS.turn(self._starts_alone), current_device(self.policy.device):
                 self._check_open()
                 self._have_memory_given_back()
                 self.backend.start()
@@ -220,7 +220,7 @@ class VllmEngine:
                 self._synchronise()
 
     def _synchronise(self) -> None:
-        with as_current(self.policy.device):
+        with current_device(self.policy.device):
             self._bring_weights()
         self._version = self.policy.policy_version
 

@@ -14,9 +14,9 @@ from hacrl.engines.registry import engine_notes, engine_seed
 from hacrl.engines.vllm.checks import api_key_of, check_vllm
 from hacrl.engines.vllm.launch import engine_arguments, engine_environment, runs_on_cpu, server_command
 from hacrl.errors import ConfigError
-from hacrl.models.device import device_of
+from hacrl.models.device import agent_device
 from hacrl.models.loading import load_model_config, torch_precision
-from hacrl.models.references import materialise_model
+from hacrl.models.model_sources import materialise_model
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def plan_server(config: RunConfig, name: str, host: str, port: int) -> ServerPla
     agent = found[0]
     settings = replace(agent.vllm, url=None, mode="server")
     check_vllm(name, settings)
-    device = torch.device(device_of(config, agent))
+    device = torch.device(agent_device(config, agent))
     dtype = str(torch_precision(agent, load_model_config(agent), device.type)).removeprefix("torch.")
     arguments = engine_arguments(
         materialise_model(agent.model),

@@ -1,4 +1,4 @@
-"""Attention in a tree and its gradients, computed plainly in float32: what kernels are compared with."""
+"""Prefix-tree attention and its gradients in plain float32: the reference that kernels are compared with."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from hacrl.models.attention.tree import Tree
+from hacrl.models.attention.prefix_tree import PrefixTree
 
 
 def forward(
-    query: Tensor, key: Tensor, value: Tensor, tree: Tree, scale: float, window: int
+    query: Tensor, key: Tensor, value: Tensor, tree: PrefixTree, scale: float, window: int
 ) -> tuple[Tensor, Tensor]:
-    """See :func:`hacrl.models.attention.kernels.forward`; sums are natural logarithms here."""
+    """Return attention outputs, (tokens, heads, D), and the log-sum-exp of all scores, (heads, tokens).
+
+    The log-sum-exp is a natural logarithm here; the kernels' is binary.
+    """
     out = torch.empty(query.shape, dtype=query.dtype)
     sums = torch.empty(query.shape[1], query.shape[0])
-    for own, seen, mask in _sequences(tree, window):
-        keys, values = (_for_queries(states[seen], query) for states in (key, value))
+    for own, visible, mask in _sequences(tree, window):
+        keys, values = (_repeat_heads(states[visible], query) for states in (key, value))
         scores = torch.einsum("qhd,khd->hqk", query[own].float(), keys) * scale + mask
         sums[:, own] = scores.logsumexp(-1)
         out[own] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values).to(out.dtype)
@@ -31,44 +34,49 @@ def backward(
     value: Tensor,
     out: Tensor,
     sums: Tensor,
-    tree: Tree,
+    tree: PrefixTree,
     scale: float,
     window: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """With weights p = exp(s - sum): ds = p (dp - mean), where the mean is that of dp, weighted by p."""
-    of_query, of_key, of_value = (torch.zeros(states.shape) for states in (query, key, value))
-    for own, seen, mask in _sequences(tree, window):
-        queries, given = query[own].float(), gradient[own].float()
-        keys, values = (_for_queries(states[seen], query) for states in (key, value))
+    """Return the gradients of queries, keys and values.
+
+    With weights p = exp(s - sum): ds = p (dp - mean), where mean is the average of dp, weighted by p.
+    """
+    query_gradient, key_gradient, value_gradient = (
+        torch.zeros(states.shape) for states in (query, key, value)
+    )
+    for own, visible, mask in _sequences(tree, window):
+        queries, out_gradients = query[own].float(), gradient[own].float()
+        keys, values = (_repeat_heads(states[visible], query) for states in (key, value))
         scores = torch.einsum("qhd,khd->hqk", queries, keys) * scale + mask
         weights = (scores - sums[:, own].unsqueeze(-1)).exp()
-        mean = (given * out[own].float()).sum(-1).t().unsqueeze(-1)
-        inner = weights * (torch.einsum("qhd,khd->hqk", given, values) - mean) * scale
-        of_query[own] = torch.einsum("hqk,khd->qhd", inner, keys)
-        _add(of_key, seen, torch.einsum("hqk,qhd->khd", inner, queries))
-        _add(of_value, seen, torch.einsum("hqk,qhd->khd", weights, given))
-    return of_query.to(query.dtype), of_key.to(key.dtype), of_value.to(value.dtype)
+        mean = (out_gradients * out[own].float()).sum(-1).t().unsqueeze(-1)
+        score_gradients = weights * (torch.einsum("qhd,khd->hqk", out_gradients, values) - mean) * scale
+        query_gradient[own] = torch.einsum("hqk,khd->qhd", score_gradients, keys)
+        _add_to_key_heads(key_gradient, visible, torch.einsum("hqk,qhd->khd", score_gradients, queries))
+        _add_to_key_heads(value_gradient, visible, torch.einsum("hqk,qhd->khd", weights, out_gradients))
+    return query_gradient.to(query.dtype), key_gradient.to(key.dtype), value_gradient.to(value.dtype)
 
 
-def _sequences(tree: Tree, window: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Each one's tokens, whom they may see, and what is added to these scores: nothing, or minus infinity."""
+def _sequences(tree: PrefixTree, window: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Yield each sequence's tokens, the tokens it attends to, and the mask that is added to the scores."""
     positions = tree.positions
-    for own, end, trunk, trunk_end, _ in tree.sequences.view(-1, 5).tolist():
+    for own, end, prefix, prefix_end, _ in tree.sequences.view(-1, 5).tolist():
         rows = torch.arange(own, end)
-        seen = torch.cat([torch.arange(trunk, trunk_end), rows])
-        before = positions[rows].unsqueeze(1) - positions[seen]
-        hidden = before < 0
+        visible = torch.cat([torch.arange(prefix, prefix_end), rows])
+        distance = positions[rows].unsqueeze(1) - positions[visible]
+        hidden = distance < 0
         if window >= 0:
-            hidden |= before > window
-        yield slice(own, end), seen, torch.zeros(hidden.shape).masked_fill(hidden, -torch.inf)
+            hidden |= distance > window
+        yield slice(own, end), visible, torch.zeros(hidden.shape).masked_fill(hidden, -torch.inf)
 
 
-def _for_queries(states: Tensor, query: Tensor) -> Tensor:
-    """Every head as often as there are query heads to it."""
+def _repeat_heads(states: Tensor, query: Tensor) -> Tensor:
+    """Repeat every key head for each of its query heads."""
     return states.float().repeat_interleave(query.shape[1] // states.shape[1], dim=1)
 
 
-def _add(total: Tensor, places: Tensor, states: Tensor) -> None:
-    """Of query heads, to the heads that they share."""
-    (tokens, heads, width), shared = states.shape, total.shape[1]
-    total.index_add_(0, places, states.view(tokens, shared, heads // shared, width).sum(2))
+def _add_to_key_heads(total: Tensor, tokens: Tensor, states: Tensor) -> None:
+    """Add the states of query heads to the key heads that they share, at these tokens."""
+    (count, heads, width), key_heads = states.shape, total.shape[1]
+    total.index_add_(0, tokens, states.view(count, key_heads, heads // key_heads, width).sum(2))

@@ -1,4 +1,4 @@
-"""What a model reference stands for: a bundled agent, SmolLM2, a folder or a hub id. Needs no torch."""
+"""Resolve a ``model`` setting: a bundled agent, SmolLM2, a folder or a Hugging Face id. Needs no torch."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ BUNDLED_PREFIX = "bundled:"
 
 
 def bundled_agents() -> dict[str, Path]:
-    """Name and folder of each bundled agent."""
+    """Return the folder of each bundled agent by name."""
     root = Path(str(files("hacrl.models") / "bundled"))
     return {folder.name: folder for folder in sorted(root.iterdir()) if (folder / "config.json").is_file()}
 
 
 def resolve_model(reference: str) -> str:
-    """The folder or hub id a reference stands for; a missing folder or bundled name is an error here.
+    """Return the folder or Hugging Face id. Raise ModelError for a missing folder or bundled agent.
 
-    Cheap. SmolLM2's folder need not be there yet: :func:`materialise_model` makes it.
+    This function is cheap. It does not create SmolLM2's folder; :func:`materialise_model` does.
     """
     if reference == smollm2.REFERENCE:
         return str(smollm2.find_smollm2())
@@ -31,12 +31,12 @@ def resolve_model(reference: str) -> str:
         if name not in bundled:
             raise ModelError(f"model: there is no bundled agent {name!r}; there are {', '.join(bundled)}")
         return str(bundled[name])
-    path = Path(os.path.expanduser(reference))  # unlike Path's own: no error where there is no such user
+    path = Path(os.path.expanduser(reference))  # Path.expanduser raises for an unknown user
     if not reference.strip():
         raise ModelError(
             f"model: {reference!r} names nothing; give a folder, a Hugging Face id or bundled:NAME"
         )
-    if os.path.isfile(path):  # unlike Path's own: no error for a name that is too long
+    if os.path.isfile(path):  # Path.is_file raises for a name that is too long
         raise ModelError(
             f"model: {reference} is a file; give the folder that has config.json and the weights"
         )
@@ -50,7 +50,7 @@ def resolve_model(reference: str) -> str:
 
 
 def materialise_model(reference: str) -> str:
-    """As :func:`resolve_model`, with the files in place: what to load from."""
+    """Return what :func:`resolve_model` returns, after creating SmolLM2's folder if it is needed."""
     if reference == smollm2.REFERENCE:
         return str(smollm2.materialise_smollm2())
     return resolve_model(reference)

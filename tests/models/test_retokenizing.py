@@ -1,12 +1,13 @@
-"""Others' text in the learner's tokens: "119" is three characters and two pairs."""
+"""Retokenising other agents' text: "119" is three tokens of characters, and two of digit pairs."""
 
 from __future__ import annotations
 
 from transformers import BloomConfig, BloomForCausalLM
 
 from hacrl.models.agent import Agent
-from hacrl.models.retokenizing import LearnerTokens, learner_tokens
+from hacrl.models.retokenizing import LearnerTokens
 from tests.support.rollouts import problem, rollout
+from tests.support.texts import decode_response, encode_response, learner_tokens
 from tests.support.tiny import (
     byte_tokenizer,
     char_agent,
@@ -54,7 +55,7 @@ def test_empty_response_is_its_stop_token() -> None:
     assert tokens == LearnerTokens((4, 21), (1,), False)
 
 
-def test_ids_are_reused_even_if_nobody_would_encode_the_text_so() -> None:
+def test_ids_are_reused_even_if_they_are_not_the_usual_encoding() -> None:
     # sampled "3" and "7" one by one (6, 10), which the tokenizer would write as "37" (22 + 37 = 59)
     said = rollout(PAIR, "37", token_ids=(6, 10, 1))
     twin = pair_agent("twin", seed=9)
@@ -62,7 +63,7 @@ def test_ids_are_reused_even_if_nobody_would_encode_the_text_so() -> None:
     assert learner_tokens(twin, said, same_tokenizer=False) == LearnerTokens((4, 21), (59, 1), False)
 
 
-def test_text_the_learner_cannot_write() -> None:
+def test_text_that_the_learner_cannot_encode() -> None:
     # letters have no token: <unk> decodes to something else
     assert learner_tokens(CHAR, rollout(PAIR, "1a"), same_tokenizer=False) == "not_representable"
     assert (
@@ -84,21 +85,21 @@ def test_sentencepiece_tokenizers_do_not_gain_or_lose_a_leading_space() -> None:
     prompt = agent.encode_prompt(problem("The is :"))
     assert tokenizer("74", add_special_tokens=False).input_ids == [piece["▁74"]]
     # as a learner
-    assert agent.encode_response("74", prompt) == (piece["74"],)
-    assert agent.encode_response(" 74", prompt) == (piece["▁74"],)
+    assert encode_response(agent, "74", prompt) == (piece["74"],)
+    assert encode_response(agent, " 74", prompt) == (piece["▁74"],)
     # as a source
-    assert agent.decode_response((piece["▁74"],), prompt) == " 74"
-    assert agent.decode_response((piece["74"],), prompt) == "74"
+    assert decode_response(agent, (piece["▁74"],), prompt) == " 74"
+    assert decode_response(agent, (piece["74"],), prompt) == "74"
 
 
-def test_text_with_lost_bytes_is_not_learnt_from_by_others() -> None:
+def test_text_with_lost_bytes_is_dropped_for_other_tokenizers() -> None:
     """Half of "é" reads as U+FFFD, which is three bytes of its own: other tokens than the source's."""
     tokenizer = byte_tokenizer()
     source = Agent("bytes", tiny_qwen(tokenizer), tokenizer)
     first_half, second_half = tokenizer("é", add_special_tokens=False).input_ids
     prompt = source.encode_prompt(problem("1:"))
-    assert source.decode_response((first_half, second_half), prompt) == "é"
-    text = source.decode_response((first_half,), prompt)
+    assert decode_response(source, (first_half, second_half), prompt) == "é"
+    text = decode_response(source, (first_half,), prompt)
     assert text == "\ufffd"
     broken = rollout(source, text, token_ids=(first_half, 1))
     assert len(tokenizer(text, add_special_tokens=False).input_ids) == 3  # it could be written, but wrongly
@@ -108,7 +109,7 @@ def test_text_with_lost_bytes_is_not_learnt_from_by_others() -> None:
 
 
 def test_a_stop_token_the_learner_does_not_stop_at_is_replaced() -> None:
-    """One vocabulary, two ways to stop: the source's "#" (id 20) would teach the learner to go on."""
+    """Equal vocabularies, different stop tokens: the source's "#" (id 20) does not stop the learner."""
     said = rollout(CHAR, "12", token_ids=(4, 5, 20))
     assert learner_tokens(char_agent("base"), said, same_tokenizer=True).response_ids == (4, 5, 1)
     both = char_agent("both")

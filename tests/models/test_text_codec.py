@@ -1,4 +1,4 @@
-"""How an agent is asked through its chat template, and what ends its answers."""
+"""Text codecs: prompts through chat templates, and stop tokens."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from hacrl.config.schema import AgentSettings
 from hacrl.engines.hf.engine import TransformersEngine
 from hacrl.errors import ModelError
 from hacrl.models.agent import Agent
-from hacrl.models.loading import load_codec
-from hacrl.models.retokenizing import learner_tokens
-from hacrl.models.tokenizing import Codec, plain_conversation
+from hacrl.models.loading import load_text_codec
+from hacrl.models.tokenizing import TextCodec, plain_conversation
 from hacrl.types import Problem, Sampling, Turn
 from tests.support.engines import sample_rollouts
 from tests.support.rollouts import rollout
 from tests.support.sevens import problem
+from tests.support.texts import learner_tokens
 from tests.support.tiny import char_agent, character_tokenizer, tiny_qwen, with_logit_bias
 
 # ChatML with a thinking switch, in this tokenizer's few characters: "(" user, ")" assistant, "*" system,
@@ -52,9 +52,9 @@ def tokenizer_with(template: str | None, end: str = "<end>", named: bool = True)
     return tokenizer
 
 
-def codec(template: str | None = CHAT, named: bool = True, eos: Any = 1, **options: Any) -> Codec:
+def codec(template: str | None = CHAT, named: bool = True, eos: Any = 1, **options: Any) -> TextCodec:
     generation = GenerationConfig(eos_token_id=eos)
-    return Codec("ada", tokenizer_with(template, named=named), generation, 64, **options)
+    return TextCodec("ada", tokenizer_with(template, named=named), generation, 64, **options)
 
 
 def ids(text: str) -> tuple[int, ...]:
@@ -84,7 +84,7 @@ def test_arguments_come_from_the_settings(tmp_path: Path) -> None:
     settings = AgentSettings(
         name="ada", model=str(tmp_path / "ada"), chat_template_args={"enable_thinking": False}
     )
-    for loaded in (Agent.load(settings, "cpu"), load_codec(settings)):
+    for loaded in (Agent.load(settings, "cpu"), load_text_codec(settings)):
         assert loaded.encode_prompt(problem("3:")) == ids("(3:<end>)--")
 
 
@@ -104,11 +104,11 @@ def test_a_tokenizer_that_ends_every_text_does_not_end_the_prompt() -> None:
         single="$A <eos>", special_tokens=[("<eos>", 1)]
     )
     assert tokenizer("3:").input_ids[-1] == tokenizer.eos_token_id == 1
-    asked = Codec("ends", tokenizer, GenerationConfig(), None).encode_prompt(problem("3:"))
+    asked = TextCodec("ends", tokenizer, GenerationConfig(), None).encode_prompt(problem("3:"))
     assert asked == tuple(character_tokenizer()("3:").input_ids)
 
 
-def test_a_turn_that_ends_in_plain_text_says_nothing() -> None:
+def test_a_turn_that_ends_in_plain_text_adds_no_stop_token() -> None:
     template = "{% for m in messages %}{{ m.content }};;{% endfor %}"
     assert (codec(template).stop_id, codec(template).stop_ids) == (1, {1})
 
@@ -119,7 +119,7 @@ def test_text_before_the_ending_does_not_count() -> None:
     assert codec(template).stop_id == END
 
 
-def test_a_template_without_responses_says_nothing() -> None:
+def test_a_template_that_drops_responses_adds_no_stop_token() -> None:
     """It begins with a special token, which would end responses if it were taken for an ending."""
     template = "<end>{{ messages[0].content }}"
     assert (codec(template).stop_id, codec(template).stop_ids) == (1, {1})
@@ -140,19 +140,19 @@ def test_a_stop_of_the_generation_config_can_be_what_ends_turns() -> None:
     assert codec(template, eos=1).stop_id == 1
 
 
-def test_stops_without_weights_are_those_with_them(tmp_path: Path) -> None:
+def test_stop_tokens_are_the_same_with_and_without_weights(tmp_path: Path) -> None:
     tokenizer = tokenizer_with(CHAT)
     agent = Agent("ada", tiny_qwen(tokenizer), tokenizer)
     agent.model.generation_config.eos_token_id = [1, 20]
     agent.save(tmp_path / "ada")
     settings = AgentSettings(name="ada", model=str(tmp_path / "ada"))
     (tmp_path / "ada" / "model.safetensors").rename(tmp_path / "elsewhere")
-    assert load_codec(settings).stop_ids == agent.stop_ids == {1, 20, END}
+    assert load_text_codec(settings).stop_ids == agent.stop_ids == {1, 20, END}
     # without a generation config of its own, the model's config says it
     (tmp_path / "ada" / "generation_config.json").unlink()
     config = tmp_path / "ada" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "eos_token_id": [19]}))
-    assert load_codec(settings).stop_ids == {1, 19, END}
+    assert load_text_codec(settings).stop_ids == {1, 19, END}
 
 
 def test_generation_ends_with_the_turn() -> None:
@@ -168,7 +168,7 @@ def test_generation_ends_with_the_turn() -> None:
     assert any(one.token_ids[-1] == END for one in stopped)
 
 
-def test_others_answers_end_as_this_agent_s_turns_do() -> None:
+def test_retokenised_responses_end_with_the_learners_stop_token() -> None:
     """What an agent learns to say last is what its own template puts there."""
     tokenizer = tokenizer_with(CHAT)
     learner = Agent("ada", tiny_qwen(tokenizer), tokenizer)
@@ -226,7 +226,7 @@ def test_a_conversation_without_a_template_is_plain_text(turns: list[Turn], text
     assert plain_conversation(turns) == text
 
 
-def test_context_is_asked_without_a_template_too() -> None:
+def test_context_turns_are_encoded_without_a_template() -> None:
     asked = Problem("p", "3:", "7", (Turn("user", "2:"), Turn("assistant", "9")))
     newlines = 2  # unknown to this tokenizer, one or two alike: "2:\n9\n\n3:\n"
     assert codec(None).encode_prompt(asked) == (5, 21, newlines, 12, newlines, 6, 21, newlines)

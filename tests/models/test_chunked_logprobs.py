@@ -1,4 +1,4 @@
-"""Log-probabilities of a large vocabulary: the same numbers and gradients without the logits."""
+"""Chunked log-probabilities: the same numbers and gradients without all logits at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SAMPLINGS = [Sampling(8), Sampling(8, temperature=0.6), Sampling(8, temperature=
 
 
 def tiny_gemma(tokenizer, seed=0):
-    """Caps its logits, so that its output layer alone does not give them."""
+    """A model that caps its logits, so that its output layer alone does not compute them."""
     torch.manual_seed(seed)
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 8}
     config = Gemma2Config(
@@ -32,8 +32,8 @@ def tiny_gemma(tokenizer, seed=0):
     return Gemma2ForCausalLM(config).eval()
 
 
-def computed(model, sampling, monkeypatch, most_logits):
-    monkeypatch.setattr(output_layer, "MOST_LOGITS", most_logits)
+def computed(model, sampling, monkeypatch, max_logits):
+    monkeypatch.setattr(output_layer, "MAX_LOGITS", max_logits)
     model.zero_grad()
     values, mask = response_logprobs(model, PAIRS, sampling, torch.device("cpu"))
     (values * torch.linspace(-1, 2, values.numel()).reshape(values.shape)).sum().backward()
@@ -43,11 +43,11 @@ def computed(model, sampling, monkeypatch, most_logits):
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 @pytest.mark.parametrize("make", [tiny_qwen, tiny_llama, tiny_gpt2, tiny_gemma])
-@pytest.mark.parametrize("most_logits", [1, 200, 10**4])
-def test_pieces_of_any_size_give_the_same(make, sampling, most_logits, monkeypatch):
+@pytest.mark.parametrize("max_logits", [1, 200, 10**4])
+def test_chunks_of_any_size_give_the_same(make, sampling, max_logits, monkeypatch):
     model = make(character_tokenizer()).double()
     values, mask, gradients = computed(model, sampling, monkeypatch, 10**9)
-    pieces, mask_again, gradients_again = computed(model, sampling, monkeypatch, most_logits)
+    pieces, mask_again, gradients_again = computed(model, sampling, monkeypatch, max_logits)
     assert torch.equal(mask, mask_again)
     assert torch.allclose(values, pieces, rtol=0, atol=1e-6)
     assert gradients.keys() == gradients_again.keys()
@@ -72,20 +72,20 @@ def test_adapters_take_part(monkeypatch):
 
 
 def test_no_more_logits_than_allowed_ever_exist(monkeypatch):
-    """Counted where they are made: in the output layer, forward and again in the backward pass."""
+    """Count logits in the output layer, forward and again in the backward pass."""
     model = tiny_qwen(character_tokenizer())
     vocabulary = model.lm_head.weight.shape[0]
-    output_layer.separate_head(model)  # tried once, before
+    output_layer.separate_head(model)  # the trial runs before counting
     made = []
     model.lm_head.register_forward_hook(lambda module, given, output: made.append(output.numel()))
     computed(model, Sampling(8), monkeypatch, 3 * vocabulary)
     tokens = sum(len(response) for _, response in PAIRS)
     assert max(made) == 3 * vocabulary
-    assert sum(made) == 2 * tokens * vocabulary  # only response tokens, once each way
+    assert sum(made) == 2 * tokens * vocabulary  # only response tokens, forward and backward
     assert len(made) == 2 * (tokens // 3)
 
 
-def test_a_model_that_caps_its_logits_keeps_its_own_way(monkeypatch):
+def test_a_model_that_caps_its_logits_is_not_chunked(monkeypatch):
     model = tiny_gemma(character_tokenizer())
     values, _, _ = computed(model, Sampling(8), monkeypatch, 1)
     ids = torch.tensor([[*PAIRS[1][0], *PAIRS[1][1]]])
@@ -96,8 +96,8 @@ def test_a_model_that_caps_its_logits_keeps_its_own_way(monkeypatch):
     assert (values[1] - uncapped[:6].detach()).abs().max() > 0.01
 
 
-def test_a_cap_is_noticed_however_small_the_logits_are() -> None:
-    """With fresh weights 30 tanh(x / 30) is x to six digits; after learning it no longer is."""
+def test_a_cap_is_noticed_even_with_small_logits() -> None:
+    """With new weights 30 tanh(x / 30) equals x to six digits; after training it does not."""
     model = tiny_gemma(character_tokenizer())
     model.config.final_logit_softcapping = 30.0
     assert output_layer.separate_head(model) is None
@@ -106,8 +106,8 @@ def test_a_cap_is_noticed_however_small_the_logits_are() -> None:
     assert output_layer.separate_head(model) is model.get_output_embeddings()
 
 
-def test_compiled_pieces_are_larger_unless_logits_are_sorted():
-    most = output_layer.most_logits
+def test_compiled_chunks_are_larger_unless_logits_are_sorted():
+    most = output_layer.max_chunk_logits
     assert most(Sampling(8), is_compiled=False) == 2**26
     assert most(Sampling(8, temperature=0.6), is_compiled=True) == 2**28
     assert most(Sampling(8, top_k=5), is_compiled=True) == 2**26

@@ -1,4 +1,4 @@
-"""Logits that wait for the backward pass: as many as there is room for, and the numbers stay the same.
+"""Logits cached for the backward pass: as many chunks as fit, and the same numbers.
 
 Pieces of 5, 4 and 4 tokens have logits of 400, 320 and 320 bytes.
 """
@@ -13,8 +13,18 @@ import torch
 from torch import nn
 
 from hacrl.models.compile import compiled
-from hacrl.models.lm_head import linear_logprobs, room
-from tests.models.linear_case import ALL, ONE, SOME, TOKENS, VOCABULARY, Alive, Case, Products, with_room
+from hacrl.models.lm_head import linear_logprobs, spare_memory
+from tests.models.linear_case import (
+    ALL,
+    ONE,
+    SOME,
+    TOKENS,
+    VOCABULARY,
+    Alive,
+    Case,
+    Products,
+    set_spare_memory,
+)
 from tests.support.compiler import use_compiler
 
 GIB = 2**30
@@ -34,7 +44,7 @@ def test_numbers_are_the_same_to_the_bit(monkeypatch, dtype, most, compiling) ->
     case = Case(dtype)
     found = []
     for bytes_left in (0, 720, PLENTY):
-        with_room(monkeypatch, bytes_left)
+        set_spare_memory(monkeypatch, bytes_left)
         with compiled(nn.Module(), compiling), Products() as products:
             found.append(case.by_hand(0.7, most))
         pieces = {ALL: 1, SOME: 3, ONE: TOKENS}[most]
@@ -45,11 +55,11 @@ def test_numbers_are_the_same_to_the_bit(monkeypatch, dtype, most, compiling) ->
 
 
 @pytest.mark.parametrize(
-    ("bytes_left", "kept", "counts"),  # pieces kept, and how many there are in the backward pass
+    ("bytes_left", "kept", "counts"),  # cached chunks, and how many exist in the backward pass
     [
-        (0, 0, [0, 1, 0, 1, 0, 1, 0]),  # each is gone before the next is made
+        (0, 0, [0, 1, 0, 1, 0, 1, 0]),  # each is freed before the next is computed
         (319, 0, [0, 1, 0, 1, 0, 1, 0]),
-        (320, 1, [1, 2, 1, 0, 1, 0]),  # not the first: it is made beside the second
+        (320, 1, [1, 2, 1, 0, 1, 0]),  # only the first is cached
         (400, 1, [1, 0, 1, 0, 1, 0]),
         (719, 1, [1, 0, 1, 0, 1, 0]),
         (720, 2, [2, 1, 0, 1, 0]),
@@ -57,24 +67,24 @@ def test_numbers_are_the_same_to_the_bit(monkeypatch, dtype, most, compiling) ->
         (1040, 3, [3, 2, 1, 0]),
     ],
 )
-def test_as_many_are_kept_as_there_is_room_for(monkeypatch, bytes_left, kept, counts) -> None:
+def test_as_many_chunks_are_cached_as_fit(monkeypatch, bytes_left, kept, counts) -> None:
     case = Case()
-    asked = with_room(monkeypatch, bytes_left)
+    asked = set_spare_memory(monkeypatch, bytes_left)
     with Alive(torch.bfloat16) as logits:
         found = linear_logprobs(case.hidden, case.weight, case.targets, 1.0, SOME)
         assert logits.now == kept
-        assert logits.most == min(kept + 1, 3)  # beside them, one that is not kept
+        assert logits.most == min(kept + 1, 3)  # and one that is not cached
         before = len(logits.counts)
         found.backward(case.above)
         assert logits.now == 0
     assert [count for count, _ in groupby(logits.counts[before:])] == counts
     assert logits.made == ["mm"] * (6 - kept)
-    assert asked == [case.hidden.device]  # once for all pieces
+    assert asked == [case.hidden.device]  # once for all chunks
 
 
-def test_none_is_kept_or_asked_for_where_no_gradient_is_wanted(monkeypatch) -> None:
+def test_nothing_is_cached_without_gradients(monkeypatch) -> None:
     case = Case()
-    asked = with_room(monkeypatch, PLENTY)
+    asked = set_spare_memory(monkeypatch, PLENTY)
     with torch.no_grad(), Alive(torch.bfloat16) as logits:
         linear_logprobs(case.hidden, case.weight, case.targets, 1.0, SOME)
     assert logits.most == 1
@@ -89,13 +99,13 @@ def test_none_is_kept_or_asked_for_where_no_gradient_is_wanted(monkeypatch) -> N
             found = linear_logprobs(hidden, weight, case.targets, 1.0, SOME)
         assert logits.now == 3
         del found
-        assert logits.now == 0  # nobody else holds them
+        assert logits.now == 0  # no other reference to them
 
 
-def test_a_second_backward_pass_makes_its_own(monkeypatch) -> None:
+def test_a_second_backward_pass_recomputes_logits(monkeypatch) -> None:
     case = Case()
     _, *expected = case.by_hand(0.7)
-    with_room(monkeypatch, PLENTY)
+    set_spare_memory(monkeypatch, PLENTY)
     found = linear_logprobs(case.hidden, case.weight, case.targets, 0.7, SOME)
     for logits in (0, 3, 3):
         with Products() as products:
@@ -109,15 +119,15 @@ def test_a_second_backward_pass_makes_its_own(monkeypatch) -> None:
     [
         (100, 60, 30, 20, 1.0, 45),  # 60 + 10 - a quarter
         (100, 60, 30, 30, 1.0, 35),
-        (100, 20, 70, 65, 1.0, 0),  # just a quarter
+        (100, 20, 70, 65, 1.0, 0),  # exactly a quarter
         (100, 5, 90, 88, 1.0, 0),
         (100, 60, 30, 20, 0.48, 16),  # may have 48, has 20, leaves 12
-        (100, 8, 30, 20, 0.48, 6),  # others have taken what it might have: 8 + 10 - 12
+        (100, 8, 30, 20, 0.48, 6),  # other processes use the rest: 8 + 10 - 12
         (16, 12, 2, 1, 1.0, 7),  # 13, but a quarter would be too little
         (16, 4, 10, 9, 1.0, 0),
     ],
 )
-def test_room_is_what_a_gpu_has_beyond_a_reserve(
+def test_spare_memory_leaves_a_reserve_free(
     monkeypatch, total, free, reserved, allocated, fraction, left
 ) -> None:
     gpu = torch.device("cuda", 0)
@@ -129,11 +139,11 @@ def test_room_is_what_a_gpu_has_beyond_a_reserve(
     }
     for name, value in says.items():
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: {gpu: value}[device])
-    assert room(gpu) == left * GIB
+    assert spare_memory(gpu) == left * GIB
 
 
-def test_nothing_is_kept_on_a_cpu() -> None:
-    assert room(torch.device("cpu")) == 0
+def test_nothing_is_cached_on_a_cpu() -> None:
+    assert spare_memory(torch.device("cpu")) == 0
     case = Case()
     with Products() as products:
         case.by_hand()

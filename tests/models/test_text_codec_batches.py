@@ -1,4 +1,4 @@
-"""Many texts at a time give what one at a time gives; a text is encoded once for all who write alike.
+"""Batched encoding and decoding equal single ones; a text is encoded once for equal tokenizers.
 
 The plain way stands here, as it is described: one text, one lead, one decoding of prompt and response.
 """
@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from hacrl.models.agent import Agent
-from hacrl.models.retokenizing import LearnerTokens, Retokeniser, learner_tokens
+from hacrl.models.retokenizing import LearnerTokens, Retokeniser
 from tests.models.test_tokenizer_kinds import CORPUS, TOKENIZERS
 from tests.support.rollouts import rollout
 from tests.support.smollm2 import needs_smollm2
+from tests.support.texts import decode_response, learner_tokens
 from tests.support.tiny import (
     byte_tokenizer,
     char_agent,
@@ -31,7 +32,7 @@ from tests.support.tokenizer_kinds import agent_with, byte_bpe_tokenizer
 
 
 class Pointless(PreTrainedTokenizerFast):
-    """A model's own class that decodes in its own way: without points."""
+    """A tokenizer class with its own decoding, which drops points."""
 
     def _decode(self, *args: Any, **options: Any) -> str:
         return super()._decode(*args, **options).replace(".", "")
@@ -85,7 +86,7 @@ def one_encoded(kind: str, text: str, prompt: Sequence[int]) -> tuple[int, ...] 
 
 
 some_text = st.text(max_size=20) | st.sampled_from(CORPUS) | st.text("0123456789+-*: \n▁", max_size=12)
-some_prompt = st.integers(0, 3)  # the agent's way of asking, or loose tokens that may end inside a character
+some_prompt = st.integers(0, 3)  # the agent's prompt, or tokens that may end inside a character
 some_ids = st.lists(st.integers(0, 2**20), max_size=12)
 
 
@@ -100,7 +101,7 @@ def prompt_ids(kind: str, chosen: int, loose: Sequence[int]) -> tuple[int, ...]:
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 @given(asked=st.lists(st.tuples(some_text, some_prompt, some_ids), max_size=6), twice=st.booleans())
-def test_texts_become_the_tokens_they_become_one_by_one(kind: str, asked, twice: bool) -> None:
+def test_batched_encoding_equals_single_encoding(kind: str, asked, twice: bool) -> None:
     texts = [text for text, _, _ in asked] * (1 + twice)
     prompts = [prompt_ids(kind, chosen, loose) for _, chosen, loose in asked] * (1 + twice)
     expected = [one_encoded(kind, text, prompt) for text, prompt in zip(texts, prompts, strict=True)]
@@ -122,7 +123,7 @@ def test_the_whole_corpus_at_once(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=100, deadline=None, derandomize=True, database=None)
 @given(said=st.lists(st.tuples(some_ids, some_prompt, some_ids), max_size=6))
-def test_tokens_become_the_text_they_become_one_by_one(kind: str, said) -> None:
+def test_batched_decoding_equals_single_decoding(kind: str, said) -> None:
     responses = [tuple(one % size(kind) for one in ids) for ids, _, _ in said]
     prompts = [prompt_ids(kind, chosen, loose) for _, chosen, loose in said]
     expected = [one_decoded(kind, ids, prompt) for ids, prompt in zip(responses, prompts, strict=True)]
@@ -136,14 +137,14 @@ def test_a_character_that_begins_in_the_prompt() -> None:
     # three quarters of "🎉" are one broken character, however they are shared out: here the prompt has it all
     first, second, third, _ = agent("bytes").tokenizer("🎉").input_ids
     [letter] = agent("bytes").tokenizer("a").input_ids
-    assert agent("bytes").decode_response((third, letter), (first, second)) == "a"
-    assert agent("bytes").decode_response((third, letter), ()) == "\ufffda"
+    assert decode_response(agent("bytes"), (third, letter), (first, second)) == "a"
+    assert decode_response(agent("bytes"), (third, letter), ()) == "\ufffda"
     # with a whole character before it, the half that follows is broken all the same
-    assert agent("bytes").decode_response((second,), agent("bytes").tokenizer("e").input_ids) == "\ufffd"
+    assert decode_response(agent("bytes"), (second,), agent("bytes").tokenizer("e").input_ids) == "\ufffd"
 
 
 class Counting(Agent):
-    """Remembers what its tokenizer had to encode."""
+    """Records the texts that its tokenizer encodes."""
 
     def _encode_plain(self, texts, known) -> None:
         before = set(known)
@@ -160,8 +161,8 @@ def counting(name: str, template: str | None = None, eos: str = "<eos>") -> Coun
 TEMPLATE = "{% for m in messages %}{{ m.content + '=' }}{% endfor %}"
 
 
-def test_a_text_is_encoded_once_for_a_family_of_learners() -> None:
-    """Other chat templates ask otherwise, but write the same tokens."""
+def test_a_text_is_encoded_once_for_equal_tokenizers() -> None:
+    """Chat templates may differ; the tokenizer is the same."""
     source = pair_agent("source")
     rollouts = [rollout(source, text) for text in ("119", "74", "119", "7a", "119")]
     shared = Retokeniser()
@@ -180,7 +181,7 @@ def test_a_text_is_encoded_once_for_a_family_of_learners() -> None:
     assert asked_otherwise.encode_prompt(rollouts[0].problem) != first.encode_prompt(rollouts[0].problem)
 
 
-def test_a_family_that_stops_at_different_tokens() -> None:
+def test_equal_tokenizers_with_different_stop_tokens() -> None:
     """ "#" (20) ends one learner's responses and is text to the other."""
     said = [rollout(pair_agent(), text) for text in ("1#2", "12")]
     base, stops_at_mark = counting("base"), counting("mark", eos="#")
@@ -195,7 +196,7 @@ def test_a_family_that_stops_at_different_tokens() -> None:
         assert found["mark"] == ["not_representable", LearnerTokens((4, 21), (4, 5, 20), False)]
 
 
-def test_rollouts_of_twins_and_strangers_in_one_go() -> None:
+def test_rollouts_of_equal_and_other_tokenizers_in_one_batch() -> None:
     char, pair = char_agent(), pair_agent()
     said = [rollout(pair, "119"), rollout(char, "119"), rollout(pair, "1a"), rollout(pair, "1\ufffd")]
     assert Retokeniser().tokens(char, said, [False, True, False, False]) == [
