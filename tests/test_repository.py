@@ -33,6 +33,7 @@ LAYERS = [
     "seeding",
     "files",
     "plugins",
+    "processes",
     "errors",
     "plain_text",
     "types",

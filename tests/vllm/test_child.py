@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hacrl import processes as supervision
 from hacrl.config.schema import AgentSettings, VllmSettings
-from hacrl.engines import process_guard as guarding
 from hacrl.engines.vllm import child, child_program
 from hacrl.engines.vllm.backend import Ask, Backend, EngineError, Said
 from hacrl.engines.vllm.engine import VllmEngine
@@ -80,9 +80,9 @@ class TestVllmChild(EngineContract):
         return make
 
     def test_the_engine_is_watched_over_in_case_hacrl_is_killed(self, shared: VllmEngine) -> None:
-        """What a guard does is shown in tests/engines/test_vllm_process.py."""
+        """What a guard does is shown in tests/test_processes.py."""
         commands = [process.cmdline() for process in psutil.Process().children()]
-        (guard,) = [command for command in commands if guarding.__file__ in command]
+        (guard,) = [command for command in commands if supervision.__file__ in command]
         (engine,) = engines()
         assert guard[-2:] == [str(os.getpid()), str(-engine.pid)]  # its process group
 

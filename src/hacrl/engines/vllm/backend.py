@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hacrl.errors import HacrlError
+from hacrl.processes import ProcessError, ProcessLostError
 from hacrl.types import Sampling
 
 
@@ -20,6 +22,17 @@ class EngineLostError(EngineError):
 
 class OtherPolicyError(EngineError):
     """An engine computes something else than the agent; bringing the weights again may help."""
+
+
+@contextmanager
+def process_errors_as_engine_errors() -> Iterator[None]:
+    """Raise errors of an engine's process as errors of the engine."""
+    try:
+        yield
+    except ProcessLostError as error:
+        raise EngineLostError(str(error)) from error
+    except ProcessError as error:
+        raise EngineError(str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)

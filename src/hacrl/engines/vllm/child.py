@@ -18,10 +18,18 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from hacrl.engines.process import OwnProcess
 from hacrl.engines.vllm import child_program
-from hacrl.engines.vllm.backend import Ask, Ended, EngineError, EngineLostError, Said, sampling_fields
+from hacrl.engines.vllm.backend import (
+    Ask,
+    Ended,
+    EngineError,
+    EngineLostError,
+    Said,
+    process_errors_as_engine_errors,
+    sampling_fields,
+)
 from hacrl.engines.vllm.numbers_as_text import floats_from_text, integers_from_text
+from hacrl.processes import SupervisedProcess
 
 WORKER = "hacrl.engines.vllm.in_vllm.hacrl_vllm_worker.WeightReceiver"
 END_SECONDS = 10.0  # in which it ends by itself
@@ -50,7 +58,7 @@ class ChildBackend:
         self._asked = 0
         here = {**environment, "PYTHONPATH": os.pathsep.join(_import_path())}
         command = [sys.executable, "-P", "-m", child_program.__name__]
-        self._process = OwnProcess(self.name, command, here, log, start_timeout)
+        self._process = SupervisedProcess(self.name, command, here, log, start_timeout)
         self._line: _Line | None = None
         self._is_launched = False  # and not started yet
 
@@ -61,7 +69,7 @@ class ChildBackend:
         self._line = _Line(ours)
         try:
             with theirs:
-                self._process.launch(inherits=theirs.fileno())
+                self._process.launch(inherited_fd=theirs.fileno())
         except BaseException:
             self._end(patience=0.0)
             raise
@@ -76,15 +84,16 @@ class ChildBackend:
             raise EngineLostError(f"{self.name} was ended before it was ready.")
         try:
             line.send_beside(self._engine)
-            self._process.wait_until(line.has_answer)
+            with process_errors_as_engine_errors():
+                self._process.wait_until_ready(line.has_answer)
             answer = line.receive()
         except BaseException:
             self._end(patience=0.0)
             raise
         if answer is None or "error" in answer:
-            why = self._process.how_it_ended() if answer is None else answer["error"]
+            why = self._process.why_ended() if answer is None else answer["error"]
             self._end(patience=END_SECONDS)  # what went wrong is written before it ends
-            raise EngineError(f"{self.name} does not start: {why}; {self._process.log_end()}")
+            raise EngineError(f"{self.name} does not start: {why}; {self._process.end_of_log()}")
 
     def generate(self, asks: Sequence[Ask]) -> Iterator[Ended]:
         """See :class:`hacrl.engines.vllm.backend.Backend`."""
@@ -151,7 +160,8 @@ class ChildBackend:
             if answer["number"] == number:
                 break
         else:
-            raise EngineLostError(f"{self.name} died while {doing}: {self._process.last_words()}.")
+            why = f"{self._process.why_ended()}, its log is {self._process.log}"
+            raise EngineLostError(f"{self.name} died while {doing}: {why}.")
         if answer.get("lost"):
             raise EngineLostError(f"{self.name} died while {doing}: {answer['error']}.")
         if "error" in answer:

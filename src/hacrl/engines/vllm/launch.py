@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from hacrl.config.schema import MOST_MEMORY, VllmSettings
-from hacrl.engines.process import OwnProcess
 from hacrl.engines.sync_check import PROBED_PROMPTS
 from hacrl.engines.vllm.backend import Backend
 from hacrl.engines.vllm.checks import api_key_of
@@ -28,6 +27,7 @@ from hacrl.engines.vllm.server import ServerBackend
 from hacrl.engines.vllm.weight_transfer import free_port
 from hacrl.models.agent import Agent
 from hacrl.models.footprint import Footprint
+from hacrl.processes import SupervisedProcess
 from hacrl.types import Problem
 
 LOCALHOST = "127.0.0.1"
@@ -94,7 +94,7 @@ def _own_server(
 ) -> ServerBackend:
     key, port = secrets.token_urlsafe(24), settings.port or free_port()
     where = f"vLLM server of agent {name!r}"
-    process = OwnProcess(
+    process = SupervisedProcess(
         where,
         server_command(settings.python or sys.executable, arguments, LOCALHOST, port),
         {**environment, "VLLM_API_KEY": key},

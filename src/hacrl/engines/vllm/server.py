@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hacrl.engines.process import OwnProcess
-from hacrl.engines.vllm.backend import Ask, Ended, EngineError, EngineLostError
+from hacrl.engines.vllm.backend import (
+    Ask,
+    Ended,
+    EngineError,
+    EngineLostError,
+    process_errors_as_engine_errors,
+)
 from hacrl.engines.vllm.client import RPC_SECONDS, ServerClient
+from hacrl.processes import SupervisedProcess
 
 NEEDED = (
     "weight updates need a server with VLLM_SERVER_DEV_MODE=1 and hacrl's worker extension: start it with "
@@ -18,7 +24,7 @@ NEEDED = (
 class ServerBackend:
     """A vLLM server. With a process it is ours: started, watched and ended here."""
 
-    def __init__(self, client: ServerClient, process: OwnProcess | None, can_sleep: bool) -> None:
+    def __init__(self, client: ServerClient, process: SupervisedProcess | None, can_sleep: bool) -> None:
         self.name = client.name
         self.can_sleep = can_sleep
         self._client = client
@@ -29,7 +35,8 @@ class ServerBackend:
     def start(self) -> None:
         """See :class:`hacrl.engines.vllm.backend.Backend`."""
         if self._process is not None:
-            self._process.start(self._client.is_healthy)
+            with process_errors_as_engine_errors():
+                self._process.start(self._client.is_healthy)
         elif not self._client.is_healthy():
             raise EngineLostError(
                 f"{self.name} is not ready: nothing answers {self._client.url}/health with 200."
