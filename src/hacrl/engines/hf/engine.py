@@ -14,9 +14,16 @@ import torch
 from torch import Tensor
 
 from hacrl.engines.base import Finished
-from hacrl.engines.hf.batch_decoding import Decoding
-from hacrl.engines.hf.continuous_batching import Asked, BrokenOff, Ended, NotFinite, Request, decode_all
-from hacrl.engines.hf.slot_cache import can_have_slots, slots_that_fit, worth_keeping
+from hacrl.engines.hf.batch_decoding import BatchDecoding
+from hacrl.engines.hf.continuous_batching import (
+    FinishedRequest,
+    Interrupted,
+    NotFinite,
+    PendingRequests,
+    Request,
+    decode_all,
+)
+from hacrl.engines.hf.slot_cache import should_keep, slots_that_fit, supports_slots
 from hacrl.engines.hf.slot_decoder import CannotRecord, SlotDecoder
 from hacrl.errors import ModelError, TrainingError
 from hacrl.models.agent import Agent
@@ -76,7 +83,7 @@ class TransformersEngine:
         self._check_context(problems, sampling)
         with as_current(self.agent.device):
             if self._continuous is None:
-                self._continuous = self.agent.device.type == "cuda" and can_have_slots(self.agent.model)
+                self._continuous = self.agent.device.type == "cuda" and supports_slots(self.agent.model)
             generate = self._continuously if self._continuous else self._in_step
             return generate(problems, samples_per_prompt, sampling, seed, on_finished or (lambda *_: None))
 
@@ -85,24 +92,24 @@ class TransformersEngine:
     ) -> list[Rollout]:
         """Every response at its own pace; those that had ended when memory ran out are kept."""
         prompts = [self.agent.encode_prompt(problem) for problem in problems]
-        asked = Asked(prompts, group, sampling.max_new_tokens)
+        asked = PendingRequests(prompts, group, sampling.max_new_tokens)
         rollouts: dict[int, Rollout] = {}
 
-        def on_ended(ended: Sequence[Ended]) -> None:
-            whole = [asked.end(request, said) for request, said in ended]
+        def report(ended: Sequence[FinishedRequest]) -> None:
+            whole = [asked.finish(request, said) for request, said in ended]
             made = self._rollouts(
                 [
-                    (problems[request.place // group], said.token_ids, said.logprobs)
+                    (problems[request.index // group], said.token_ids, said.logprobs)
                     for (request, _), said in zip(ended, whole, strict=True)
                 ]
             )
             for (request, _), rollout in zip(ended, made, strict=True):
-                rollouts[request.place] = rollout
-                on_finished(request.place, rollout)
+                rollouts[request.index] = rollout
+                on_finished(request.index, rollout)
 
-        while missing := asked.missing:
+        while missing := asked.unfinished:
             try:
-                decode_all(self._decoder_for(missing, sampling), missing, seed, on_ended)
+                decode_all(self._decoder_for(missing, sampling), missing, seed, report)
                 self._note_what_is_not_compiled()
             except NotFinite:
                 self.close()  # with the numbers in the cache
@@ -110,9 +117,9 @@ class TransformersEngine:
             except CannotRecord as error:
                 self._decode_in_step_from_now_on(error)
                 return self._in_step(problems, group, sampling, seed, on_finished)
-            except (BrokenOff, RuntimeError) as error:
-                if isinstance(error, BrokenOff):
-                    asked.go_on(error.under_way)
+            except (Interrupted, RuntimeError) as error:
+                if isinstance(error, Interrupted):
+                    asked.interrupt(error.running)
                 elif not is_out_of_memory(error):
                     raise
                 self._make_room(missing, sampling, error)
@@ -130,7 +137,7 @@ class TransformersEngine:
     def _make_room(self, missing: Sequence[Request], sampling: Sampling, error: Exception) -> None:
         """The next attempt is to be smaller than the last one was."""
         last = self._decoders.get(sampling)
-        side_by_side = self._slots(len(missing)) if last is None else last.in_use
+        side_by_side = self._slots(len(missing)) if last is None else last.active_slots
         del last
         self._decoders.clear()
         let_go(error, self.agent.device)
@@ -142,19 +149,19 @@ class TransformersEngine:
         length = -(-longest // LENGTH_STEP) * LENGTH_STEP
         slots, model = self._slots(len(requests)), self.agent.model
         kept = self._decoders.get(sampling)
-        if kept is None or not kept.will_do(slots, length):
+        if kept is None or not kept.can_serve(slots, length):
             kept = None  # its memory is the next one's
             self._decoders.pop(sampling, None)
             compiles = worth_compiling(model) if self._compiles is None else self._compiles
             fitting = min(slots, slots_that_fit(model, length))
             kept = SlotDecoder(model, fitting, length, sampling, sorted(self.agent.stop_ids), compiles)
-            kept.wanted = slots
+            kept.requested_slots = slots
             self._decoders[sampling] = kept
-        kept.in_use = min(slots, kept.cache.slots)
+        kept.active_slots = min(slots, kept.cache.slots)
         return kept
 
     def _note_what_is_not_compiled(self) -> None:
-        problems = [decoder.problem for decoder in self._decoders.values() if decoder.problem]
+        problems = [decoder.compile_error for decoder in self._decoders.values() if decoder.compile_error]
         if problems and self._compiles is not False:
             self._compiles = False
             self.notes.append(
@@ -204,7 +211,7 @@ class TransformersEngine:
 
     def rest(self) -> None:
         """Give caches back, unless they are small: recording graphs anew takes a moment."""
-        if not worth_keeping([decoder.cache for decoder in self._decoders.values()]):
+        if not should_keep([decoder.cache for decoder in self._decoders.values()]):
             self.close()
 
     def close(self) -> None:
@@ -269,7 +276,7 @@ class TransformersEngine:
     def _generate_chunk(
         self, problems: Sequence[Problem], group: int, sampling: Sampling, generator: torch.Generator
     ) -> list[Rollout]:
-        decoding = Decoding(self.agent.model, [self.agent.encode_prompt(p) for p in problems], group)
+        decoding = BatchDecoding(self.agent.model, [self.agent.encode_prompt(p) for p in problems], group)
         stop_ids = torch.tensor(sorted(self.agent.stop_ids), device=self.agent.device)
         for remaining in reversed(range(sampling.max_new_tokens)):
             self._check_finite(decoding.logits)
