@@ -102,6 +102,7 @@ def test_vllm_is_imported_ahead_and_built_when_it_starts(folder: Path, backend) 
 def test_one_that_was_launched_and_is_not_wanted_ends(folder: Path, backend) -> None:
     child = backend()
     child.launch()
+    assert soon(lambda: bool(processes()))  # the command line of a new process is empty for a moment
     (process,) = processes()
     child.close()
     assert not process.is_running()
@@ -115,6 +116,7 @@ def test_one_that_was_launched_and_is_not_wanted_ends(folder: Path, backend) -> 
 def test_one_that_died_ahead_of_its_turn_says_so_then(folder: Path, backend) -> None:
     child = backend()
     child.launch()
+    assert soon(lambda: bool(processes()))  # the command line of a new process is empty for a moment
     (process,) = processes()
     os.kill(process.pid, signal.SIGKILL)
     process.wait(SECONDS)

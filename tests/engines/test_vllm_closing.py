@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from hacrl.config.schema import VllmSettings
-from hacrl.engines.vllm.backend import Ask, Ended, EngineLostError, Said
+from hacrl.engines.vllm.backend import Completion, Completions, EngineLostError, Request
 from hacrl.engines.vllm.engine import VllmEngine
 from hacrl.types import Problem, Sampling
 from tests.support.engines import take_for_proven
@@ -33,8 +33,8 @@ class Endless:
     def start(self) -> None:
         self.starts += 1
 
-    def generate(self, asks: Sequence[Ask]) -> Iterator[Ended]:
-        yield [(0, Said((5,), (-1.0,)))]
+    def generate(self, asks: Sequence[Request]) -> Iterator[Completions]:
+        yield [(0, Completion((5,), (-1.0,)))]
         self.has_said.set()
         assert self.is_gone.wait(SECONDS)
         raise EngineLostError("engine of ada has ended.")

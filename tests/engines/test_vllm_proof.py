@@ -13,7 +13,7 @@ from hacrl.config.schema import GspoSettings, LearningSettings, VllmSettings
 from hacrl.engines import sync_check as agreement
 from hacrl.engines.sync_check import PROBED_PROMPTS, PROBED_TOKENS
 from hacrl.engines.vllm import engine as engine_module
-from hacrl.engines.vllm.backend import Ask, Ended, EngineError, EngineLostError, Said
+from hacrl.engines.vllm.backend import Completion, Completions, EngineError, EngineLostError, Request
 from hacrl.engines.vllm.engine import VllmEngine
 from hacrl.errors import TrainingError
 from hacrl.models.agent import Agent
@@ -40,14 +40,14 @@ class Sayer:
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent  # whose weights it has
-        self.asked: list[list[Ask]] = []
+        self.asked: list[list[Request]] = []
         self.sent = 0
         self.dies_after: list[int] = []  # answers, in each of the next calls
 
     def start(self) -> None:
         """Nothing is needed."""
 
-    def generate(self, asks: Sequence[Ask]) -> Iterator[Ended]:
+    def generate(self, asks: Sequence[Request]) -> Iterator[Completions]:
         """Those that ask for most tokens end last."""
         self.asked.append(list(asks))
         order = sorted(range(len(asks)), key=lambda at: asks[at].sampling.max_new_tokens)
@@ -57,14 +57,14 @@ class Sayer:
         if left < len(asks):
             raise EngineLostError("engine of char died.")
 
-    def said(self, ask: Ask) -> Said:
+    def said(self, ask: Request) -> Completion:
         ids = (5, 6, 7, 8) * 4
         ids = ids[: ask.sampling.max_new_tokens]
         with torch.no_grad():
             logprobs, _ = response_logprobs(
                 self.agent.model, [(ask.prompt_ids, ids)], ask.sampling, self.agent.device
             )
-        return Said(ids, tuple(logprobs[0].tolist()))
+        return Completion(ids, tuple(logprobs[0].tolist()))
 
 
 class Sent:
@@ -85,11 +85,11 @@ def made(monkeypatch: pytest.MonkeyPatch) -> tuple[Agent, Sayer, VllmEngine]:
     backend = Sayer(agent)
     monkeypatch.setattr(engine_module, "make_transport", lambda *told: Sent())
     monkeypatch.setattr(VllmEngine, "describe", lambda self: [{"max_length": 99, "model": {}}])
-    monkeypatch.setattr(Sayer, "forget_prefixes", lambda self: None, raising=False)
+    monkeypatch.setattr(Sayer, "reset_prefix_cache", lambda self: None, raising=False)
     return agent, backend, VllmEngine(agent, backend, VllmSettings(), PROBES)
 
 
-def lengths(asks: Sequence[Ask]) -> list[int]:
+def lengths(asks: Sequence[Request]) -> list[int]:
     return [ask.sampling.max_new_tokens for ask in asks]
 
 
@@ -156,7 +156,7 @@ def test_who_fails_the_proof_is_left_before_weights_come_again(made, monkeypatch
     happened: list[str] = []
     plainly, send = backend.generate, Sent.send
 
-    def generate(asks: Sequence[Ask]) -> Iterator[Ended]:
+    def generate(asks: Sequence[Request]) -> Iterator[Completions]:
         try:
             yield from plainly(asks)
             happened.append("ended")
@@ -179,9 +179,11 @@ def test_how_far_first_tokens_differ_is_said(made) -> None:
     agent, backend, engine = made
     own = backend.said
 
-    def later_ones_differ(ask: Ask) -> Said:
+    def later_ones_differ(ask: Request) -> Completion:
         said = own(ask)
-        return Said(said.token_ids, (said.logprobs[0] - 0.25, *(one - 2.0 for one in said.logprobs[1:])))
+        return Completion(
+            said.token_ids, (said.logprobs[0] - 0.25, *(one - 2.0 for one in said.logprobs[1:]))
+        )
 
     backend.said = later_ones_differ
     with pytest.raises(EngineError) as caught:
@@ -221,10 +223,10 @@ def test_who_goes_wrong_beside_its_proof_is_refused_by_the_learner(made) -> None
     agent, backend, engine = made
     own = backend.said
 
-    def wrong_in_responses(ask: Ask) -> Said:
+    def wrong_in_responses(ask: Request) -> Completion:
         said = own(ask)
         off = 0.0 if ask.sampling.max_new_tokens == PROBED_TOKENS else 6.0
-        return Said(said.token_ids, (said.logprobs[0], *(one - off for one in said.logprobs[1:])))
+        return Completion(said.token_ids, (said.logprobs[0], *(one - off for one in said.logprobs[1:])))
 
     backend.said = wrong_in_responses
     sampling, method = Sampling(12), make_method(GspoSettings())

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hacrl.engines.vllm.backend import Ask, OtherPolicyError, Said
+from hacrl.engines.vllm.backend import Completion, PolicyMismatchError, Request
 from hacrl.models.agent import Agent
 from hacrl.models.logprobs import padded_logprobs, response_logprobs, response_mask
 from hacrl.models.packing import TokenPair
@@ -35,18 +35,18 @@ class Proof:
         self._agent = agent
         self._sampling = Sampling(max_new_tokens=PROBED_TOKENS)
         self._prompts = [agent.encode_prompt(problem) for problem in problems[:PROBED_PROMPTS]]
-        self._said: dict[int, Said] = {}
+        self._said: dict[int, Completion] = {}
         stop_ids = tuple(sorted(agent.stop_ids))
-        self.asks = [Ask(prompt, self._sampling, stop_ids, seed=None) for prompt in self._prompts]
+        self.asks = [Request(prompt, self._sampling, stop_ids, seed=None) for prompt in self._prompts]
         assert self.asks, "without problems nothing can be proven"
 
-    def take(self, position: int, said: Said) -> bool:
+    def take(self, position: int, said: Completion) -> bool:
         """An answer; whether that was the last one."""
         self._said[position] = said
         return len(self._said) == len(self.asks)
 
     def gap(self, engine: str, limit: float | None) -> float:
-        """Mean |difference| per token; :class:`OtherPolicyError` if it cannot be the agent's policy."""
+        """Mean |difference| per token; :class:`PolicyMismatchError` if it cannot be the agent's policy."""
         agent, said = self._agent, [response for _, response in sorted(self._said.items())]
         learner = self._learner(response_logprobs)
         theirs = torch.tensor([logprob for one in said for logprob in one.logprobs], dtype=torch.float64)
@@ -57,7 +57,7 @@ class Proof:
             return mean
         begins = list(accumulate((len(one.token_ids) for one in said[:-1]), initial=0))
         plainly = float((self._learner(_plainly) - theirs).abs().mean())
-        raise OtherPolicyError(
+        raise PolicyMismatchError(
             f"{engine} is not at the agent's policy after a weight update (policy version "
             f"{agent.policy_version}): its log-probabilities differ by {mean:.3g} nats per token on "
             f"average (at most {largest:.3g}, over {gaps.numel()} tokens; first tokens of responses by "

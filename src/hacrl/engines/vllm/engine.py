@@ -13,15 +13,15 @@ from hacrl.config.schema import VllmSettings
 from hacrl.engines.base import EngineReport, Finished
 from hacrl.engines.sync_check import Proof
 from hacrl.engines.vllm.backend import (
-    Ask,
     Backend,
-    Ended,
+    Completion,
+    Completions,
     EngineError,
     EngineLostError,
-    OtherPolicyError,
-    Said,
+    PolicyMismatchError,
+    Request,
 )
-from hacrl.engines.vllm.start_lock import Starts
+from hacrl.engines.vllm.start_lock import StartLock
 from hacrl.engines.vllm.weight_transfer import Transport, exported_weights, make_transport
 from hacrl.errors import TrainingError
 from hacrl.models.agent import Agent
@@ -30,7 +30,7 @@ from hacrl.models.lora import is_adapted
 from hacrl.seeding import derive_seed
 from hacrl.types import Problem, Rollout, Sampling
 
-_STARTS = Starts()
+_START_LOCK = StartLock()
 _COPYING = threading.Lock()  # of weights, which takes as much memory as they do
 
 
@@ -80,7 +80,7 @@ class VllmEngine:
         """Start the engine if it is not there, and bring it to the agent's policy if it is not at it."""
         self._is_closed = False
         self._bring_up()
-        _STARTS.wait(self._check_open)
+        _START_LOCK.wait_for_all(self._check_open)
         if proven:
             self._hear([], lambda ended: None)
         return self._report
@@ -114,7 +114,7 @@ class VllmEngine:
         asks = self._asks(problems, samples_per_prompt, sampling, seed)
         rollouts: dict[int, Rollout] = {}
 
-        def take(ended: Ended) -> None:
+        def take(ended: Completions) -> None:
             asked = [problems[place // samples_per_prompt] for place, _ in ended]
             made = self._rollouts(asked, [said for _, said in ended], sampling)
             for (place, _), rollout in zip(ended, made, strict=True):
@@ -125,7 +125,7 @@ class VllmEngine:
         self._hear(asks, take)
         return [rollouts[place] for place in range(len(asks))]
 
-    def _hear(self, asks: Sequence[Ask], take: Callable[[Ended], None]) -> None:
+    def _hear(self, asks: Sequence[Request], take: Callable[[Completions], None]) -> None:
         """Whatever is asked for, and a proof if one is due.
 
         An engine that dies is brought back; one that fails its proof gets the weights once more.
@@ -140,13 +140,13 @@ class VllmEngine:
             except EngineLostError as error:
                 self._lost(error, last=lost == self._settings.restarts)
                 lost += 1
-            except OtherPolicyError as error:
+            except PolicyMismatchError as error:
                 if has_failed:
                     raise
                 has_failed = True
                 self._notes.append(f"{error}. The weights were brought once more; nothing it said was used")
 
-    def _hear_once(self, left: dict[int, Ask], take: Callable[[Ended], None]) -> None:
+    def _hear_once(self, left: dict[int, Request], take: Callable[[Completions], None]) -> None:
         """What was asked for and is left; what is taken is no longer.
 
         Nothing is taken of an engine that has not proven that it is at the agent's policy.
@@ -154,7 +154,7 @@ class VllmEngine:
         proof = None if self._report is not None else Proof(self.agent, self._probes)
         first = [] if proof is None else proof.asks
         places = list(left)
-        unproven: Ended = []
+        unproven: Completions = []
         for ended in self.backend.generate([*first, *left.values()]) if first or left else ():
             for position, said in ended:
                 if position >= len(first):
@@ -214,10 +214,10 @@ class VllmEngine:
 
     def _start(self) -> None:
         """And bring the first weights, before another engine starts if this one measures memory."""
-        with _STARTS.due():
+        with _START_LOCK.announce():
             self._check_open()
             self._before_start()
-            with _STARTS.turn(self._starts_alone), as_current(self.agent.device):
+            with _START_LOCK.hold(self._starts_alone), as_current(self.agent.device):
                 self._check_open()
                 self._have_memory_given_back()
                 self.backend.start()
@@ -248,7 +248,7 @@ class VllmEngine:
         if self._is_asleep:
             self.backend.wake("kv_cache")
             self._is_asleep = False
-        self.backend.forget_prefixes()
+        self.backend.reset_prefix_cache()
 
     def _have_memory_given_back(self) -> None:
         """What a learner keeps for later, the engine needs now; as it starts, it measures what is free."""
@@ -277,7 +277,9 @@ class VllmEngine:
             ) from error
         self._notes.append(f"{error} It was started again; finished responses are kept")
 
-    def _asks(self, problems: Sequence[Problem], samples: int, sampling: Sampling, seed: int) -> list[Ask]:
+    def _asks(
+        self, problems: Sequence[Problem], samples: int, sampling: Sampling, seed: int
+    ) -> list[Request]:
         """One for each response, problem by problem."""
         prompts = [self.agent.encode_prompt(problem) for problem in problems]
         self._check_lengths(problems, prompts, sampling)
@@ -285,7 +287,7 @@ class VllmEngine:
         asked = [prompt for prompt in prompts for _ in range(samples)]
         seeded = self._settings.seeded
         return [
-            Ask(prompt, sampling, stop_ids, derive_seed(seed, place) if seeded else None)
+            Request(prompt, sampling, stop_ids, derive_seed(seed, place) if seeded else None)
             for place, prompt in enumerate(asked)
         ]
 
@@ -304,7 +306,7 @@ class VllmEngine:
                 )
 
     def _rollouts(
-        self, problems: Sequence[Problem], said: Sequence[Said], sampling: Sampling
+        self, problems: Sequence[Problem], said: Sequence[Completion], sampling: Sampling
     ) -> list[Rollout]:
         """Of responses that have ended together; their texts are decoded together."""
         if not all(one.token_ids for one in said):

@@ -1,7 +1,7 @@
-"""What hacrl adds to vLLM's workers: taking weights. vLLM mixes this class into its own worker class.
+"""hacrl's worker extension: vLLM mixes this class into its workers, so that they can load weights.
 
-It may be loaded by an interpreter that has vLLM and not hacrl, so it imports neither hacrl nor anything
-that vLLM does not need itself. Arguments and results are JSON text: they pass HTTP and process borders alike.
+An interpreter without hacrl may import this module, so it imports only what vLLM needs itself. Arguments and
+results fit into JSON, because they cross HTTP and processes.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ PROTOCOL = 1  # raised whenever a method changes what it takes or returns
 
 
 class WeightReceiver:
-    """Methods for ``collective_rpc``; all names start with hacrl, so that none hides one of vLLM's."""
+    """Methods for ``collective_rpc``. Their names start with hacrl, so that they hide none of vLLM's."""
 
     def hacrl_describe(self) -> dict[str, Any]:
-        """Which model this worker serves, and what it runs on."""
+        """Return which model this worker serves, and its device."""
         import vllm
 
         model = self.model_runner.get_model()  # type: ignore[attr-defined]
@@ -39,7 +39,7 @@ class WeightReceiver:
         }
 
     def hacrl_load_file(self, path: str) -> dict[str, Any]:
-        """Take weights from a safetensors file both sides can see."""
+        """Load weights from a safetensors file that both sides can read."""
         from safetensors import safe_open
 
         def weights() -> Iterator[tuple[str, torch.Tensor]]:
@@ -50,43 +50,43 @@ class WeightReceiver:
         return self._hacrl_load(weights())
 
     def hacrl_load_ipc(self, handles: str) -> dict[str, Any]:
-        """Take weights straight out of the learner's memory on the same GPU."""
-        # All are opened before the first is read: they lie in a few large pieces of memory, and a piece is
-        # mapped into this process anew whenever the last tensor in it has been let go.
-        opened = [(one["name"], _opened(one)) for one in json.loads(handles)]
+        """Load weights from the learner's memory on the same GPU."""
+        # Open all before loading any: the tensors lie in a few large allocations, and an allocation is mapped
+        # into this process again whenever its last open tensor was closed.
+        opened = [(handle["name"], _opened(handle)) for handle in json.loads(handles)]
         result = self._hacrl_load(opened)
         del opened
         torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
         return result
 
     def hacrl_join(self, backend: str, host: str, port: str, rank: str, size: str, seconds: str) -> None:
-        """Join the group in which the learner, rank 0, broadcasts weights."""
-        wait = timedelta(seconds=float(seconds))
-        mine = int(rank) + int(getattr(self, "rank", 0))
-        self._hacrl_group = make_group(backend, host, int(port), mine, int(size), wait)
+        """Join the process group in which the learner, rank 0, broadcasts weights."""
+        timeout = timedelta(seconds=float(seconds))
+        own_rank = int(rank) + int(getattr(self, "rank", 0))
+        self._hacrl_group = make_group(backend, host, int(port), own_rank, int(size), timeout)
 
     def hacrl_load_broadcast(self, plan: str) -> dict[str, Any]:
-        """Take weights that the learner broadcasts one after the other in the order of the plan."""
+        """Load weights that the learner broadcasts one by one, in the order of the plan."""
         device = next(self.model_runner.get_model().parameters()).device  # type: ignore[attr-defined]
 
         def weights() -> Iterator[tuple[str, torch.Tensor]]:
-            for one in json.loads(plan):
-                tensor = torch.empty(one["shape"], dtype=getattr(torch, one["dtype"]), device=device)
+            for entry in json.loads(plan):
+                tensor = torch.empty(entry["shape"], dtype=getattr(torch, entry["dtype"]), device=device)
                 self._hacrl_group.broadcast([tensor], torch.distributed.BroadcastOptions()).wait()
-                yield one["name"], tensor
+                yield entry["name"], tensor
 
         return self._hacrl_load(weights())
 
     def _hacrl_load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> dict[str, Any]:
-        """Put weights with Hugging Face names where the engine computes with them."""
+        """Load weights with Hugging Face names into the model; return parameters that got none."""
         runner = self.model_runner  # type: ignore[attr-defined]
         model = runner.get_model()
         with torch.inference_mode():
-            if _is_plain(model):  # weights are computed with as they were loaded: copy in place
+            if _is_plain(model):  # no layer repacks its weights: copy in place
                 loaded = model.load_weights(weights)
             else:
-                given = list(weights)  # vLLM reads them layer by layer and repacks each
-                runner.reload_weights(weights_iterator=iter(given))
+                # a list, because vLLM loads layer by layer and repacks each
+                runner.reload_weights(weights_iterator=iter(list(weights)))
                 _repack_tied_head(model)
                 loaded = None
         if next(model.parameters()).is_cuda:
@@ -97,22 +97,22 @@ class WeightReceiver:
         return {"missing": missing[:8]}
 
 
-def make_group(backend: str, host: str, port: int, rank: int, size: int, wait: timedelta) -> Any:
-    """A process group of its own, beside whatever groups either side has; rank 0 keeps the meeting point."""
+def make_group(backend: str, host: str, port: int, rank: int, size: int, timeout: timedelta) -> Any:
+    """Return a process group apart from torch's default one; rank 0 hosts the store."""
     from torch import distributed
 
     store = distributed.TCPStore(  # type: ignore[attr-defined]
-        host, port, size, is_master=rank == 0, timeout=wait, wait_for_workers=False, use_libuv=True
+        host, port, size, is_master=rank == 0, timeout=timeout, wait_for_workers=False, use_libuv=True
     )
     if backend == "gloo":
-        return distributed.ProcessGroupGloo(store, rank, size, wait)
+        return distributed.ProcessGroupGloo(store, rank, size, timeout)
     options = distributed.ProcessGroupNCCL.Options()
-    options._timeout = wait
+    options._timeout = timeout
     return distributed.ProcessGroupNCCL(store, rank, size, options)
 
 
 def _is_plain(model: torch.nn.Module) -> bool:
-    """Whether no layer holds its weights in a form of its own: packed for a CPU, quantised, experts fused."""
+    """Return whether all layers keep weights as loaded: none packed for a CPU, quantised, or fused."""
     if not next(model.parameters()).is_cuda:
         return False
     for module in model.modules():
@@ -123,7 +123,7 @@ def _is_plain(model: torch.nn.Module) -> bool:
 
 
 def _repack_tied_head(model: torch.nn.Module) -> None:
-    """On a CPU an output layer tied to the embeddings keeps a packed copy that a reload does not renew."""
+    """Renew a tied output layer's packed copy of the embeddings, which a reload on a CPU leaves stale."""
     for module in model.modules():
         if hasattr(module, "cpu_linear") and getattr(module, "weight", None) is not None and _is_head(module):
             module.quant_method.process_weights_after_loading(module)  # type: ignore[operator, union-attr]
@@ -140,9 +140,9 @@ def _gpu_identity(device: torch.device) -> str | None:
 
 
 def _opened(handle: dict[str, Any]) -> torch.Tensor:
-    """A tensor of another process on this GPU; nothing is copied."""
+    """Open a tensor of another process on this GPU, without a copy."""
     parts = [base64.b64decode(part["b"]) if isinstance(part, dict) else part for part in handle["storage"]]
-    parts[0] = torch.cuda.current_device()  # the same GPU may have another number there
+    parts[0] = torch.cuda.current_device()  # the GPU may have another number there
     storage = torch.UntypedStorage._new_shared_cuda(*parts)
     tensor = torch.empty(0, dtype=getattr(torch, handle["dtype"]), device="cuda")
     return tensor.set_(storage, handle["offset"], handle["shape"], handle["stride"])
