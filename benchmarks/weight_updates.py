@@ -67,6 +67,10 @@ class Watched:
         results: list[Any] = self._note(method, self._backend.call, method, *arguments)
         return results
 
+    def weight_transfer(self, method: str, request: dict[str, Any] | None = None) -> None:
+        """See :class:`hacrl.engines.vllm.backend.Backend`."""
+        self._note("hacrl_load", self._backend.weight_transfer, method, request)
+
     def reset_prefix_cache(self) -> None:
         """See :class:`hacrl.engines.vllm.backend.Backend`."""
         self._note("forget", self._backend.reset_prefix_cache)

@@ -77,6 +77,10 @@ class Backend(Protocol):
         """Call a method of hacrl's worker extension; return one result per worker."""
         ...
 
+    def weight_transfer(self, method: str, request: dict[str, Any] | None = None) -> None:
+        """Call a method of vLLM's weight-transfer API, e.g. ``update_weights``."""
+        ...
+
     def reset_prefix_cache(self) -> None:
         """Drop cached keys and values, which belong to other weights."""
         ...

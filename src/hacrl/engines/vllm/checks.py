@@ -43,6 +43,22 @@ VERSION_SECONDS = 120  # for an interpreter to start and print its version
 PROCESSOR_LIMIT = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"  # under NVIDIA's MPS
 
 
+_WITH_WEIGHT_TRANSFER = (0, 32)  # the first tested version whose weight-transfer API takes hacrl's engine
+
+
+def has_weight_transfer(settings: VllmSettings) -> bool:
+    """Return whether the vLLM that hacrl would start has a weight-transfer API for hacrl's engine."""
+    if settings.python is None:
+        version = installed.installed_version()
+    else:
+        try:
+            version = _version_in("vllm.python", settings.python)
+        except ConfigError:  # starting the engine fails too, and says why
+            return False
+    minor = None if version is None else _minor(version)
+    return minor is not None and minor >= _WITH_WEIGHT_TRANSFER
+
+
 def api_key_of(settings: VllmSettings) -> str | None:
     """Return the key for a server at a URL. Config files hold no key: they are copied into run folders."""
     return os.environ.get(settings.api_key_variable)
@@ -81,7 +97,8 @@ def _require(module: str, message: str) -> None:
         raise ConfigError(message)
 
 
-def _check_interpreter(key: str, python: str) -> None:
+def _version_in(key: str, python: str) -> str:
+    """Ask an interpreter for the version of its vLLM; empty if it has none."""
     command = [python, installed.__file__]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=VERSION_SECONDS, check=True)
@@ -89,7 +106,12 @@ def _check_interpreter(key: str, python: str) -> None:
         raise ConfigError(f"{key}: {python} cannot be run: {error}; {error.stderr[-500:]}") from error
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"{key}: {python} cannot be run: {error}") from error
-    if not (version := found.stdout.strip()):
+    return found.stdout.strip()
+
+
+def _check_interpreter(key: str, python: str) -> None:
+    version = _version_in(key, python)
+    if not version:
         raise ConfigError(f"{key}: {python} has no vllm; install it there (docs/vllm.md)")
     _check_version(f"{key}: {python}", version)
 

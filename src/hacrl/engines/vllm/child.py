@@ -118,6 +118,10 @@ class ChildBackend:
         results: list[Any] = self._request(method, {"do": "call", "method": method, "arguments": arguments})
         return results
 
+    def weight_transfer(self, method: str, request: Message | None = None) -> None:
+        """Call a method of vLLM's weight-transfer API."""
+        self._request(method, {"do": "weight_transfer", "method": method, "request": request})
+
     def reset_prefix_cache(self) -> None:
         """Drop cached keys and values."""
         self._request("resetting its prefix cache", {"do": "reset_prefix_cache"})

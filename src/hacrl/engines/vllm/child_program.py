@@ -82,6 +82,7 @@ class Engine:
         actions: dict[str, Callable[[], Any]] = {
             "generate": lambda: self._generate(message["requests"], number, connection),
             "call": lambda: llm.collective_rpc(message["method"], args=tuple(message["arguments"])),
+            "weight_transfer": lambda: self._weight_transfer(message["method"], message["request"]),
             "reset_prefix_cache": self._reset_prefix_cache,
             # 2: the learner has the weights, so vLLM need not keep them
             "sleep": lambda: llm.sleep(level=2),
@@ -130,6 +131,10 @@ class Engine:
         except Exception:
             self._has_failed = True
             raise
+
+    def _weight_transfer(self, method: str, request: Message | None) -> None:
+        """Call a method of vLLM's weight-transfer API."""
+        getattr(self._llm, method)(*([] if request is None else [request]))
 
     def _reset_prefix_cache(self) -> None:
         if self._llm.reset_prefix_cache() is False:

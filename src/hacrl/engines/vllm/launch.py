@@ -16,10 +16,11 @@ import torch
 from hacrl.config.schema import MOST_MEMORY, VllmSettings
 from hacrl.engines.sync_check import PROBED_PROMPTS
 from hacrl.engines.vllm.backend import Backend
-from hacrl.engines.vllm.checks import api_key_of
+from hacrl.engines.vllm.checks import api_key_of, has_weight_transfer
 from hacrl.engines.vllm.child import ChildBackend
 from hacrl.engines.vllm.client import ServerClient
 from hacrl.engines.vllm.engine import VllmEngine
+from hacrl.engines.vllm.in_vllm.hacrl_vllm_worker import BACKEND
 from hacrl.engines.vllm.server import ServerBackend
 from hacrl.engines.vllm.weight_transfer import free_port
 from hacrl.models.agent import Agent
@@ -136,6 +137,8 @@ def engine_arguments(
         "enable_sleep_mode": can_sleep,
         "seed": seed % 2**32,  # the range that numpy accepts
     }
+    if has_weight_transfer(settings):
+        arguments["weight_transfer_config"] = {"backend": BACKEND}
     length = settings.max_length or max_length
     if length is not None:
         arguments["max_model_len"] = length

@@ -58,6 +58,10 @@ class ServerBackend:
             raise EngineError(f"{error}; {SERVER_HINT}") from error
         return list(answer["results"]) if answer else []
 
+    def weight_transfer(self, method: str, request: dict[str, Any] | None = None) -> None:
+        """Call a method of vLLM's weight-transfer API."""
+        self._client.post(f"/{method}", request, RPC_SECONDS)
+
     def reset_prefix_cache(self) -> None:
         """Drop cached keys and values."""
         self._client.post("/reset_prefix_cache")

@@ -29,6 +29,39 @@ Weights = Iterable[tuple[str, Tensor]]
 _SHARED_MEMORY = Path("/dev/shm")
 
 
+class Workers:
+    """vLLM's workers as the receivers of weights.
+
+    They are reached by vLLM's weight-transfer API where it has hacrl's engine, else by hacrl's extension.
+    """
+
+    def __init__(self, backend: Backend, has_api: bool) -> None:
+        self._backend = backend
+        self._has_api = has_api
+
+    def join(self, group: dict[str, Any]) -> None:
+        """Have every worker join a process group with the learner."""
+        if self._has_api:
+            self._backend.weight_transfer("init_weight_transfer_engine", {"init_info": {"group": group}})
+        else:
+            self._backend.call("hacrl_join", json.dumps(group))
+
+    def load(self, source: dict[str, Any]) -> None:
+        """Have every worker load the weights from a source; return when all have."""
+        if self._has_api:
+            self._backend.weight_transfer("start_weight_update")
+            self._backend.weight_transfer("update_weights", {"update_info": {"source": source}})
+            self._backend.weight_transfer("finish_weight_update")
+            return
+        answers = self._backend.call("hacrl_load", json.dumps(source))
+        missing = sorted({name for answer in answers for name in answer["missing"]})
+        if missing:
+            raise EngineError(
+                f"{self._backend.name} serves another model: the agent has no weights for "
+                f"{', '.join(missing)}"
+            )
+
+
 class Transport(Protocol):
     """One way to send weights."""
 
@@ -48,14 +81,14 @@ class Ipc:
 
     name = "ipc"
 
+    def __init__(self, has_api: bool = False) -> None:
+        self._has_api = has_api
+
     def send(self, weights: Weights, backend: Backend) -> None:
         """Send handles of the tensors, which stay alive until the workers have loaded them."""
         kept = [(name, tensor.contiguous()) for name, tensor in weights]
         torch.cuda.synchronize()
-        _check_complete(
-            backend,
-            backend.call("hacrl_load_ipc", json.dumps([_handle(name, tensor) for name, tensor in kept])),
-        )
+        Workers(backend, self._has_api).load({"ipc": [_handle(name, tensor) for name, tensor in kept]})
         torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]  # frees what the workers have released
 
     def close(self) -> None:
@@ -67,6 +100,9 @@ class Files:
 
     name = "files"
 
+    def __init__(self, has_api: bool = False) -> None:
+        self._has_api = has_api
+
     def send(self, weights: Weights, backend: Backend) -> None:
         """Write the file, have the workers load it, and delete it."""
         from safetensors.torch import save_file
@@ -76,7 +112,7 @@ class Files:
         with tempfile.TemporaryDirectory(prefix="hacrl-weights-", dir=_folder_for(size)) as folder:
             path = Path(folder) / "weights.safetensors"
             save_file(tensors, path)
-            _check_complete(backend, backend.call("hacrl_load_file", str(path)))
+            Workers(backend, self._has_api).load({"file": str(path)})
 
     def close(self) -> None:
         """Hold nothing."""
@@ -85,10 +121,13 @@ class Files:
 class Broadcast:
     """A broadcast from the learner to all workers: NCCL between GPUs, gloo otherwise."""
 
-    def __init__(self, kind: str, workers: int, host: str, seconds: float = 120.0) -> None:
+    def __init__(
+        self, kind: str, workers: int, host: str, has_api: bool = False, seconds: float = 120.0
+    ) -> None:
         self.name = kind
         self._size = workers + 1
         self._host = host
+        self._has_api = has_api
         self._timeout = timedelta(seconds=seconds)
         self._group: Any = None
 
@@ -99,24 +138,24 @@ class Broadcast:
         plan = [
             {"name": name, "shape": list(tensor.shape), "dtype": _dtype_name(tensor)} for name, tensor in kept
         ]
+        workers = Workers(backend, self._has_api)
         with ThreadPoolExecutor(1) as thread:  # workers answer once they have all tensors
             if self._group is None:
-                self._group = self._join(backend, thread)
-            answer = thread.submit(backend.call, "hacrl_load_broadcast", json.dumps(plan))
+                self._group = self._join(workers, backend, thread)
+            answer = thread.submit(workers.load, {"broadcast": plan})
             with _errors_of(answer, backend):
                 for _, tensor in kept:
                     self._group.broadcast([tensor], torch.distributed.BroadcastOptions()).wait()
-            _check_complete(backend, answer.result())
+            answer.result()
 
-    def _join(self, backend: Backend, thread: ThreadPoolExecutor) -> Any:
-        port = free_port()
-        seconds = str(self._timeout.total_seconds())
-        address = (self.name, self._host, str(port), "1", str(self._size), seconds)
-        answer = thread.submit(backend.call, "hacrl_join", *address)
+    def _join(self, workers: Workers, backend: Backend, thread: ThreadPoolExecutor) -> Any:
+        port, seconds = free_port(), self._timeout.total_seconds()
+        group = {"backend": self.name, "host": self._host, "port": port, "size": self._size}
+        answer = thread.submit(workers.join, {**group, "seconds": seconds})
         with _errors_of(answer, backend):
-            group = make_group(self.name, self._host, port, 0, self._size, self._timeout)
+            joined = make_group(self.name, self._host, port, 0, self._size, self._timeout)
         answer.result()
-        return group
+        return joined
 
     def close(self) -> None:
         """Drop the process group, which belongs to the engine's present workers."""
@@ -154,11 +193,12 @@ def make_transport(
             f"weight_sync={wanted} needs {needs[wanted]}; here the learner is on {learner} and the engine on "
             f"{', '.join(worker['device'] for worker in workers)}. Leave weight_sync out to take the best way"
         )
+    has_api = all(worker.get("weight_transfer") for worker in workers)
     if wanted == "ipc":
-        return Ipc()
+        return Ipc(has_api)
     if wanted == "files":
-        return Files()
-    return Broadcast(wanted, len(workers), host)
+        return Files(has_api)
+    return Broadcast(wanted, len(workers), host, has_api)
 
 
 def free_port() -> int:
@@ -166,14 +206,6 @@ def free_port() -> int:
     with closing(socket.socket()) as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
-
-
-def _check_complete(backend: Backend, answers: list[dict[str, Any]]) -> None:
-    missing = sorted({name for answer in answers for name in answer["missing"]})
-    if missing:
-        raise EngineError(
-            f"{backend.name} serves another model: the agent has no weights for {', '.join(missing)}"
-        )
 
 
 def _folder_for(size: int) -> str | None:
