@@ -56,12 +56,12 @@ def measure(agent: Agent, work: Work, seed: int) -> tuple[float, float]:
     """Seconds of both ways, with the same draws."""
     problems = make_problems(agent, work.prompts, work.prompt_tokens, seed)
     engine, sampling = TransformersEngine(agent), Sampling(work.new_tokens)
-    can_be_grouped = decoding.can_be_grouped
+    can_share_prompts = decoding.can_share_prompts
     found = []
     for is_grouped in (True, False):
-        decoding.can_be_grouped = can_be_grouped if is_grouped else lambda model: False
+        decoding.can_share_prompts = can_share_prompts if is_grouped else lambda model: False
         found.append(timed(lambda: sample_rollouts(engine, problems, work.samples, sampling, seed)))
-    decoding.can_be_grouped = can_be_grouped
+    decoding.can_share_prompts = can_share_prompts
     return found[0], found[1]
 
 

@@ -28,7 +28,7 @@ from shapes import SHAPES, make_agent
 from timing import timed
 
 from hacrl.config.schema import AgentSettings
-from hacrl.engines.hf.continuous_batching import Ended, Prompts, Request, decode_all
+from hacrl.engines.hf.continuous_batching import FinishedRequest, Prompts, Request, decode_all
 from hacrl.engines.hf.slot_decoder import Group, SlotDecoder
 from hacrl.models.agent import Agent
 from hacrl.models.compile import compiles_by_default
@@ -54,7 +54,7 @@ def step_times(agent: Agent, decoder: SlotDecoder, sizes: Sequence[int], context
                     for slot in range(size)
                 ]
             )
-            batch = decoder.work_on(list(range(size)))
+            batch = decoder.select(list(range(size)))
 
             def steps(batch: int = batch) -> None:
                 for _ in range(MEASURED_STEPS):
@@ -87,12 +87,12 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, object]:
     ]
     texts: dict[int, str] = {}
 
-    def on_ended(ended: Sequence[Ended]) -> None:
+    def on_finished(ended: Sequence[FinishedRequest]) -> None:
         said = agent.decode_responses([one.token_ids for _, one in ended], [one.prompt for one, _ in ended])
-        texts.update(zip((request.place for request, _ in ended), said, strict=True))
+        texts.update(zip((request.index for request, _ in ended), said, strict=True))
 
     rounds = [
-        timed(lambda number=number: decode_all(decoder, requests, number, on_ended))  # type: ignore[misc]
+        timed(lambda number=number: decode_all(decoder, requests, number, on_finished))  # type: ignore[misc]
         for number in range(options.rounds + 1)
     ]
     assert len(texts) == len(requests)

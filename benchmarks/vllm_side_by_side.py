@@ -25,7 +25,7 @@ from rollout_work import Work
 from shapes import SHAPES, make_agent
 
 from hacrl.config.schema import VllmSettings
-from hacrl.engines.vllm.backend import Ask
+from hacrl.engines.vllm.backend import Request
 from hacrl.engines.vllm.child import ChildBackend
 from hacrl.engines.vllm.launch import engine_arguments, engine_environment
 from hacrl.types import Sampling
@@ -65,11 +65,15 @@ def round_of(engines: list[ChildBackend], work: Work, draw: random.Random, vocab
             for _ in range(work.prompts)
         ]
         asks.append(
-            [Ask(one, Sampling(work.new_tokens), (), None) for one in prompts for _ in range(work.samples)]
+            [
+                Request(one, Sampling(work.new_tokens), (), None)
+                for one in prompts
+                for _ in range(work.samples)
+            ]
         )
     answered: list[int] = []
 
-    def answer(engine: ChildBackend, asked: list[Ask]) -> None:
+    def answer(engine: ChildBackend, asked: list[Request]) -> None:
         answered.extend(len(said.token_ids) for ended in engine.generate(asked) for _, said in ended)
 
     threads = [
@@ -83,7 +87,7 @@ def round_of(engines: list[ChildBackend], work: Work, draw: random.Random, vocab
     seconds = time.perf_counter() - start
     assert answered == [work.new_tokens] * (len(engines) * work.responses), "not all have answered"
     for engine in engines:
-        engine.forget_prefixes()  # as after an update
+        engine.reset_prefix_cache()  # as after an update
     return seconds
 
 

@@ -26,7 +26,7 @@ from rollout_work import make_problems
 from shapes import SHAPES, make_agent
 
 from hacrl.config.schema import AgentSettings, VllmSettings
-from hacrl.engines.vllm.backend import Ask, Backend, Ended
+from hacrl.engines.vllm.backend import Backend, IndexedSamples, Request
 from hacrl.engines.vllm.engine import VllmEngine
 from hacrl.engines.vllm.launch import make_vllm_engine
 from hacrl.models.agent import Agent
@@ -58,7 +58,7 @@ class Watched:
         """See :class:`hacrl.engines.vllm.backend.Backend`."""
         self._note("start", self._backend.start)
 
-    def generate(self, asks: Sequence[Ask]) -> Iterator[Ended]:
+    def generate(self, asks: Sequence[Request]) -> Iterator[IndexedSamples]:
         """See :class:`hacrl.engines.vllm.backend.Backend`."""
         return self._backend.generate(asks)
 
@@ -67,9 +67,13 @@ class Watched:
         results: list[Any] = self._note(method, self._backend.call, method, *arguments)
         return results
 
-    def forget_prefixes(self) -> None:
+    def weight_transfer(self, method: str, request: dict[str, Any] | None = None) -> None:
         """See :class:`hacrl.engines.vllm.backend.Backend`."""
-        self._note("forget", self._backend.forget_prefixes)
+        self._note("hacrl_load", self._backend.weight_transfer, method, request)
+
+    def reset_prefix_cache(self) -> None:
+        """See :class:`hacrl.engines.vllm.backend.Backend`."""
+        self._note("forget", self._backend.reset_prefix_cache)
 
     def sleep(self) -> None:
         """See :class:`hacrl.engines.vllm.backend.Backend`."""

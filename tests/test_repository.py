@@ -34,6 +34,7 @@ LAYERS = [
     "seeding",
     "files",
     "plugins",
+    "processes",
     "errors",
     "plain_text",
     "types",

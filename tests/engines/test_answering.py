@@ -15,6 +15,7 @@ from hacrl.errors import TaskError
 from hacrl.tasks.registry import make_task
 from hacrl.tasks.rewards import RewardTask
 from hacrl.types import Rollout, Sampling, Verdict
+from tests.support.engines import sample_rollouts
 from tests.support.rollouts import rollout
 from tests.support.sevens import SevensTask, problem
 from tests.support.tiny import char_agent
@@ -129,7 +130,7 @@ def test_answerers_that_share_a_lock_do_not_call_the_task_at_the_same_time() -> 
 
     both_began, lock, task = threading.Event(), threading.Lock(), Task(singly=True)
     answerers = [Answerer(AGENT, ScriptedEngine(TEXTS, range(6)), task, lock) for _ in range(2)]
-    generated = [a.generate([problem("1:")], 6, Sampling(4), seed=0) for a in answerers]
+    generated = [sample_rollouts(a, [problem("1:")], 6, Sampling(4), seed=0) for a in answerers]
     found = [a.verify(rollouts) for a, rollouts in zip(answerers, generated, strict=True)]
     assert [rewards(verified) for verified in found] == [REWARDS, REWARDS]
     assert len(most) >= 2

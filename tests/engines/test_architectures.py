@@ -7,9 +7,9 @@ import torch
 import transformers
 
 from hacrl.engines.hf import batch_decoding as decoding
-from hacrl.engines.hf.batch_decoding import can_be_grouped
+from hacrl.engines.hf.batch_decoding import can_share_prompts
 from hacrl.engines.hf.engine import TransformersEngine
-from hacrl.engines.hf.slot_cache import can_have_slots
+from hacrl.engines.hf.slot_cache import supports_slots
 from hacrl.errors import ModelError
 from hacrl.models.agent import Agent
 from hacrl.models.logprobs import packed_logprobs, padded_logprobs, response_logprobs
@@ -99,8 +99,8 @@ SEE_ALL = RAGGED - {"Mistral"}  # and not a window
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_whose_prompts_are_kept_once_for_a_group(name: str) -> None:
     model = agent_of(name, ARCHITECTURES[name]).model
-    assert can_be_grouped(model) == (name in SEE_ALL)
-    assert not can_be_grouped(model.to(torch.bfloat16))  # scores would be rounded
+    assert can_share_prompts(model) == (name in SEE_ALL)
+    assert not can_share_prompts(model.to(torch.bfloat16))  # scores would be rounded
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_whose_prompts_are_kept_once_for_a_group(name: str) -> None:
 )
 def test_sampler_and_learner_agree(monkeypatch, name: str, way: str) -> None:
     agent = agent_of(name, ARCHITECTURES[name])
-    monkeypatch.setattr(decoding, "can_be_grouped", lambda model: way == "grouped")
+    monkeypatch.setattr(decoding, "can_share_prompts", lambda model: way == "grouped")
     slots = 4 if way == "continuous" else 512  # for 9 responses
     rollouts = sample_rollouts(
         TransformersEngine(agent, slots, way == "continuous"), PROBLEMS, 3, SAMPLING, seed=1
@@ -160,9 +160,9 @@ SLOTS = {  # options, whether they can be laid end to end, and whether a cache w
 
 
 @pytest.mark.parametrize("name", SLOTS)
-def test_who_can_have_slots(name: str) -> None:
+def test_who_supports_slots(name: str) -> None:
     """What attention is told must be all there is to it, or responses would be drawn from another model."""
     options, ragged, slots = SLOTS[name]
     base = {key: value for key, value in GROUPED.items() if key != "head_dim" or name == "Mistral"}
     agent = agent_of(name, {**base, **options})
-    assert (supports_packing(agent.model), can_have_slots(agent.model)) == (ragged, slots)
+    assert (supports_packing(agent.model), supports_slots(agent.model)) == (ragged, slots)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hacrl.engines.hf import engine as transformers_engine
-from hacrl.engines.hf.continuous_batching import BrokenOff, Request, decode_all
+from hacrl.engines.hf.continuous_batching import Interrupted, Request, decode_all
 from hacrl.engines.hf.engine import TransformersEngine
 from hacrl.engines.hf.slot_decoder import SlotDecoder
 from hacrl.errors import TrainingError
@@ -39,10 +39,10 @@ def test_who_had_ended_is_told_of_and_who_had_not_is_handed_back(monkeypatch) ->
     requests = [Request(place, (3 + place, 4, 5), limit) for place, limit in enumerate([2, 9, 3, 9])]
     fail_at(monkeypatch, 6)  # the look after 4 steps is the only one there was
     told: list[tuple[Request, list[int]]] = []
-    with torch.inference_mode(), pytest.raises(BrokenOff) as broken:
+    with torch.inference_mode(), pytest.raises(Interrupted) as broken:
         decode_all(decoder, requests, 0, lambda ended: told.extend((r, s.token_ids) for r, s in ended))
-    assert [(request.place, len(ids)) for request, ids in told] == [(0, 2), (2, 3)]
-    assert [(request.place, len(said.token_ids)) for request, said in broken.value.under_way] == [
+    assert [(request.index, len(ids)) for request, ids in told] == [(0, 2), (2, 3)]
+    assert [(request.index, len(said.token_ids)) for request, said in broken.value.running] == [
         (1, 5),
         (3, 5),
     ]

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hacrl.engines.hf.slot_cache import worth_keeping
+from hacrl.engines.hf.slot_cache import should_keep
 
 GIB = 2**30
 
@@ -33,9 +33,9 @@ def test_small_caches_stay_while_half_of_the_gpu_can_be_had(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free * GIB, 100 * GIB))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: reserved * GIB)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: allocated * GIB)
-    assert worth_keeping([cache(gib) for gib in caches]) is kept
+    assert should_keep([cache(gib) for gib in caches]) is kept
 
 
 def test_on_a_cpu_they_always_stay() -> None:
-    assert worth_keeping([cache(1000, "cpu")])
-    assert worth_keeping([])
+    assert should_keep([cache(1000, "cpu")])
+    assert should_keep([])

@@ -10,7 +10,7 @@ import torch
 from hacrl.engines.hf import continuous_batching as continuous
 from hacrl.engines.hf.continuous_batching import NotFinite, Request, decode_all
 from hacrl.engines.hf.engine import TransformersEngine
-from hacrl.engines.hf.slot_decoder import CannotRecord, Said, SlotDecoder
+from hacrl.engines.hf.slot_decoder import CannotRecord, SampledTokens, SlotDecoder
 from hacrl.models.agent import Agent
 from hacrl.models.packing_support import supports_packing
 from hacrl.types import Problem, Sampling
@@ -35,7 +35,7 @@ def run(agent: Agent, slots: int, requests: list[Request], sampling: Sampling, s
     decoder = SlotDecoder(agent.model, slots, 32, sampling, sorted(agent.stop_ids))
     computed: list[int] = []
     prefilled: list[int] = []
-    ended: list[tuple[Request, Said]] = []
+    ended: list[tuple[Request, SampledTokens]] = []
 
     def watch(module, arguments, keywords):
         kept = isinstance(keywords["slots"], continuous.PrefilledPrompts)
@@ -52,17 +52,17 @@ def run(agent: Agent, slots: int, requests: list[Request], sampling: Sampling, s
 
 def test_who_waits_takes_the_place_of_who_has_ended(agent, monkeypatch) -> None:
     """Two slots and limits 5, 2, 4, 1: one has 5 tokens, then 1; the other 2, then 4."""
-    monkeypatch.setattr(continuous, "STEPS_BETWEEN_LOOKS", 1)
+    monkeypatch.setattr(continuous, "STEPS_BETWEEN_CHECKS", 1)
     requests = [Request(place, SHORT, limit) for place, limit in enumerate([5, 2, 4, 1])]
     computed, _, ended = run(agent, 2, requests, Sampling(5))
     # tokens 1-2 of A and B; B ends; 3-5 of A with 1-3 of C; A ends; 4 of C with 1 of D
     assert computed == [2] * 6
-    assert [request.place for request, _ in ended] == [1, 0, 2, 3]
+    assert [request.index for request, _ in ended] == [1, 0, 2, 3]
     assert [len(said.token_ids) for _, said in ended] == [2, 5, 4, 1]
 
 
 def test_the_batch_shrinks_to_the_next_power_of_two(agent, monkeypatch) -> None:
-    monkeypatch.setattr(continuous, "STEPS_BETWEEN_LOOKS", 1)
+    monkeypatch.setattr(continuous, "STEPS_BETWEEN_CHECKS", 1)
     requests = [Request(place, SHORT, limit) for place, limit in enumerate([1, 1, 3, 3, 3, 4])]
     computed, _, _ = run(agent, 6, requests, Sampling(4))
     # six, all slots; four are left for two tokens; one for the last
@@ -72,11 +72,11 @@ def test_the_batch_shrinks_to_the_next_power_of_two(agent, monkeypatch) -> None:
 @pytest.mark.parametrize("between", [1, 3, 4, 7])
 def test_looking_later_changes_no_response(agent, monkeypatch, between) -> None:
     """Rows that have ended say no more, however long nobody looks; others' draws need not be the same."""
-    monkeypatch.setattr(continuous, "STEPS_BETWEEN_LOOKS", between)
+    monkeypatch.setattr(continuous, "STEPS_BETWEEN_CHECKS", between)
     limits = [5, 2, 4, 1, 7, 7, 3]
     requests = [Request(place, (LONG, SHORT, ONE)[place % 3], limit) for place, limit in enumerate(limits)]
     _, _, ended = run(agent, 3, requests, Sampling(7, temperature=0))
-    said = {request.place: (request, said) for request, said in ended}
+    said = {request.index: (request, said) for request, said in ended}
     assert sorted(said) == list(range(7))
     for request, one in said.values():
         ids = list(request.prompt)
@@ -98,7 +98,7 @@ def test_a_prompt_is_computed_once_for_all_responses_to_it(agent, monkeypatch) -
 def test_equal_prompts_need_not_follow_each_other(agent) -> None:
     requests = [Request(place, (LONG, SHORT, LONG)[place], 3) for place in range(3)]
     _, prefilled, ended = run(agent, 1, requests, Sampling(3, temperature=0))
-    said = {request.place: said.token_ids for request, said in ended}
+    said = {request.index: said.token_ids for request, said in ended}
     assert said[0] == said[2] != said[1]
     assert prefilled == [5 + 2 + 5]
 
@@ -110,13 +110,13 @@ def test_an_equal_prompt_may_come_back_while_it_is_still_there(agent, monkeypatc
     requests = [Request(place, prompt, 3) for place, prompt in enumerate([first, second, first, other])]
     _, prefilled, ended = run(agent, 2, requests, Sampling(3))
     assert prefilled == [9 + 4, 9]
-    assert sorted(request.place for request, _ in ended) == [0, 1, 2, 3]
+    assert sorted(request.index for request, _ in ended) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("slots", [3, 5, 8])
 def test_a_prompt_is_the_same_in_the_slot_it_is_read_from(agent, monkeypatch, slots) -> None:
     """Whoever has ended, and whoever has taken whose place; and groups share a slot as long as they can."""
-    monkeypatch.setattr(continuous, "STEPS_BETWEEN_LOOKS", 2)
+    monkeypatch.setattr(continuous, "STEPS_BETWEEN_CHECKS", 2)
     limits = [3, 9, 5, 1, 8, 2, 7, 7, 1, 4, 9, 2, 6, 3, 5, 8]
     requests = [
         Request(place, (LONG, SHORT, ONE, LONG)[place // 4], limit) for place, limit in enumerate(limits)
@@ -128,10 +128,10 @@ def test_a_prompt_is_the_same_in_the_slot_it_is_read_from(agent, monkeypatch, sl
         step(size)
         rows = decoder._rows[:size].tolist()
         for row in rows:
-            host, tokens = decoder.cache.hosts[row], decoder._prompt[row]
+            host, tokens = decoder.cache.prompt_slots[row], decoder._prompt_length[row]
             for states in decoder.cache.states:
                 assert torch.equal(states[:, row, :tokens], states[:, host, :tokens])
-        shared.append(len(set(decoder.cache.hosts[rows].tolist())) < len(rows))
+        shared.append(len(set(decoder.cache.prompt_slots[rows].tolist())) < len(rows))
 
     monkeypatch.setattr(decoder, "step", checked)
     with torch.inference_mode():
@@ -141,12 +141,12 @@ def test_a_prompt_is_the_same_in_the_slot_it_is_read_from(agent, monkeypatch, sl
 
 def test_who_reads_whose_prompt() -> None:
     cache = SlotDecoder(char_agent().model, 6, 8, Sampling(1), [1]).cache
-    cache.share({0: 7, 1: 7, 2: 7, 3: 8, 4: 8})
-    assert cache.hosts.tolist() == [0, 0, 0, 3, 3, 5, 6]
-    cache.share({0: 9, 5: 8})  # 1 and 2 have prompt 7 still
-    assert cache.hosts.tolist() == [0, 1, 1, 3, 3, 3, 6]
-    cache.share({1: 8, 3: 9})
-    assert cache.hosts.tolist() == [0, 1, 2, 0, 1, 1, 6]
+    cache.set_prompts({0: 7, 1: 7, 2: 7, 3: 8, 4: 8})
+    assert cache.prompt_slots.tolist() == [0, 0, 0, 3, 3, 5, 6]
+    cache.set_prompts({0: 9, 5: 8})  # 1 and 2 have prompt 7 still
+    assert cache.prompt_slots.tolist() == [0, 1, 1, 3, 3, 3, 6]
+    cache.set_prompts({1: 8, 3: 9})
+    assert cache.prompt_slots.tolist() == [0, 1, 2, 0, 1, 1, 6]
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's compiler looks at them
@@ -157,15 +157,15 @@ def test_compiled_layers_say_the_same(agent, monkeypatch) -> None:
     said = []
     for compiles in (False, True):
         decoder = SlotDecoder(agent.model, 3, 32, Sampling(9), sorted(agent.stop_ids), compiles)
-        ended: dict[int, Said] = {}
+        ended: dict[int, SampledTokens] = {}
         with torch.inference_mode():
             decode_all(
                 decoder,
                 requests,
                 5,
-                lambda some, ended=ended: ended.update({r.place: one for r, one in some}),
+                lambda some, ended=ended: ended.update({r.index: one for r, one in some}),
             )
-        assert (decoder.compiles, decoder.problem) == (compiles, "")
+        assert (decoder.compiles, decoder.compile_error) == (compiles, "")
         said.append([ended[place] for place in range(7)])
     for plain, fused in zip(*said, strict=True):
         assert fused.token_ids == plain.token_ids

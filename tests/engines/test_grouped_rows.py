@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hacrl.engines.hf import batch_decoding as decoding
-from hacrl.engines.hf.batch_decoding import GroupedRows, can_be_grouped
+from hacrl.engines.hf.batch_decoding import SharedPromptRows, can_share_prompts
 from hacrl.engines.hf.engine import TransformersEngine
 from hacrl.models.agent import Agent
 from hacrl.types import Sampling
@@ -43,7 +43,7 @@ def test_logits_are_those_of_plain_forward_passes(prompts) -> None:
     """Before and after rows have left, also twice, also before anything was said."""
     model = sharpened(char_agent()).model
     draw = torch.Generator().manual_seed(0)
-    rows = GroupedRows(model, prompts, 3)
+    rows = SharedPromptRows(model, prompts, 3)
     said = [tuple(prompt) for prompt in prompts for _ in range(3)]
     compared = 0
     for keep in ([5, 0, 1, 3, 4], None, None, [4, 0, 1], None, [1], None):
@@ -62,13 +62,13 @@ def test_logits_are_those_of_plain_forward_passes(prompts) -> None:
 def test_prompts_are_computed_and_kept_once() -> None:
     """Of 2, 10 and 4 tokens, for 4 responses each; then one token for each of 12 rows."""
     model = sharpened(char_agent()).model
-    can_be_grouped(model)  # found out before
+    can_share_prompts(model)  # found out before
     computed: list[int] = []
     hook = model.get_input_embeddings().register_forward_pre_hook(
         lambda _, given: computed.append(given[0].numel())
     )
     with torch.no_grad():
-        rows = GroupedRows(model, PROMPTS["of different lengths"], 4)
+        rows = SharedPromptRows(model, PROMPTS["of different lengths"], 4)
         rows.forward(torch.full((12,), 7))
     hook.remove()
     assert computed == [16, 12]
@@ -79,7 +79,7 @@ def test_prompts_are_computed_and_kept_once() -> None:
 def test_grouped_and_padded_rows_say_the_same(monkeypatch) -> None:
     """The same draws, hence the same tokens, whose log-probabilities differ by rounding."""
     grouped = sample_rollouts(TransformersEngine(fresh()), PROBLEMS, 4, SAMPLING, seed=3)
-    monkeypatch.setattr(decoding, "can_be_grouped", lambda model: False)
+    monkeypatch.setattr(decoding, "can_share_prompts", lambda model: False)
     padded = sample_rollouts(TransformersEngine(fresh()), PROBLEMS, 4, SAMPLING, seed=3)
     assert sum(len(rollout.token_ids) < 4 for rollout in grouped) > 10  # more than half have left
     assert [one.token_ids for one in grouped] == [one.token_ids for one in padded]
@@ -97,7 +97,7 @@ def test_memory_that_runs_out(too_many: int) -> None:
         sizes.append(ids.shape[1])
         return sizes[-1] == too_many and sizes.count(too_many) == 1
 
-    can_be_grouped(engine.policy.model)  # found out before
+    can_share_prompts(engine.policy.model)  # found out before
     with out_of_memory(engine.policy.model, is_too_much) as failed:
         rollouts = sample_rollouts(engine, PROBLEMS, 3, SAMPLING, seed=3)
     assert failed == [(1, too_many)]
@@ -107,17 +107,17 @@ def test_memory_that_runs_out(too_many: int) -> None:
 
 
 def test_nothing_of_a_failed_attempt_is_held_by_the_next(monkeypatch) -> None:
-    made: list[weakref.ref[GroupedRows]] = []
+    made: list[weakref.ref[SharedPromptRows]] = []
     held: list[int] = []
 
-    class Watched(GroupedRows):
+    class Watched(SharedPromptRows):
         def __init__(self, *given) -> None:
             held.append(sum(one() is not None for one in made))
             made.append(weakref.ref(self))
             in_reference_cycle(self)
             super().__init__(*given)
 
-    monkeypatch.setattr(decoding, "GroupedRows", Watched)
+    monkeypatch.setattr(decoding, "SharedPromptRows", Watched)
     engine = TransformersEngine(fresh(), 64)
     with no_collector(), out_of_memory(engine.policy.model, lambda ids: ids.shape[1] == 15) as failed:
         sample_rollouts(engine, PROBLEMS, 3, SAMPLING, seed=0)

@@ -33,7 +33,7 @@ from tests.support.tiny import char_agent, sharpened, with_logit_bias
 @pytest.fixture(autouse=True)
 def padded_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a model is given shows how many responses there are. Grouped ones: test_grouped_rows.py."""
-    monkeypatch.setattr(decoding, "can_be_grouped", lambda model: False)
+    monkeypatch.setattr(decoding, "can_share_prompts", lambda model: False)
 
 
 PROBLEMS = [problem(prompt) for prompt in ("1:", "(23+14)*2:", "7-4:", "2+3+4+5+6+77:", "0:")]

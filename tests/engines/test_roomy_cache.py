@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from transformers import DynamicCache
 
-from hacrl.engines.hf import batch_decoding as roomy_cache
-from hacrl.engines.hf.batch_decoding import RoomyLayer
+from hacrl.engines.hf import batch_decoding as growing_cache
+from hacrl.engines.hf.batch_decoding import GrowingLayer
 from tests.support.tiny import char_agent
 
 
@@ -17,8 +17,8 @@ def states(tokens: int, rows: int = 3, seed: int = 0) -> tuple[torch.Tensor, tor
 
 def test_it_holds_what_a_dynamic_cache_holds() -> None:
     config = char_agent().model.config
-    mine, theirs = roomy_cache.roomy_cache(config), DynamicCache(config=config)
-    assert all(type(layer) is RoomyLayer for layer in mine.layers)
+    mine, theirs = growing_cache.growing_cache(config), DynamicCache(config=config)
+    assert all(type(layer) is GrowingLayer for layer in mine.layers)
     steps = [(5, 3), (1, 3), (1, 3), (2, 3), (16, 3), (1, 3)]
     for number, (tokens, rows) in enumerate(steps):
         found = mine.update(*states(tokens, rows, number), 0)
@@ -35,9 +35,9 @@ def test_it_holds_what_a_dynamic_cache_holds() -> None:
 
 
 def test_tokens_are_copied_when_room_runs_out_only(monkeypatch) -> None:
-    layer, made = RoomyLayer(), []
-    make_room = RoomyLayer._make_room
-    monkeypatch.setattr(RoomyLayer, "_make_room", lambda self, n: made.append(n) or make_room(self, n))
+    layer, made = GrowingLayer(), []
+    make_room = GrowingLayer._grow
+    monkeypatch.setattr(GrowingLayer, "_grow", lambda self, n: made.append(n) or make_room(self, n))
     layer.update(*states(5))
     for _ in range(2 * 16 + 2):
         layer.update(*states(1))
@@ -47,8 +47,8 @@ def test_tokens_are_copied_when_room_runs_out_only(monkeypatch) -> None:
 
 def test_more_tokens_get_more_room() -> None:
     """500 held ones and a new one have room for 500 / 16 = 31 more."""
-    layer = RoomyLayer()
+    layer = GrowingLayer()
     layer.update(*states(500))
     layer.update(*states(1))
-    assert layer._room is not None
-    assert layer._room[0].shape[-2] == 501 + 31
+    assert layer._buffers is not None
+    assert layer._buffers[0].shape[-2] == 501 + 31

@@ -9,7 +9,8 @@ from functools import partial
 import pytest
 
 from hacrl.config.schema import VllmSettings
-from hacrl.engines.vllm.backend import Ask, Ended, EngineLostError, Said
+from hacrl.engines.base import Sample
+from hacrl.engines.vllm.backend import EngineLostError, IndexedSamples, Request
 from hacrl.engines.vllm.child import _grouped
 from hacrl.engines.vllm.engine import VllmEngine
 from hacrl.engines.vllm.numbers_as_text import (
@@ -34,12 +35,12 @@ class Batches:
     name, can_sleep = "an engine", False
 
     def __init__(self) -> None:
-        self.asked: list[list[Ask]] = []
+        self.asked: list[list[Request]] = []
 
     def start(self) -> None:
         """Nothing is needed."""
 
-    def generate(self, asks: Sequence[Ask]) -> Iterator[Ended]:
+    def generate(self, asks: Sequence[Request]) -> Iterator[IndexedSamples]:
         self.asked.append(list(asks))
         first = [at for at in (8, 5, 3, 0) if at < len(asks)]
         rest = [at for at in reversed(range(len(asks))) if at not in first]
@@ -49,11 +50,11 @@ class Batches:
         yield [(position, self.said(asks[position])) for position in rest]
 
     @staticmethod
-    def said(ask: Ask) -> Said:
+    def said(ask: Request) -> Sample:
         """The prompt backwards and, if it has an even number of tokens, a stop token."""
         assert ask.seed is not None
         ids = (*reversed(ask.prompt_ids), *([STOP] if len(ask.prompt_ids) % 2 == 0 else []))
-        return Said(ids, tuple(-float(ask.seed % 1000) - place for place in range(len(ids))))
+        return Sample(ids, tuple(-float(ask.seed % 1000) - place for place in range(len(ids))))
 
 
 def test_responses_that_end_together_go_where_they_belong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,12 +85,12 @@ def test_responses_that_end_together_go_where_they_belong(monkeypatch: pytest.Mo
 def test_a_prompt_is_sent_once_for_all_that_stand_side_by_side() -> None:
     short, long = Sampling(3), Sampling(4)
     asks = [
-        Ask((5, 6), short, (1,), 10),
-        Ask((5, 6), short, (1,), 11),
-        Ask((7,), short, (1,), None),
-        Ask((5, 6), short, (1,), None),
-        Ask((5, 6), long, (1,), 12),
-        Ask((5, 6), long, (1, 2), 13),
+        Request((5, 6), short, (1,), 10),
+        Request((5, 6), short, (1,), 11),
+        Request((7,), short, (1,), None),
+        Request((5, 6), short, (1,), None),
+        Request((5, 6), long, (1,), 12),
+        Request((5, 6), long, (1, 2), 13),
     ]
     sent = [
         (ids, fields["max_tokens"], fields["stop_token_ids"], seeds) for ids, fields, seeds in _grouped(asks)

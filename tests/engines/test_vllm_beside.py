@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from hacrl.config.schema import VllmSettings
-from hacrl.engines.vllm.backend import EngineError, EngineLostError
+from hacrl.engines.sync_check import EngineError
+from hacrl.engines.vllm.backend import EngineLostError
 from hacrl.engines.vllm.engine import VllmEngine
 from tests.support.engines import take_for_proven
 from tests.support.tiny import char_agent

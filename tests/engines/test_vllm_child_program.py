@@ -62,25 +62,25 @@ class Played:
 
 
 @dataclass
-class Line:
-    """Somebody who asks for something else when so much was said."""
+class Connection:
+    """A connection on which another message arrives after ``patience`` replies."""
 
     patience: int = 99
-    said: list[dict[str, Any]] = field(default_factory=list)
+    sent: list[dict[str, Any]] = field(default_factory=list)
 
     @property
-    def told(self) -> Any:
-        return SimpleNamespace(empty=lambda: len(self.said) < self.patience)
+    def received(self) -> Any:
+        return SimpleNamespace(empty=lambda: len(self.sent) < self.patience)
 
-    def say(self, what: dict[str, Any]) -> None:
-        self.said.append(what)
+    def send(self, message: dict[str, Any]) -> None:
+        self.sent.append(message)
 
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> tuple[Engine, Played]:
     """An engine that takes prompts as they are."""
     played, engine = Played(), Engine.__new__(Engine)
-    engine._llm, engine._asked, engine._has_failed = played, 0, False
+    engine._llm, engine._num_requests, engine._has_failed = played, 0, False
     monkeypatch.setattr(child_program, "_request", lambda prompt, seed, fields: (prompt, seed))
     return engine, played
 
@@ -92,37 +92,39 @@ def ended(place: int, ids: list[int], logprobs: list[float]) -> tuple[int, str, 
 def test_places_are_those_of_the_order_asked_in(made: tuple[Engine, Played]) -> None:
     """Whoever ends first, and those of several that end together."""
     engine, played = made
-    line = Line()
+    connection = Connection()
     played.steps = [
         [],  # it runs ahead, and has nothing to say yet
         [output("3", [3], [-3.0]), output("1", [1], [-1.0], finished=False)],
         [output("2", [2], [-2.0]), output("1", [1, 4], [-1.0, -4.0])],
     ]
-    asks = [["first", {}, [None]], ["second", {}, [None, None]]]
-    engine.do({"do": "generate", "asks": asks, "number": 5}, line)
-    assert line.said == [
-        {"number": 5, "ended": [ended(2, [3], [-3.0])]},
-        {"number": 5, "ended": [ended(1, [2], [-2.0]), ended(0, [1, 4], [-1.0, -4.0])]},
+    requests = [["first", {}, [None]], ["second", {}, [None, None]]]
+    engine.handle({"do": "generate", "requests": requests, "number": 5}, connection)
+    assert connection.sent == [
+        {"number": 5, "finished": [ended(2, [3], [-3.0])]},
+        {"number": 5, "finished": [ended(1, [2], [-2.0]), ended(0, [1, 4], [-1.0, -4.0])]},
     ]
     assert played.aborted == []
 
 
 def test_what_was_left_is_never_heard_of_again(made: tuple[Engine, Played]) -> None:
     engine, played = made
-    line = Line(patience=1)
+    connection = Connection(patience=1)
     played.steps = [[output("2", [2], [-2.0])]]
-    engine.do({"do": "generate", "asks": [["one", {}, [0, 1, 2]]], "number": 1}, line)
+    engine.handle({"do": "generate", "requests": [["one", {}, [0, 1, 2]]], "number": 1}, connection)
     assert played.aborted == ["1", "3"]
     played.steps = [[output("4", [7], [-7.0])]]
-    line = Line()
-    engine.do({"do": "generate", "asks": [["one", {}, [0]]], "number": 2}, line)
-    assert line.said == [{"number": 2, "ended": [ended(0, [7], [-7.0])]}]
+    connection = Connection()
+    engine.handle({"do": "generate", "requests": [["one", {}, [0]]], "number": 2}, connection)
+    assert connection.sent == [{"number": 2, "finished": [ended(0, [7], [-7.0])]}]
 
 
 def test_one_that_is_refused_takes_those_before_it_along(made: tuple[Engine, Played]) -> None:
     engine, played = made
     with pytest.raises(ValueError, match="refused"):
-        engine.do({"do": "generate", "asks": [["fine", {}, [0, 1]], [None, {}, [2]]], "number": 1}, Line())
+        engine.handle(
+            {"do": "generate", "requests": [["fine", {}, [0, 1]], [None, {}, [2]]], "number": 1}, Connection()
+        )
     assert played.aborted == ["1", "2"]
     assert not engine.is_broken()
 
@@ -132,6 +134,6 @@ def test_a_step_that_fails_leaves_vllm_alone(made: tuple[Engine, Played]) -> Non
     engine, played = made
     played.steps = [RuntimeError("out of memory")]
     with pytest.raises(RuntimeError, match="out of memory"):
-        engine.do({"do": "generate", "asks": [["fine", {}, [0]]], "number": 1}, Line())
+        engine.handle({"do": "generate", "requests": [["fine", {}, [0]]], "number": 1}, Connection())
     assert played.aborted == []
     assert engine.is_broken()

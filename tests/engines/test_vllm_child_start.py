@@ -14,8 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hacrl.engines.sync_check import EngineError
 from hacrl.engines.vllm import child_program
-from hacrl.engines.vllm.backend import EngineError, EngineLostError
+from hacrl.engines.vllm.backend import EngineLostError
 from hacrl.engines.vllm.child import ChildBackend
 
 SECONDS = 60.0  # a hang guard
@@ -102,6 +103,7 @@ def test_vllm_is_imported_ahead_and_built_when_it_starts(folder: Path, backend) 
 def test_one_that_was_launched_and_is_not_wanted_ends(folder: Path, backend) -> None:
     child = backend()
     child.launch()
+    assert soon(lambda: bool(processes()))  # the command line of a new process is empty for a moment
     (process,) = processes()
     child.close()
     assert not process.is_running()
@@ -115,6 +117,7 @@ def test_one_that_was_launched_and_is_not_wanted_ends(folder: Path, backend) -> 
 def test_one_that_died_ahead_of_its_turn_says_so_then(folder: Path, backend) -> None:
     child = backend()
     child.launch()
+    assert soon(lambda: bool(processes()))  # the command line of a new process is empty for a moment
     (process,) = processes()
     os.kill(process.pid, signal.SIGKILL)
     process.wait(SECONDS)

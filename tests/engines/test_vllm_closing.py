@@ -9,7 +9,8 @@ from functools import partial
 import pytest
 
 from hacrl.config.schema import VllmSettings
-from hacrl.engines.vllm.backend import Ask, Ended, EngineLostError, Said
+from hacrl.engines.base import Sample
+from hacrl.engines.vllm.backend import EngineLostError, IndexedSamples, Request
 from hacrl.engines.vllm.engine import VllmEngine
 from hacrl.types import Problem, Sampling
 from tests.support.engines import sample_rollouts, take_for_proven
@@ -33,8 +34,8 @@ class Endless:
     def start(self) -> None:
         self.starts += 1
 
-    def generate(self, asks: Sequence[Ask]) -> Iterator[Ended]:
-        yield [(0, Said((5,), (-1.0,)))]
+    def generate(self, asks: Sequence[Request]) -> Iterator[IndexedSamples]:
+        yield [(0, Sample((5,), (-1.0,)))]
         self.has_said.set()
         assert self.is_gone.wait(SECONDS)
         raise EngineLostError("engine of ada has ended.")

@@ -14,10 +14,10 @@ from hacrl.config.schema import AgentSettings, LoraSettings, RolloutSettings, Ru
 from hacrl.engines.registry import make_engine
 from hacrl.engines.vllm.launch import (
     WORKER_FOLDER,
+    decoding_slots,
     engine_arguments,
     engine_environment,
     make_vllm_engine,
-    sequences_at_once,
     server_command,
     sleeps,
     write_model,
@@ -98,7 +98,7 @@ def test_arguments_on_a_cpu_and_on_a_gpu() -> None:
 def test_a_proof_fits_beside_the_responses_into_a_graph_that_vllm_records(asked: int, given: int) -> None:
     """4 more than are asked for, rounded up to a multiple of 16."""
     settings = VllmSettings(max_sequences=asked)
-    assert sequences_at_once(settings) == given
+    assert decoding_slots(settings) == given
     arguments = engine_arguments("/m", "bfloat16", settings, 99, on_cpu=False, can_sleep=True)
     assert arguments["max_num_seqs"] == given
 

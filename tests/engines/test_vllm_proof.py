@@ -11,9 +11,10 @@ import torch
 from hacrl.algorithms.methods import make_method
 from hacrl.config.schema import GspoSettings, LearningSettings, VllmSettings
 from hacrl.engines import sync_check as agreement
-from hacrl.engines.sync_check import PROBED_PROMPTS, PROBED_TOKENS
+from hacrl.engines.base import Sample
+from hacrl.engines.sync_check import NUM_PROBES, PROBE_TOKENS, EngineError
 from hacrl.engines.vllm import engine as engine_module
-from hacrl.engines.vllm.backend import Ask, Ended, EngineError, EngineLostError, Said
+from hacrl.engines.vllm.backend import EngineLostError, IndexedSamples, Request
 from hacrl.engines.vllm.engine import VllmEngine
 from hacrl.errors import TrainingError
 from hacrl.models.agent import Agent
@@ -46,14 +47,14 @@ class Sayer:
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent  # whose weights it has
-        self.asked: list[list[Ask]] = []
+        self.asked: list[list[Request]] = []
         self.sent = 0
         self.dies_after: list[int] = []  # answers, in each of the next calls
 
     def start(self) -> None:
         """Nothing is needed."""
 
-    def generate(self, asks: Sequence[Ask]) -> Iterator[Ended]:
+    def generate(self, asks: Sequence[Request]) -> Iterator[IndexedSamples]:
         """Those that ask for most tokens end last."""
         self.asked.append(list(asks))
         order = sorted(range(len(asks)), key=lambda at: asks[at].sampling.max_new_tokens)
@@ -63,14 +64,14 @@ class Sayer:
         if left < len(asks):
             raise EngineLostError("engine of char died.")
 
-    def said(self, ask: Ask) -> Said:
+    def said(self, ask: Request) -> Sample:
         ids = (5, 6, 7, 8) * 4
         ids = ids[: ask.sampling.max_new_tokens]
         with torch.no_grad():
             logprobs, _ = response_logprobs(
                 self.agent.model, [(ask.prompt_ids, ids)], ask.sampling, self.agent.device
             )
-        return Said(ids, tuple(logprobs[0].tolist()))
+        return Sample(ids, tuple(logprobs[0].tolist()))
 
 
 class Sent:
@@ -91,11 +92,11 @@ def made(monkeypatch: pytest.MonkeyPatch) -> tuple[Agent, Sayer, VllmEngine]:
     backend = Sayer(agent)
     monkeypatch.setattr(engine_module, "make_transport", lambda *told: Sent())
     monkeypatch.setattr(VllmEngine, "describe", lambda self: [{"max_length": 99, "model": {}}])
-    monkeypatch.setattr(Sayer, "forget_prefixes", lambda self: None, raising=False)
+    monkeypatch.setattr(Sayer, "reset_prefix_cache", lambda self: None, raising=False)
     return agent, backend, VllmEngine(agent, backend, VllmSettings(), probes_of(agent))
 
 
-def lengths(asks: Sequence[Ask]) -> list[int]:
+def lengths(asks: Sequence[Request]) -> list[int]:
     return [ask.sampling.max_new_tokens for ask in asks]
 
 
@@ -106,7 +107,7 @@ def test_the_proof_goes_with_what_is_asked_for_and_is_nobodys_response(made) -> 
     heard: dict[int, Rollout] = {}
     rollouts = sample_rollouts(engine, PROBLEMS, 2, SAMPLING, 0, heard.__setitem__)
     (asks,) = backend.asked
-    assert lengths(asks) == [PROBED_TOKENS] * PROBED_PROMPTS + [5] * 4
+    assert lengths(asks) == [PROBE_TOKENS] * NUM_PROBES + [5] * 4
     assert [ask.prompt_ids for ask in asks[:4]] == [agent.encode_prompt(one) for one in PROBES[:4]]
     assert heard == dict(enumerate(rollouts))
     assert [one.problem for one in rollouts] == [PROBLEMS[0], PROBLEMS[0], PROBLEMS[1], PROBLEMS[1]]
@@ -119,7 +120,7 @@ def test_the_proof_goes_with_what_is_asked_for_and_is_nobodys_response(made) -> 
     assert lengths(backend.asked[1]) == [5] * 4
     agent.policy_version = 1
     sample_rollouts(engine, PROBLEMS, 2, SAMPLING, 0)
-    assert lengths(backend.asked[2]) == [PROBED_TOKENS] * PROBED_PROMPTS + [5] * 4
+    assert lengths(backend.asked[2]) == [PROBE_TOKENS] * NUM_PROBES + [5] * 4
     assert backend.sent == 2
 
 
@@ -162,7 +163,7 @@ def test_who_fails_the_proof_is_left_before_weights_come_again(made, monkeypatch
     happened: list[str] = []
     plainly, send = backend.generate, Sent.send
 
-    def generate(asks: Sequence[Ask]) -> Iterator[Ended]:
+    def generate(asks: Sequence[Request]) -> Iterator[IndexedSamples]:
         try:
             yield from plainly(asks)
             happened.append("ended")
@@ -185,9 +186,9 @@ def test_how_far_first_tokens_differ_is_said(made) -> None:
     agent, backend, engine = made
     own = backend.said
 
-    def later_ones_differ(ask: Ask) -> Said:
+    def later_ones_differ(ask: Request) -> Sample:
         said = own(ask)
-        return Said(said.token_ids, (said.logprobs[0] - 0.25, *(one - 2.0 for one in said.logprobs[1:])))
+        return Sample(said.token_ids, (said.logprobs[0] - 0.25, *(one - 2.0 for one in said.logprobs[1:])))
 
     backend.said = later_ones_differ
     with pytest.raises(EngineError) as caught:
@@ -199,7 +200,7 @@ def test_how_far_first_tokens_differ_is_said(made) -> None:
     assert expected in str(caught.value)
     # that is what tells tokens of something else from numbers that belong to other tokens
     ids = (5, 6, 7, 8) * 4
-    pairs = [(agent.encode_prompt(one), ids) for one in PROBES[:PROBED_PROMPTS]]
+    pairs = [(agent.encode_prompt(one), ids) for one in PROBES[:NUM_PROBES]]
     with torch.no_grad():
         ours = float(response_logprobs(agent.model, pairs, Sampling(16), agent.device)[0].mean())
     assert f"The engine's are {ours - mean:.3g} on average, the agent's {ours:.3g};" in str(caught.value)
@@ -227,10 +228,10 @@ def test_who_goes_wrong_beside_its_proof_is_refused_by_the_learner(made) -> None
     agent, backend, engine = made
     own = backend.said
 
-    def wrong_in_responses(ask: Ask) -> Said:
+    def wrong_in_responses(ask: Request) -> Sample:
         said = own(ask)
-        off = 0.0 if ask.sampling.max_new_tokens == PROBED_TOKENS else 6.0
-        return Said(said.token_ids, (said.logprobs[0], *(one - off for one in said.logprobs[1:])))
+        off = 0.0 if ask.sampling.max_new_tokens == PROBE_TOKENS else 6.0
+        return Sample(said.token_ids, (said.logprobs[0], *(one - off for one in said.logprobs[1:])))
 
     backend.said = wrong_in_responses
     sampling, method = Sampling(12), make_method(GspoSettings())
@@ -253,14 +254,14 @@ def test_asked_for_by_itself(made) -> None:
     report = engine.sync()
     assert report is not None
     assert report.logprob_gap < 1e-6
-    assert [lengths(asks) for asks in backend.asked] == [[PROBED_TOKENS] * PROBED_PROMPTS]
+    assert [lengths(asks) for asks in backend.asked] == [[PROBE_TOKENS] * NUM_PROBES]
 
 
 def test_seeded_responses_are_generated_by_themselves(made) -> None:
     agent, backend, _ = made
     engine = VllmEngine(agent, backend, VllmSettings(seeded=True), probes_of(agent))
     sample_rollouts(engine, PROBLEMS, 2, SAMPLING, 0)
-    assert [lengths(asks) for asks in backend.asked] == [[PROBED_TOKENS] * PROBED_PROMPTS, [5] * 4]
+    assert [lengths(asks) for asks in backend.asked] == [[PROBE_TOKENS] * NUM_PROBES, [5] * 4]
 
 
 def test_nothing_is_taken_of_who_died_before_it_had_proven_anything(made, monkeypatch) -> None:
@@ -273,7 +274,7 @@ def test_nothing_is_taken_of_who_died_before_it_had_proven_anything(made, monkey
     assert list(heard) == [0, 1, 2, 3]
     assert [one.problem for one in rollouts] == [PROBLEMS[0], PROBLEMS[0], PROBLEMS[1], PROBLEMS[1]]
     assert logprob_gap(agent, rollouts, SAMPLING) < 1e-6
-    everything = [*[PROBED_TOKENS] * PROBED_PROMPTS, *[5] * 4]
+    everything = [*[PROBE_TOKENS] * NUM_PROBES, *[5] * 4]
     assert [lengths(asks) for asks in backend.asked] == [everything] * 3
     report = engine.sync()
     assert report is not None
@@ -287,7 +288,7 @@ def test_who_has_proven_it_keeps_what_it_said_when_it_dies(made) -> None:
     agent.policy_version = 1  # it gets weights again, and must prove them
     engine.sync()
     rollouts = sample_rollouts(engine, PROBLEMS, 2, SAMPLING, 0)
-    proof = [PROBED_TOKENS] * PROBED_PROMPTS
+    proof = [PROBE_TOKENS] * NUM_PROBES
     assert [lengths(asks) for asks in backend.asked] == [proof, proof, proof, [5] * 4]
     assert {one.policy_version for one in rollouts} == {1}
     backend.dies_after = [3]

@@ -16,8 +16,9 @@ import pytest
 
 from hacrl.config.schema import AgentSettings, RunConfig, VllmSettings
 from hacrl.engines.registry import check_engines
+from hacrl.engines.sync_check import EngineError
 from hacrl.engines.vllm import client as http_client
-from hacrl.engines.vllm.backend import Ask, EngineError, EngineLostError
+from hacrl.engines.vllm.backend import EngineLostError, Request
 from hacrl.engines.vllm.client import ServerClient
 from hacrl.engines.vllm.weight_transfer import free_port
 from hacrl.errors import ConfigError
@@ -178,7 +179,7 @@ def test_vllm_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "agents.ada.vllm.url" in said
 
 
-ASKS = [Ask((1, 2), Sampling(4), (1,), seed=None)] * 3
+ASKS = [Request((1, 2), Sampling(4), (1,), seed=None)] * 3
 SAID = {"choices": [{"token_ids": [5, 1], "logprobs": {"token_logprobs": [-0.5, -0.25]}}]}
 
 
@@ -193,7 +194,7 @@ def test_answers_to_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     ("answer", "kind", "message"),
     [
         ((500, {"error": {"message": "EngineDead"}}), EngineLostError, "it failed while generating: EngineD"),
-        ((503, {}), EngineLostError, "it is not able to work"),
+        ((503, {}), EngineLostError, "it cannot work"),
         ((400, {"error": {"message": "too long"}}), EngineError, "/v1/completions with HTTP 400: too long"),
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 from hacrl.config.schema import VllmSettings
 from hacrl.engines.registry import check_engines
 from hacrl.engines.vllm.checks import SUPPORTED, TESTED, is_supported
+from hacrl.engines.vllm.launch import engine_arguments
 from hacrl.errors import ConfigError
 from tests.engines.test_vllm_server_checks import DESCRIBED, MODELS, config, refusal, serving
 
@@ -107,3 +108,18 @@ def test_a_server_that_does_not_say_its_version(tmp_path: Path, answer: object) 
         pytest.raises(ConfigError, match=message),
     ):
         check_engines(config(tmp_path, VllmSettings(url=url)))
+
+
+@pytest.mark.parametrize("python", [None, sys.executable, "/no/python"])
+@pytest.mark.parametrize(("version", "expected"), [("0.25.1", None), ("0.31.9", None), ("0.32.0", "hacrl")])
+def test_the_weight_transfer_api_is_used_where_it_takes_our_engine(
+    site: Path, version: str, expected: str | None, python: str | None
+) -> None:
+    """By the version that the engine will run with; one that cannot be asked cannot be started either."""
+    install(site, version)
+    settings = VllmSettings(python=python)
+    arguments = engine_arguments("/m", "float32", settings, 99, on_cpu=True, can_sleep=False)
+    if python == "/no/python" or expected is None:
+        assert "weight_transfer_config" not in arguments
+    else:
+        assert arguments["weight_transfer_config"] == {"backend": expected}

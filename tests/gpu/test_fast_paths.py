@@ -11,9 +11,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from hacrl.algorithms.methods import make_method
 from hacrl.config.schema import GspoSettings, LearningSettings
-from hacrl.engines.hf.continuous_batching import Ended, Request, decode_all
+from hacrl.engines.hf.continuous_batching import FinishedRequest, Request, decode_all
 from hacrl.engines.hf.engine import TransformersEngine
-from hacrl.engines.hf.slot_decoder import Said, SlotDecoder
+from hacrl.engines.hf.slot_decoder import SampledTokens, SlotDecoder
 from hacrl.models.agent import Agent
 from hacrl.models.device import HostCopy
 from hacrl.models.logprobs import packed_logprobs, padded_logprobs
@@ -74,7 +74,7 @@ def test_graphs_sample_with_the_probabilities_of_a_plain_forward_pass(dtype, gap
     for seed in (0, 1):  # the second time with graphs recorded before
         rollouts = sample_rollouts(engine, PROBLEMS, 4, sampling, seed)
         assert engine._decoders[sampling]._graphs
-        assert engine._decoders[sampling].problem == ""
+        assert engine._decoders[sampling].compile_error == ""
         assert len({rollout.num_tokens for rollout in rollouts}) > 1
         for rollout, expected in zip(rollouts, plain_logprobs(agent, rollouts, sampling), strict=True):
             difference = (torch.tensor(rollout.token_logprobs) - expected).abs()
@@ -240,8 +240,8 @@ def test_reading_does_not_wait_for_what_the_gpu_was_asked_later() -> None:
     assert (doubled.tolist(), total.item()) == ([0, 2, 4, 6, 8], 10)
 
 
-def by_place(some: Sequence[Ended]) -> dict[int, Said]:
-    return {request.place: said for request, said in some}
+def by_place(some: Sequence[FinishedRequest]) -> dict[int, SampledTokens]:
+    return {request.index: said for request, said in some}
 
 
 @torch.inference_mode()
@@ -251,9 +251,9 @@ def test_decoding_waits_only_for_who_has_ended() -> None:
     prompts = [tuple(agent.encode_prompt(problem)) for problem in PROBLEMS]
     requests = [Request(place, prompts[place // 4], 3 + 5 * (place % 4)) for place in range(20)]
     decoder = SlotDecoder(agent.model, 6, 64, Sampling(24), [1])
-    said: list[dict[int, Said]] = []
+    said: list[dict[int, SampledTokens]] = []
     for mode in ("default", "error"):  # whatever is tried once has been tried the first time
-        ended: dict[int, Said] = {}
+        ended: dict[int, SampledTokens] = {}
         torch.cuda.set_sync_debug_mode(mode)
         try:
             decode_all(decoder, requests, 1, lambda some, ended=ended: ended.update(by_place(some)))

@@ -16,7 +16,7 @@ from transformers import FalconConfig, FalconForCausalLM, OPTConfig, OPTForCausa
 
 from hacrl.algorithms.methods import make_method
 from hacrl.config.schema import AgentSettings, LearningSettings, LoraSettings, NaiveSettings
-from hacrl.engines.hf.batch_decoding import can_be_grouped
+from hacrl.engines.hf.batch_decoding import can_share_prompts
 from hacrl.engines.hf.engine import TransformersEngine
 from hacrl.errors import ModelError
 from hacrl.models.agent import Agent
@@ -170,7 +170,7 @@ def test_generation_between_updates_uses_the_cache(
     engine, sampling = TransformersEngine(agent), Sampling(6)
     asked = [problem("11:"), problem("1+1:")]
     prompts = [len(agent.encode_prompt(one)) for one in asked]
-    expected = [sum(prompts), *[4] * 5] if can_be_grouped(agent.model) else [max(prompts), *[1] * 5]
+    expected = [sum(prompts), *[4] * 5] if can_share_prompts(agent.model) else [max(prompts), *[1] * 5]
     lengths: list[int] = []
 
     def seen(_: Any, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> None:

@@ -14,10 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hacrl import processes as supervision
 from hacrl.config.schema import AgentSettings, VllmSettings
-from hacrl.engines import process_guard as guarding
+from hacrl.engines.base import Sample
+from hacrl.engines.sync_check import EngineError
 from hacrl.engines.vllm import child, child_program
-from hacrl.engines.vllm.backend import Ask, Backend, EngineError, Said
+from hacrl.engines.vllm.backend import Backend, Request
 from hacrl.engines.vllm.engine import VllmEngine
 from hacrl.engines.vllm.launch import make_vllm_engine
 from hacrl.models.agent import Agent
@@ -55,7 +57,7 @@ def processes() -> list[psutil.Process]:
     return [process for engine in engines() for process in with_children(engine)]
 
 
-def responses(backend: Backend, asks: Sequence[Ask]) -> dict[int, Said]:
+def responses(backend: Backend, asks: Sequence[Request]) -> dict[int, Sample]:
     """By position."""
     return dict(chain.from_iterable(backend.generate(asks)))
 
@@ -82,9 +84,9 @@ class TestVllmChild(EngineContract):
         return make
 
     def test_the_engine_is_watched_over_in_case_hacrl_is_killed(self, shared: VllmEngine) -> None:
-        """What a guard does is shown in tests/engines/test_vllm_process.py."""
+        """What a guard does is shown in tests/test_processes.py."""
         commands = [process.cmdline() for process in psutil.Process().children()]
-        (guard,) = [command for command in commands if guarding.__file__ in command]
+        (guard,) = [command for command in commands if supervision.__file__ in command]
         (engine,) = engines()
         assert guard[-2:] == [str(os.getpid()), str(-engine.pid)]  # its process group
 
@@ -113,10 +115,10 @@ class TestVllmChild(EngineContract):
         """Ctrl-C while somebody waits: in a call, then in a generation, and once more when that is left."""
         backend = shared.backend
         assert isinstance(backend, child.ChildBackend)
-        ask = Ask((5, 6, 7), Sampling(3), (), None)
+        ask = Request((5, 6, 7), Sampling(3), (), None)
         said = responses(backend, [ask] * 2)
         assert [len(said[place].token_ids) for place in (0, 1)] == [3, 3]
-        line = backend._line
+        line = backend._connection
         assert line is not None
 
         def interrupt(*_) -> None:
@@ -136,7 +138,10 @@ class TestVllmChild(EngineContract):
         assert backend.call("hacrl_describe")[0]["max_length"] == CONTEXT
 
     def test_one_refused_request_does_no_harm_to_others(self, shared: VllmEngine) -> None:
-        fine, long = Ask((5, 6, 7), Sampling(3), (), None), Ask((5,) * 3 * CONTEXT, Sampling(3), (), None)
+        fine, long = (
+            Request((5, 6, 7), Sampling(3), (), None),
+            Request((5,) * 3 * CONTEXT, Sampling(3), (), None),
+        )
         for _ in range(2):
             with pytest.raises(EngineError, match=f"failed while generating: .*{CONTEXT}"):
                 list(shared.backend.generate([fine, fine, long]))

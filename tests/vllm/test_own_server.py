@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from hacrl.config.schema import VllmSettings
+from hacrl.engines.sync_check import EngineError
 from hacrl.engines.vllm import client
-from hacrl.engines.vllm.backend import EngineError
 from hacrl.engines.vllm.engine import VllmEngine
 from hacrl.engines.vllm.launch import make_vllm_engine
 from hacrl.models.agent import Agent

@@ -8,7 +8,7 @@ import pytest
 
 from hacrl.config.schema import AgentSettings, RunConfig, VllmSettings
 from hacrl.engines.registry import check_engines
-from hacrl.engines.vllm.backend import EngineError
+from hacrl.engines.sync_check import EngineError
 from hacrl.errors import ConfigError
 from hacrl.models.agent import Agent
 from hacrl.runs.run import run_locally

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from hacrl.config.schema import AgentSettings, LoraSettings
+from hacrl.engines.sync_check import EngineError
 from hacrl.engines.vllm import engine as vllm_engine
-from hacrl.engines.vllm.backend import EngineError
-from hacrl.engines.vllm.weight_transfer import Files
+from hacrl.engines.vllm.weight_transfer import Broadcast, Files, Transport, exported_weights
 from hacrl.models.agent import Agent
 from hacrl.models.lora import add_adapters
 from hacrl.types import Sampling
@@ -49,6 +49,41 @@ def test_large_updates_arrive(server: Server, way: str) -> None:
         after = sample_rollouts(engine, PROBLEMS, 4, SAMPLING, seed=0)
         assert logprob_gap(agent, after, SAMPLING) < 1e-4
         assert mean_gap(agent, before, SAMPLING) > 0.3
+
+
+def test_the_worker_has_our_transfer_engine(server: Server) -> None:
+    """Else the test above would show nothing of vLLM's weight-transfer API."""
+    engine = server.engine(engine_agent())
+    assert [worker["weight_transfer"] for worker in engine.describe()] == [True]
+
+
+@pytest.mark.parametrize(
+    "transport",
+    [Files(has_api=False), Broadcast("gloo", 1, "127.0.0.1", has_api=False)],
+    ids=["files", "gloo"],
+)
+def test_the_worker_extension_loads_weights_where_vllm_has_no_api(
+    server: Server, monkeypatch: pytest.MonkeyPatch, transport: Transport
+) -> None:
+    agent = engine_agent(seed=7)
+    monkeypatch.setattr(vllm_engine, "make_transport", lambda *_: transport)
+    engine = server.engine(agent)
+    for version in (1, 2):
+        change_weights(agent, seed=version)
+        assert engine.sync().logprob_gap < 1e-4
+
+
+def test_weights_that_are_missing_are_named(server: Server) -> None:
+    """The next update is whole again."""
+    agent = engine_agent(seed=8)
+    engine = server.engine(agent)
+    engine.sync()
+    missing = "model.layers.1.mlp.down_proj.weight"
+    some = [(name, tensor) for name, tensor in exported_weights(agent.model) if name != missing]
+    with pytest.raises(EngineError, match=f"the agent has no weights for {missing}"):
+        Files(has_api=True).send(some, engine.backend)
+    change_weights(agent, seed=1)
+    assert engine.sync().logprob_gap < 1e-4
 
 
 def test_adapters_are_merged_on_the_way(server: Server) -> None:

@@ -13,7 +13,7 @@ import torch
 from hacrl.config.schema import AgentSettings, RunConfig
 from hacrl.engines.base import Engine
 from hacrl.engines.kinds import EngineKind, EngineSpec
-from hacrl.engines.sync_check import PROBED_PROMPTS
+from hacrl.engines.sync_check import NUM_PROBES
 from hacrl.errors import ConfigError
 from hacrl.models.agent import Agent
 from hacrl.plugins import installed_plugins, is_reference, load_reference
@@ -75,7 +75,7 @@ def engine_notes(config: RunConfig, devices: Mapping[str, str]) -> tuple[str, ..
 
 def make_engine(config: RunConfig, settings: AgentSettings, agent: Agent, checked: Checked) -> Engine:
     """Return the agent's engine for a run; one with a process of its own starts at its first use."""
-    problems = (checked.train or checked.test)[:PROBED_PROMPTS]
+    problems = (checked.train or checked.test)[:NUM_PROBES]
     spec = EngineSpec(
         agent=agent,
         settings=settings,

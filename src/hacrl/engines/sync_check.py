@@ -1,6 +1,7 @@
-"""Proof that an engine computes with the agent's weights: their log-probabilities of the same tokens agree.
+"""Prove that an engine computes with the policy's weights: compare log-probabilities of the same tokens.
 
-A transfer that reports success proves nothing: an output layer tied to the embeddings can stay stale, say.
+A transfer that reports success proves nothing. An output layer that is tied to the embeddings can stay stale,
+for example.
 """
 
 from __future__ import annotations
@@ -14,71 +15,77 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hacrl.engines.base import Policy
-from hacrl.engines.vllm.backend import Ask, OtherPolicyError, Said
+from hacrl.engines.base import Policy, Sample
+from hacrl.errors import HacrlError
 from hacrl.models.logprobs import padded_logprobs, response_logprobs, response_mask
 from hacrl.models.own_policy import sync_check_limit
 from hacrl.models.packing import TokenPair
 from hacrl.types import Sampling
 
-PROBED_PROMPTS = 4
-PROBED_TOKENS = 16
-# Such a small forward pass is mostly Python's work, and no sooner done beside another one. And models that
-# were made of one config share the line that says how they attend, which is switched meanwhile.
+NUM_PROBES = 4  # prompts
+PROBE_TOKENS = 16  # most new tokens to each
+# Forward passes over a few tokens are mostly Python's work, so two at a time are no faster. Models made from
+# one config share the setting of their attention, which is switched during the pass.
 _FORWARD_PASS = threading.Lock()
 
 
-class Proof:
-    """A few short responses whose log-probabilities are the engine's and the learner's alike."""
+class EngineError(HacrlError, RuntimeError):
+    """An engine cannot be used; the message names the engine and the fix."""
+
+
+class PolicyMismatchError(EngineError):
+    """An engine's log-probabilities do not match the agent's; sending the weights again may help."""
+
+
+class SyncCheck:
+    """Compares the log-probabilities of a few short samples, the engine's with the learner's."""
 
     def __init__(self, policy: Policy, prompts: Sequence[tuple[int, ...]]) -> None:
         self._policy = policy
-        self._sampling = Sampling(max_new_tokens=PROBED_TOKENS)
-        self._prompts = list(prompts[:PROBED_PROMPTS])
-        self._said: dict[int, Said] = {}
-        stop_ids = tuple(sorted(policy.stop_ids))
-        self.asks = [Ask(prompt, self._sampling, stop_ids, seed=None) for prompt in self._prompts]
-        assert self.asks, "a proof needs at least one prompt"
+        self.prompts = list(prompts[:NUM_PROBES])
+        self.sampling = Sampling(max_new_tokens=PROBE_TOKENS)
+        self._samples: dict[int, Sample] = {}
+        assert self.prompts, "a proof needs at least one prompt"
 
-    def take(self, position: int, said: Said) -> bool:
-        """An answer; whether that was the last one."""
-        self._said[position] = said
-        return len(self._said) == len(self.asks)
+    def add(self, index: int, sample: Sample) -> bool:
+        """Take the engine's sample for one prompt; return whether all are there."""
+        self._samples[index] = sample
+        return len(self._samples) == len(self.prompts)
 
     def gap(self, engine: str, limit: float | None) -> float:
-        """Mean |difference| per token; :class:`OtherPolicyError` if it cannot be the agent's policy."""
-        policy, said = self._policy, [response for _, response in sorted(self._said.items())]
-        learner = self._learner(response_logprobs)
-        theirs = torch.tensor([logprob for one in said for logprob in one.logprobs], dtype=torch.float64)
+        """Return the mean |difference| per token; raise :class:`PolicyMismatchError` if it is too large."""
+        policy, samples = self._policy, [sample for _, sample in sorted(self._samples.items())]
+        learner = self._learner_logprobs(response_logprobs)
+        theirs = torch.tensor([logprob for sample in samples for logprob in sample.logprobs]).double()
         gaps = (learner - theirs).abs()
         mean, largest = float(gaps.mean()), float(gaps.max())
         allowed = sync_check_limit(policy.model.dtype, limit)
         if math.isfinite(mean) and mean <= allowed:
             return mean
-        begins = list(accumulate((len(one.token_ids) for one in said[:-1]), initial=0))
-        plainly = float((self._learner(_plainly) - theirs).abs().mean())
-        raise OtherPolicyError(
+        starts = list(accumulate((len(sample.token_ids) for sample in samples[:-1]), initial=0))
+        plain = float((self._learner_logprobs(_plain_logprobs) - theirs).abs().mean())
+        raise PolicyMismatchError(
             f"{engine} is not at the agent's policy after a weight update (policy version "
             f"{policy.policy_version}): its log-probabilities differ by {mean:.3g} nats per token on "
             f"average (at most {largest:.3g}, over {gaps.numel()} tokens; first tokens of responses by "
-            f"{float(gaps[begins].mean()):.3g}), allowed are {allowed:g}. The engine's are "
+            f"{float(gaps[starts].mean()):.3g}), allowed are {allowed:g}. The engine's are "
             f"{float(theirs.mean()):.3g} on average, the agent's {float(learner.mean()):.3g}; computed in "
-            f"rows and with plain attention, the agent's differ by {plainly:.3g}. Weights did not arrive, or "
+            f"rows and with plain attention, the agent's differ by {plain:.3g}. Weights did not arrive, or "
             "the engine computes something else; if it is only a matter of precision, raise "
             f"agents.{policy.name}.vllm.max_logprob_gap"
         )
 
-    def _learner(self, compute: Callable[..., tuple[Tensor, Tensor]]) -> Tensor:
-        """The agent's log-probabilities of all that was said, one response behind the other."""
-        policy, said = self._policy, sorted(self._said.items())
-        pairs = [(self._prompts[position], response.token_ids) for position, response in said]
+    def _learner_logprobs(self, compute: Callable[..., tuple[Tensor, Tensor]]) -> Tensor:
+        """Return the learner's log-probabilities of all sampled tokens, one response after the other."""
+        policy = self._policy
+        pairs = [(self.prompts[index], sample.token_ids) for index, sample in sorted(self._samples.items())]
         with _FORWARD_PASS, torch.inference_mode():
-            logprobs_BT, mask_BT = compute(policy.model, pairs, self._sampling, policy.device)
+            logprobs_BT, mask_BT = compute(policy.model, pairs, self.sampling, policy.device)
             return logprobs_BT[mask_BT].double().cpu()
 
 
-def _plainly(
+def _plain_logprobs(
     model: Any, pairs: Sequence[TokenPair], sampling: Sampling, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Without kernels of ours, in case it is they that are wrong, and not the engine."""
+    """Compute without hacrl's kernels, in case the kernels are wrong and not the engine."""
     return padded_logprobs(model, pairs, sampling, device), response_mask(pairs).to(device)

@@ -93,7 +93,7 @@ def test_a_worker_that_died_idle_costs_nothing():
         verifier.verify(SYMBOLIC[:1])
         (first,) = verifier.worker_pids()
         os.kill(first, signal.SIGKILL)
-        wait_until(lambda: verifier._workers[0].process.poll() is not None)
+        wait_until(lambda: verifier._workers[0].process.exit_code is not None)
         assert labels(verifier, SYMBOLIC[1:]) == SYMBOLIC_LABELS[1:]
         assert first not in verifier.worker_pids()
 
@@ -236,6 +236,7 @@ def test_a_worker_imports_neither_torch_nor_the_rest_of_hacrl():
     assert "hacrl.tasks.math.symbolic" in loaded
     assert {m for m in loaded if not m.startswith("hacrl.tasks.math.")} == {
         "hacrl",
+        "hacrl.processes",
         "hacrl.tasks",
         "hacrl.tasks.math",
     }
@@ -251,7 +252,7 @@ def test_a_worker_that_cannot_import_is_a_clear_error(tmp_path: Path, monkeypatc
 
 
 def test_workers_that_die_while_starting_are_a_clear_error(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(process_module, "sys", type("FakeSys", (), {"executable": "/bin/false"}))
+    monkeypatch.setattr(sys, "executable", "/bin/false")
     started = []
     real = pool_module.Worker
 

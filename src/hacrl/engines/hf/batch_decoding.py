@@ -1,14 +1,9 @@
-"""A dynamic cache with room to spare: a new token is written behind the others, which are not copied.
+"""Decode a batch of responses in step: every running response gets one token per forward pass.
 
-Responses in rows of one length, prompts padded at the left: what every model with a cache can do.
-
-Responses in step whose prompts are computed and kept once for all responses to them.
-
-A processor that decodes waits for memory: with 8 responses to a prompt as long as they become, attention has
-half as much to read, and matrices instead of vectors to multiply it with. No masks are made, and no padding
-is computed but in attention, where prompts are of different lengths.
-
-A batch of responses being decoded in step with each other.
+``SharedPromptRows`` computes and keeps each prompt once for all responses to it. A CPU that decodes waits for
+memory: for 8 responses as long as their prompt, attention then reads half as much, and multiplies matrices
+instead of vectors. ``PaddedRows`` works for every model with a cache: prompts are padded on the left, and
+each response has its own copy of its prompt.
 """
 
 from __future__ import annotations
@@ -23,55 +18,56 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from hacrl.engines.hf.slot_cache import PrefilledPrompts, can_have_slots
+from hacrl.engines.hf.slot_cache import PrefilledPrompts, supports_slots
 from hacrl.errors import ModelError
 from hacrl.models.packing import model_inputs, whole_sequences
 from hacrl.models.packing_support import NO_WINDOW, attention_windows, packed_sequences
 
-LEAST_ROOM, SHARE = 16, 16  # tokens there is room for each time it runs out, or that part of those held
-# Little: a row's room lies behind its tokens, and processors fetch memory ahead of where they read.
+# Spare tokens of a grown buffer: at least so many, or one in so many. Few, because spare tokens lie between
+# rows, and a CPU prefetches memory behind the tokens that it reads.
+MIN_SPARE_TOKENS, SPARE_FRACTION = 16, 16
 
 
-class RoomyLayer(DynamicLayer):  # type: ignore[misc, unused-ignore]
-    """Keys and values are the beginning of larger tensors."""
+class GrowingLayer(DynamicLayer):  # type: ignore[misc, unused-ignore]
+    """Keys and values as the beginning of larger buffers, so that appending a token copies no others."""
 
-    _room: tuple[Tensor, Tensor] | None = None
+    _buffers: tuple[Tensor, Tensor] | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Append; the same numbers as appending by copying."""
+        """Append keys and values; return all of them."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
             self.keys, self.values = key_states, value_states
             return self.keys, self.values
         held, more = self.keys.shape[-2], key_states.shape[-2]
-        room = self._room
-        if room is None or room[0].shape[0] != len(self.keys) or room[0].shape[-2] < held + more:
-            room = self._make_room(held + more + max(LEAST_ROOM, held // SHARE))
-        for part, states in zip(room, (key_states, value_states), strict=True):
+        buffers = self._buffers
+        if buffers is None or buffers[0].shape[0] != len(self.keys) or buffers[0].shape[-2] < held + more:
+            buffers = self._grow(held + more + max(MIN_SPARE_TOKENS, held // SPARE_FRACTION))
+        for part, states in zip(buffers, (key_states, value_states), strict=True):
             part[:, :, held : held + more] = states
-        self.keys, self.values = (part[:, :, : held + more] for part in room)
+        self.keys, self.values = (part[:, :, : held + more] for part in buffers)
         return self.keys, self.values
 
-    def _make_room(self, tokens: int) -> tuple[Tensor, Tensor]:
-        made = []
+    def _grow(self, tokens: int) -> tuple[Tensor, Tensor]:
+        grown = []
         for states in (self.keys, self.values):
             rows, heads, held, width = states.shape
             part = torch.empty(rows, heads, tokens, width, dtype=states.dtype, device=states.device)
             part[:, :, :held] = states
-            made.append(part)
-        self._room = made[0], made[1]
-        return self._room
+            grown.append(part)
+        self._buffers = grown[0], grown[1]
+        return self._buffers
 
 
-def roomy_cache(config: Any) -> DynamicCache:
-    """A model's usual cache; layers that are not plain ones, e.g. sliding windows, stay what they are."""
+def growing_cache(config: Any) -> DynamicCache:
+    """Return a model's usual cache with growing layers; sliding windows and other kinds stay as they are."""
     cache = DynamicCache(config=config)
-    cache.layers = [RoomyLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    cache.layers = [GrowingLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
 
 
 class PaddedRows:
-    """The model's own cache, with a copy of its prompt for every response."""
+    """Rows of one length in the model's own cache, with a copy of the prompt for every response."""
 
     def __init__(self, model: Any, prompts: Sequence[Sequence[int]], group: int) -> None:
         self._model = model
@@ -82,7 +78,7 @@ class PaddedRows:
             input_ids[row, width - len(prompt) :] = torch.tensor(prompt)
             mask[row, width - len(prompt) :] = 1
         mask = mask.to(model.device)
-        self._cache = roomy_cache(model.config)
+        self._cache = growing_cache(model.config)
         logits = model(
             input_ids=input_ids.to(model.device),
             attention_mask=mask,
@@ -102,7 +98,7 @@ class PaddedRows:
         self._mask = mask.repeat_interleave(group, dim=0)
 
     def forward(self, token_ids: Tensor) -> None:
-        """See :class:`Rows`."""
+        """Append one token per row and compute the next logits."""
         self._mask = pad(self._mask, (0, 1), value=1)
         self.logits = self._model(
             input_ids=token_ids.unsqueeze(-1),
@@ -113,52 +109,52 @@ class PaddedRows:
         ).logits[:, -1]
 
     def keep(self, rows: Tensor) -> None:
-        """See :class:`Rows`."""
+        """Drop all other rows."""
         self._cache.batch_select_indices(rows)
         self._mask = self._mask[rows]
 
 
-def can_be_grouped(model: Any) -> bool:
-    """Whether attention of all layers is plain, sees everything, and is exact if it is computed in parts.
+def can_share_prompts(model: Any) -> bool:
+    """Return whether all layers have full attention that may be computed in parts: in float32 only.
 
-    In 16 bits, scores of a matrix product are rounded before they are weights; fused kernels do not do that.
+    In 16 bits a matrix product rounds the scores before the softmax; fused kernels do not.
     """
-    if model.dtype != torch.float32 or not can_have_slots(model):
+    if model.dtype != torch.float32 or not supports_slots(model):
         return False
     return set(attention_windows(model.config.get_text_config()) or ()) == {NO_WINDOW}
 
 
-class GroupedRows:
-    """Rows of one group beside each other; behind a prompt every row has keys and values of its own."""
+class SharedPromptRows:
+    """Rows of one group side by side: they share the prompt's keys and values and add their own."""
 
     def __init__(self, model: Any, prompts: Sequence[Sequence[int]], group: int) -> None:
         self._model = model
         tokens, positions, segments = whole_sequences(prompts, model.device)
         like = torch.empty(0, dtype=model.dtype, device=model.device)
-        computed = PrefilledPrompts(model.config, segments, len(tokens), like)
+        prefilled = PrefilledPrompts(model.config, segments, len(tokens), like)
         last = segments.query_starts[1:].long() - 1
         with packed_sequences(model):
-            inputs = model_inputs(tokens, positions, segments, slots=computed)
+            inputs = model_inputs(tokens, positions, segments, slots=prefilled)
             logits = model(**inputs, logits_to_keep=last).logits[0]
         self.logits: Tensor = logits.repeat_interleave(group, dim=0)
         lengths = [len(prompt) for prompt in prompts]
         self._group = group
         self._positions = (last - segments.query_starts[:-1]).repeat_interleave(group)  # of the last token
-        self._prompts = [_padded(states, lengths) for states in computed.states]
-        self._unseen = _padding(lengths, model.device)
-        self._own = [RoomyLayer() for _ in self._prompts]
+        self._prompts = [_padded(states, lengths) for states in prefilled.states]
+        self._padding_mask = _padding(lengths, model.device)
+        self._own = [GrowingLayer() for _ in self._prompts]
 
     def forward(self, token_ids: Tensor) -> None:
-        """See :class:`Rows`."""
+        """Append one token per row and compute the next logits."""
         self._positions = self._positions + 1
         with packed_sequences(self._model):
             self.logits = self._model(**model_inputs(token_ids, self._positions, slots=self)).logits[0]
 
     def keep(self, rows: Tensor) -> None:
-        """See :class:`Rows`. Groups are of different sizes then: each row is one."""
+        """Drop all other rows. Groups then differ in size, so that each row becomes its own group."""
         prompts = rows // self._group
         self._prompts = [states[:, prompts] for states in self._prompts]
-        self._unseen = None if self._unseen is None else self._unseen[prompts]
+        self._padding_mask = None if self._padding_mask is None else self._padding_mask[prompts]
         self._positions = self._positions[rows]
         self._group = 1
         for layer in self._own:
@@ -168,70 +164,70 @@ class GroupedRows:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int
     ) -> Tensor:
-        """See :class:`hacrl.models.attention.packed.CacheSlots`; (N, heads, D), a token for each row."""
+        """Return attention of one token per row over prompt and own tokens, (rows, heads, D)."""
         rows, heads, width = query.shape
         key_heads = key.shape[1]
         keys, values = self._own[layer].update(key.unsqueeze(2), value.unsqueeze(2))
         prompt_keys, prompt_values = self._prompts[layer]
-        before = prompt_keys.shape[2]
-        asked = (query * scale).view(rows, key_heads, heads // key_heads, width)
-        of_prompts = self._as_groups(asked) @ prompt_keys.transpose(2, 3)
-        if self._unseen is not None:
-            of_prompts = of_prompts.masked_fill(self._unseen[:, None, None], -torch.inf)
-        scores = torch.cat([self._as_rows(of_prompts), asked @ keys.transpose(2, 3)], dim=-1)
+        prompt_length = prompt_keys.shape[2]
+        scaled = (query * scale).view(rows, key_heads, heads // key_heads, width)
+        prompt_scores = self._as_groups(scaled) @ prompt_keys.transpose(2, 3)
+        if self._padding_mask is not None:
+            prompt_scores = prompt_scores.masked_fill(self._padding_mask[:, None, None], -torch.inf)
+        scores = torch.cat([self._as_rows(prompt_scores), scaled @ keys.transpose(2, 3)], dim=-1)
         weights = scores.softmax(dim=-1)
-        from_prompts = self._as_rows(self._as_groups(weights[..., :before]) @ prompt_values)
-        return (from_prompts + weights[..., before:] @ values).reshape(rows, heads, width)
+        from_prompt = self._as_rows(self._as_groups(weights[..., :prompt_length]) @ prompt_values)
+        return (from_prompt + weights[..., prompt_length:] @ values).reshape(rows, heads, width)
 
     def _as_groups(self, states: Tensor) -> Tensor:
-        """(rows, heads of keys, queries, ...) -> (prompts, heads of keys, queries of all its rows, ...)."""
+        """Reshape (rows, key heads, queries, ...) to (prompts, key heads, queries of all its rows, ...)."""
         return states.view(-1, self._group, *states.shape[1:]).transpose(1, 2).flatten(2, 3)
 
     def _as_rows(self, states: Tensor) -> Tensor:
-        """And back."""
+        """Undo :meth:`_as_groups`."""
         prompts, heads, queries, width = states.shape
         by_row = states.view(prompts, heads, self._group, queries // self._group, width)
         return by_row.transpose(1, 2).flatten(0, 1)
 
 
 def _padded(states: Tensor, lengths: Sequence[int]) -> Tensor:
-    """(2, all tokens, heads, D) -> (2, prompts, heads, most tokens, D), zeros behind shorter ones."""
+    """Reshape (2, all tokens, heads, D) to (2, prompts, heads, longest, D), zeros behind shorter ones."""
     each = states.transpose(0, 1).split_with_sizes(list(lengths))
     return pad_sequence(list(each), batch_first=True).permute(2, 0, 3, 1, 4).contiguous()
 
 
 def _padding(lengths: Sequence[int], device: torch.device) -> Tensor | None:
-    """What is no token of a prompt, (prompts, most tokens); None if all are."""
+    """Return a mask that is true behind a prompt's end, (prompts, longest); None without padding."""
     if len(set(lengths)) == 1:
         return None
-    places = torch.arange(max(lengths), device=device)
-    return places >= torch.tensor(lengths, device=device).unsqueeze(1)
+    positions = torch.arange(max(lengths), device=device)
+    return positions >= torch.tensor(lengths, device=device).unsqueeze(1)
 
 
-class Rows(Protocol):
-    """What has been computed of the responses that are still running."""
+class RunningRows(Protocol):
+    """The model's state for the running responses."""
 
     logits: Tensor  # (rows, vocabulary) of the next token
 
     def forward(self, token_ids: Tensor) -> None:
-        """Go on with one token for each row."""
+        """Append one token per row and compute the next logits."""
         ...
 
     def keep(self, rows: Tensor) -> None:
-        """Forget all others."""
+        """Drop all other rows."""
         ...
 
 
-class Decoding:
-    """State of a batch under way: the rows still running, and what every response has said.
+class BatchDecoding:
+    """The state of a batch: its running rows, and the tokens that every response has sampled.
 
-    ``rows`` maps the running rows to their place in the batch that was asked for.
+    ``rows`` maps the rows of the model's state to rows of the batch.
     """
 
     def __init__(self, model: Any, prompts: Sequence[Sequence[int]], group: int) -> None:
-        shares = group > 1 and can_be_grouped(model)
-        kind: Any = GroupedRows if shares else PaddedRows
-        self._computed: Rows = kind(model, prompts, group)
+        shares = group > 1 and can_share_prompts(model)
+        kind: Any = SharedPromptRows if shares else PaddedRows
+        self._model_rows: RunningRows = kind(model, prompts, group)
         self.rows = torch.arange(len(prompts) * group, device=model.device)
         self.running = torch.ones(len(self.rows), dtype=torch.bool, device=model.device)
         self._tokens: list[tuple[Tensor, Tensor, Tensor]] = []  # per step: batch rows, ids, log-probabilities
@@ -239,33 +235,33 @@ class Decoding:
 
     @property
     def logits(self) -> Tensor:
-        """Of the next token of every row."""
-        return self._computed.logits
+        """Logits of the next token, (rows, vocabulary)."""
+        return self._model_rows.logits
 
     @property
     def all_stopped(self) -> bool:
-        """Whether every response has ended."""
+        """Whether every response has finished."""
         return not bool(self.running.any())
 
     def append(self, token_ids: Tensor, logprobs: Tensor, stopped: Tensor) -> None:
-        """Record one token for each row that was still running."""
+        """Record one token for each row that was running."""
         alive = self.running
         self._tokens.append((self.rows[alive], token_ids[alive], logprobs[alive]))
         self.running = alive & ~stopped
 
     def forward(self, token_ids: Tensor) -> None:
-        """Logits of the next token for the rows still running."""
+        """Compute the next logits. Drop finished rows once they are half of all."""
         if int(self.running.sum()) * 2 <= len(self.running):
             keep = self.running.nonzero().squeeze(-1)
-            self._computed.keep(keep)
+            self._model_rows.keep(keep)
             self.rows, self.running, token_ids = self.rows[keep], self.running[keep], token_ids[keep]
-        self._computed.forward(token_ids)
+        self._model_rows.forward(token_ids)
 
     def responses(self) -> list[tuple[list[int], list[float]]]:
-        """Token ids and log-probabilities of every row asked for, in order."""
-        said: list[tuple[list[int], list[float]]] = [([], []) for _ in range(self._size)]
+        """Return token ids and log-probabilities of every response, in order."""
+        responses: list[tuple[list[int], list[float]]] = [([], []) for _ in range(self._size)]
         for rows, token_ids, logprobs in self._tokens:
             for row, token, logprob in zip(rows.tolist(), token_ids.tolist(), logprobs.tolist(), strict=True):
-                said[row][0].append(token)
-                said[row][1].append(logprob)
-        return said
+                responses[row][0].append(token)
+                responses[row][1].append(logprob)
+        return responses

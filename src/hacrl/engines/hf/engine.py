@@ -14,9 +14,16 @@ import torch
 from torch import Tensor
 
 from hacrl.engines.base import GenerationRequest, OnFinished, Policy, Sample
-from hacrl.engines.hf.batch_decoding import Decoding
-from hacrl.engines.hf.continuous_batching import Asked, BrokenOff, Ended, NotFinite, Request, decode_all
-from hacrl.engines.hf.slot_cache import can_have_slots, slots_that_fit, worth_keeping
+from hacrl.engines.hf.batch_decoding import BatchDecoding
+from hacrl.engines.hf.continuous_batching import (
+    FinishedRequest,
+    Interrupted,
+    NotFinite,
+    PendingRequests,
+    Request,
+    decode_all,
+)
+from hacrl.engines.hf.slot_cache import should_keep, slots_that_fit, supports_slots
 from hacrl.engines.hf.slot_decoder import CannotRecord, SlotDecoder
 from hacrl.errors import TrainingError
 from hacrl.models.compile import compiles_by_default
@@ -62,26 +69,28 @@ class TransformersEngine:
         request.check_lengths(self.policy.name, self.policy.context_length)
         with current_device(self.policy.device):
             if self._continuous is None:
-                self._continuous = self.policy.device.type == "cuda" and can_have_slots(self.policy.model)
+                self._continuous = self.policy.device.type == "cuda" and supports_slots(self.policy.model)
             generate = self._generate_continuously if self._continuous else self._generate_in_batches
             return generate(request, on_finished or (lambda _: None))
 
     def _generate_continuously(self, request: GenerationRequest, on_finished: OnFinished) -> list[Sample]:
         """Decode every response at its own pace. Responses that had finished when memory ran out are kept."""
-        asked = Asked(list(request.prompts), request.samples_per_prompt, request.sampling.max_new_tokens)
+        pending = PendingRequests(
+            list(request.prompts), request.samples_per_prompt, request.sampling.max_new_tokens
+        )
         samples: dict[int, Sample] = {}
         seed = request.seed
 
-        def on_ended(ended: Sequence[Ended]) -> None:
-            whole = [asked.end(waiting, said) for waiting, said in ended]
+        def on_ended(ended: Sequence[FinishedRequest]) -> None:
+            whole = [pending.finish(waiting, tokens) for waiting, tokens in ended]
             finished = [
-                (waiting.place, Sample(tuple(said.token_ids), tuple(said.logprobs)))
-                for (waiting, _), said in zip(ended, whole, strict=True)
+                (waiting.index, Sample(tuple(tokens.token_ids), tuple(tokens.logprobs)))
+                for (waiting, _), tokens in zip(ended, whole, strict=True)
             ]
             samples.update(finished)
             on_finished(finished)
 
-        while missing := asked.missing:
+        while missing := pending.unfinished:
             try:
                 decode_all(self._decoder_for(missing, request), missing, seed, on_ended)
                 self._note_compile_problems()
@@ -91,9 +100,9 @@ class TransformersEngine:
             except CannotRecord as error:
                 self._fall_back_to_batches(error)
                 return self._generate_in_batches(request, on_finished)
-            except (BrokenOff, RuntimeError) as error:
-                if isinstance(error, BrokenOff):
-                    asked.go_on(error.under_way)
+            except (Interrupted, RuntimeError) as error:
+                if isinstance(error, Interrupted):
+                    pending.interrupt(error.running)
                 elif not is_out_of_memory(error):
                     raise
                 self._shrink_after(missing, request, error)
@@ -111,7 +120,7 @@ class TransformersEngine:
     def _shrink_after(self, missing: Sequence[Request], request: GenerationRequest, error: Exception) -> None:
         """Free the decoder's memory and make the next attempt smaller than the last one."""
         last = self._decoders.get(_decoder_key(request))
-        side_by_side = self._slots(len(missing)) if last is None else last.in_use
+        side_by_side = self._slots(len(missing)) if last is None else last.active_slots
         del last
         self._decoders.clear()
         free_failed_attempt(error, self.policy.device)
@@ -123,19 +132,19 @@ class TransformersEngine:
         length = -(-longest // LENGTH_STEP) * LENGTH_STEP
         slots, model, key = self._slots(len(missing)), self.policy.model, _decoder_key(request)
         kept = self._decoders.get(key)
-        if kept is None or not kept.will_do(slots, length):
+        if kept is None or not kept.can_serve(slots, length):
             kept = None  # the new decoder needs its memory
             self._decoders.pop(key, None)
             compiles = compiles_by_default(model) if self._compiles is None else self._compiles
             fitting = min(slots, slots_that_fit(model, length))
             kept = SlotDecoder(model, fitting, length, request.sampling, sorted(request.stop_ids), compiles)
-            kept.wanted = slots
+            kept.requested_slots = slots
             self._decoders[key] = kept
-        kept.in_use = min(slots, kept.cache.slots)
+        kept.active_slots = min(slots, kept.cache.slots)
         return kept
 
     def _note_compile_problems(self) -> None:
-        problems = [decoder.problem for decoder in self._decoders.values() if decoder.problem]
+        problems = [decoder.compile_error for decoder in self._decoders.values() if decoder.compile_error]
         if problems and self._compiles is not False:
             self._compiles = False
             self.notes.append(
@@ -181,7 +190,7 @@ class TransformersEngine:
 
     def sleep(self) -> None:
         """Free the KV cache, unless it is small: recording CUDA graphs again takes a moment."""
-        if not worth_keeping([decoder.cache for decoder in self._decoders.values()]):
+        if not should_keep([decoder.cache for decoder in self._decoders.values()]):
             self.close()
 
     def close(self) -> None:
@@ -238,7 +247,7 @@ class TransformersEngine:
         request: GenerationRequest,
         generator: torch.Generator,
     ) -> list[Sample]:
-        decoding = Decoding(self.policy.model, prompts, group)
+        decoding = BatchDecoding(self.policy.model, prompts, group)
         stop_ids = torch.tensor(sorted(request.stop_ids), device=self.policy.device)
         for remaining in reversed(range(request.sampling.max_new_tokens)):
             self._check_finite(decoding.logits)

@@ -1,8 +1,8 @@
-"""A cache of keys and values with a slot for each response: one ends, another takes its place.
+"""A KV cache with a slot for each response; a new response takes the slot of a finished one.
 
-Every slot is as long as the longest response may become, and every response has its own position in it, so
-that responses need neither begin nor end together, and nothing ever moves. Each has a copy of its prompt; our
-own kernel reads one copy for all of a group.
+A slot is as long as the longest response may become. Each response has its own position in its slot, so
+responses start and end independently and nothing is ever moved. Each slot holds a copy of its prompt; our own
+kernel reads one copy for all responses to the prompt.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from hacrl.models.device import copy_to_device, unused_memory
 from hacrl.models.footprint import SAMPLED_LOGIT_COPIES
 from hacrl.models.packing_support import attention_shapes, supports_packing
 
-COPIED = 65_536  # tokens at a time: of a copy there is another copy in between
-FILLED = 0.8  # of the free memory: prompts are computed beside the cache
-SMALL = 0.1  # of a device's memory
+TOKENS_PER_COPY = 65_536  # bounds the temporary copy between source and cache
+CACHE_SHARE = 0.8  # of the free memory: prefill needs some beside the cache
+SMALL_SHARE = 0.1  # of a device's memory
 
 
 class SlotCache:
     """Keys and values of ``slots`` responses of up to ``length`` tokens, prompt included.
 
-    There is one slot more: what is computed for nobody, to fill a batch up, is written there.
+    One more slot takes what is computed to pad a batch.
     """
 
     def __init__(
@@ -39,73 +39,75 @@ class SlotCache:
         layers, heads, width = cache_shape(config)
         self.slots, self.length = slots, length
         self.kernel = _decode_kernel(device, dtype)
-        shape = (2, slots + 1, length, heads, width)  # a tensor for each layer: memory may be in pieces
+        shape = (2, slots + 1, length, heads, width)  # one tensor per layer: memory may be fragmented
         self.states = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
-        self._prompts: dict[int, int] = {}  # slot -> number of the prompt that it begins with
-        self.hosts = torch.arange(slots + 1, device=device)  # for each a slot with the same prompt
+        self._prompt_numbers: dict[int, int] = {}  # of the prompt in each slot
+        self.prompt_slots = torch.arange(slots + 1, device=device)  # where each slot's prompt is read
 
     @property
-    def nobody(self) -> int:
-        """The slot that belongs to no response."""
+    def padding_slot(self) -> int:
+        """The slot that belongs to no response and pads batches."""
         return self.slots
 
-    def fill(self, states: Tensor, slots: Tensor, starts: Tensor, counts: Tensor, tokens: int) -> None:
-        """Give each of the slots its prompt: ``counts`` tokens from ``starts`` on, so many tokens in all.
+    def write_prompts(
+        self, states: Tensor, slots: Tensor, starts: Tensor, counts: Tensor, tokens: int
+    ) -> None:
+        """Copy a prompt into each slot: ``counts`` tokens from ``starts`` on, ``tokens`` in all.
 
-        ``states`` are keys and values of several prompts, (layers, 2, tokens, heads, D).
+        ``states``: keys and values of several prompts, (layers, 2, tokens, heads, D).
         """
         ends = counts.cumsum(0)
 
-        def of_each_token(number: Tensor) -> Tensor:
-            return number.repeat_interleave(counts, output_size=tokens)
+        def per_token(per_slot: Tensor) -> Tensor:
+            return per_slot.repeat_interleave(counts, output_size=tokens)
 
-        within = torch.arange(tokens, device=slots.device) - of_each_token(ends - counts)
-        sources = of_each_token(starts) + within
-        places = of_each_token(slots * self.length) + within
-        for begin in range(0, tokens, COPIED):
-            some = slice(begin, begin + COPIED)
-            for mine, given in zip(self.states, states, strict=True):
-                mine.flatten(1, 2).index_copy_(1, places[some], given.index_select(1, sources[some]))
+        within = torch.arange(tokens, device=slots.device) - per_token(ends - counts)
+        sources = per_token(starts) + within
+        targets = per_token(slots * self.length) + within
+        for begin in range(0, tokens, TOKENS_PER_COPY):
+            part = slice(begin, begin + TOKENS_PER_COPY)
+            for target, source in zip(self.states, states, strict=True):
+                target.flatten(1, 2).index_copy_(1, targets[part], source.index_select(1, sources[part]))
 
-    def share(self, prompts: Mapping[int, int]) -> None:
-        """Say which prompts, by their numbers, slots are about to be filled with.
+    def set_prompts(self, prompts: Mapping[int, int]) -> None:
+        """Note the prompt number of each slot that is about to be filled.
 
-        Each is read from the first slot that has it, also if the response there has ended.
+        Slots with equal prompts read the first of them, even if the response there has finished.
         """
-        self._prompts.update(prompts)
+        self._prompt_numbers.update(prompts)
         first: dict[int, int] = {}
-        everywhere = [self._prompts.get(slot, -1 - slot) for slot in range(self.slots + 1)]
-        hosts = [first.setdefault(prompt, slot) for slot, prompt in enumerate(everywhere)]
-        self.hosts.copy_(copy_to_device(hosts, self.hosts.device))
+        numbers = [self._prompt_numbers.get(slot, -1 - slot) for slot in range(self.slots + 1)]
+        prompt_slots = [first.setdefault(prompt, slot) for slot, prompt in enumerate(numbers)]
+        self.prompt_slots.copy_(copy_to_device(prompt_slots, self.prompt_slots.device))
 
-    def forget(self) -> None:
-        """Prompts are about to be numbered anew."""
-        self._prompts.clear()
+    def clear_prompts(self) -> None:
+        """Forget which slots have equal prompts."""
+        self._prompt_numbers.clear()
 
     @property
     def nbytes(self) -> int:
-        """Of all layers."""
+        """Bytes of all layers."""
         return sum(states.nbytes for states in self.states)
 
 
 class DecodedTokens:
-    """One new token for each of some slots: writes its keys and values, then looks at the whole slot."""
+    """One new token per slot: attention writes its key and value, then reads the slot up to it."""
 
-    def __init__(self, cache: SlotCache, slots: Tensor, positions: Tensor, shared: Tensor) -> None:
+    def __init__(self, cache: SlotCache, slots: Tensor, positions: Tensor, prompt_lengths: Tensor) -> None:
         self._cache = cache
         self._slots = slots
-        self._hosts, self._shared = cache.hosts[slots], shared  # so many tokens are the host's as well
+        self._prompt_slots, self._prompt_lengths = cache.prompt_slots[slots], prompt_lengths
         self._positions = positions
-        self._used = (positions + 1).to(torch.int32)
+        self._lengths = (positions + 1).to(torch.int32)
 
     @cached_property
-    def _places(self) -> Tensor:
-        """In a layer's keys as one long list."""
+    def _flat_positions(self) -> Tensor:
+        """Position of each new token in a layer's keys, flattened over slots."""
         return self._slots * self._cache.length + self._positions
 
     @cached_property
     def _starts(self) -> tuple[Tensor, Tensor]:
-        """Of queries and of keys, for torch's kernel, which asks for one more than there are sequences."""
+        """Start offsets of queries and keys for torch's kernel, one more than there are sequences."""
         queries = torch.arange(len(self._slots) + 1, dtype=torch.int32, device=self._slots.device)
         keys = torch.cat([self._slots, self._slots.new_zeros(1)]) * self._cache.length
         return queries, keys.to(torch.int32)
@@ -113,7 +115,7 @@ class DecodedTokens:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int
     ) -> Tensor:
-        """See :class:`hacrl.models.attention.packed.CacheSlots`; (N, heads, D)."""
+        """Return attention of the new tokens over their slots, (N, heads, D); see :class:`Slots`."""
         states = self._cache.states[layer]
         kernel = self._cache.kernel
         if kernel is not None and kernel.can_decode(query, key.shape[1]):
@@ -124,16 +126,16 @@ class DecodedTokens:
                 states[0],
                 states[1],
                 self._slots,
-                self._hosts,
-                self._shared,
-                self._used,
+                self._prompt_slots,
+                self._prompt_lengths,
+                self._lengths,
                 scale,
                 window,
             )
             return attended
         keys, values = states[0].flatten(0, 1), states[1].flatten(0, 1)
-        keys.index_copy_(0, self._places, key)
-        values.index_copy_(0, self._places, value)
+        keys.index_copy_(0, self._flat_positions, key)
+        values.index_copy_(0, self._flat_positions, value)
         if has_kernel(query):
             return torch.ops.aten._flash_attention_forward(  # type: ignore[no-any-return]
                 query,
@@ -148,20 +150,20 @@ class DecodedTokens:
                 scale=scale,
                 window_size_left=window,
                 window_size_right=0 if window >= 0 else -1,
-                seqused_k=self._used,
+                seqused_k=self._lengths,
             )[0]
-        return self._plainly(layer, query, scale, window)
+        return self._masked_attention(layer, query, scale, window)
 
-    def _plainly(self, layer: int, query: Tensor, scale: float, window: int) -> Tensor:
+    def _masked_attention(self, layer: int, query: Tensor, scale: float, window: int) -> Tensor:
         states = self._cache.states[layer]
-        if not states.is_cuda:  # where looking at a number waits for nothing
-            states = states[:, :, : int(self._used.max())]
+        if not states.is_cuda:  # on a GPU, reading the maximum would wait for the device
+            states = states[:, :, : int(self._lengths.max())]
         keys, values = (part[self._slots].transpose(1, 2) for part in states)
         columns = torch.arange(keys.shape[2], device=query.device)
-        used = self._used.unsqueeze(1)
-        seen = columns < used
+        lengths = self._lengths.unsqueeze(1)
+        seen = columns < lengths
         if window >= 0:
-            seen &= columns >= used - 1 - window
+            seen &= columns >= lengths - 1 - window
         out = scaled_dot_product_attention(
             query.unsqueeze(2), keys, values, attn_mask=seen[:, None, None], scale=scale, enable_gqa=True
         )
@@ -169,18 +171,18 @@ class DecodedTokens:
 
 
 def _decode_kernel(device: torch.device, dtype: torch.dtype) -> Any:
-    """Our kernel, where there is Triton, which comes with torch for GPUs on Linux, and it is right."""
+    """Return our kernel if Triton is installed, as with torch for GPUs, and the kernel is correct."""
     if device.type != "cuda" or dtype not in KERNEL_TYPES:
         return None
     try:
         module = import_module("hacrl.engines.hf.decode_kernel")
     except ImportError:
         return None
-    return module if module.is_right(device, dtype) else None
+    return module if module.is_correct(device, dtype) else None
 
 
 class PrefilledPrompts:
-    """Prompts laid end to end: their keys and values are kept, layer by layer."""
+    """Packed prompts: attention keeps their keys and values, layer by layer."""
 
     def __init__(self, config: Any, segments: SequenceBounds, tokens: int, like: Tensor) -> None:
         layers, heads, width = cache_shape(config)
@@ -190,50 +192,50 @@ class PrefilledPrompts:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int
     ) -> Tensor:
-        """See :class:`hacrl.models.attention.packed.CacheSlots`; (N, heads, D)."""
+        """Return packed attention, (N, heads, D), and keep keys and values; see :class:`Slots`."""
         self.states[layer, 0], self.states[layer, 1] = key, value
         return packed_attention(query, key, value, self._segments, scale, window)
 
 
 def cache_shape(config: Any) -> tuple[int, int, int]:
-    """Layers, heads of keys and values, and the width of one."""
+    """Return the number of layers, the heads of keys and values, and the width of a head."""
     text = config.get_text_config()
     heads = text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // heads
     return text.num_hidden_layers, getattr(text, "num_key_value_heads", None) or heads, width
 
 
-def can_have_slots(model: Any) -> bool:
-    """Whether a cache of this kind holds what the model's layers look at: of each the same, once a token."""
+def supports_slots(model: Any) -> bool:
+    """Return whether each layer attends once per token, to keys and values of one shape."""
     if not supports_packing(model):
         return False
     try:
         layers, heads, width = cache_shape(model.config)
-    except (AttributeError, RuntimeError):  # layers of several shapes, says the config
+    except (AttributeError, RuntimeError):  # the config describes layers of several shapes
         return False
     return attention_shapes(model) == {layer: [((heads, width), (heads, width))] for layer in range(layers)}
 
 
 def slot_bytes(config: Any, length: int, dtype: torch.dtype) -> int:
-    """What one slot takes."""
+    """Return the size of one slot."""
     layers, heads, width = cache_shape(config)
     return 2 * layers * heads * width * length * dtype.itemsize
 
 
 def slots_that_fit(model: Any, length: int) -> int:
-    """How many slots there is memory for, with what decoding needs for each; at least one."""
+    """Return for how many slots the free memory suffices, with what decoding needs; at least one."""
     if model.device.type != "cuda":
         return sys.maxsize
     unused, _ = unused_memory(model.device)
     vocabulary: int = model.get_output_embeddings().weight.shape[0]
     each = slot_bytes(model.config, length, model.dtype) + SAMPLED_LOGIT_COPIES * 4 * vocabulary
-    return max(1, int(FILLED * unused) // each)
+    return max(1, int(CACHE_SHARE * unused) // each)
 
 
-def worth_keeping(caches: Sequence[SlotCache]) -> bool:
-    """Whether learning will not miss their memory."""
+def should_keep(caches: Sequence[SlotCache]) -> bool:
+    """Return whether the caches are so small that learning can do without their memory."""
     device = caches[0].states[0].device if caches else torch.device("cpu")
     if device.type != "cuda":
         return True
     unused, total = unused_memory(device)
-    return sum(cache.nbytes for cache in caches) <= SMALL * total and unused >= total / 2
+    return sum(cache.nbytes for cache in caches) <= SMALL_SHARE * total and unused >= total / 2

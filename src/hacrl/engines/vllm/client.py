@@ -1,4 +1,4 @@
-"""Talking to a vLLM server over HTTP."""
+"""The HTTP client of a vLLM server."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from hacrl.engines.vllm.backend import Ask, Ended, EngineError, EngineLostError, Said, sampling_fields
+from hacrl.engines.base import Sample
+from hacrl.engines.sync_check import EngineError
+from hacrl.engines.vllm.backend import EngineLostError, IndexedSamples, Request, sampling_fields
 
-ANSWER_SECONDS = 30.0  # a server that is well answers small questions at once
-RPC_SECONDS = 1800.0  # weights of a large model over a slow network
-HEALTH_EVERY = 2.0
-HEALTH_MISSES = 5  # in a row, before a server counts as lost
+ANSWER_SECONDS = 30.0  # a healthy server answers small requests at once
+RPC_SECONDS = 1800.0  # enough for weights of a large model over a slow network
+HEALTH_EVERY = 2.0  # seconds
+HEALTH_MISSES = 5  # in a row, until a server counts as lost
 _DONE = object()
 _Result = TypeVar("_Result")
 
@@ -23,7 +25,7 @@ _Result = TypeVar("_Result")
 class ServerClient:
     """One server's HTTP interface. All failures become engine errors that name the server.
 
-    Requests live in a thread of their own, so that whoever takes responses may work meanwhile.
+    A thread of its own holds the requests, so that the caller may work on responses meanwhile.
     """
 
     def __init__(self, name: str, url: str, api_key: str | None, model: str | None = None) -> None:
@@ -31,10 +33,10 @@ class ServerClient:
         self.url = url.rstrip("/")
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._model = model
-        self.is_alive: Callable[[], bool] = lambda: True  # a supervisor knows more than HTTP does
+        self.is_alive: Callable[[], bool] = lambda: True  # replaced where hacrl supervises the process
 
     def is_healthy(self) -> bool:
-        """Whether the server says that it is ready."""
+        """Return whether the server reports that it is ready."""
         try:
             self._answer("GET", "/health")
         except EngineError:
@@ -42,7 +44,7 @@ class ServerClient:
         return True
 
     def served_model(self) -> str:
-        """The name requests have to use; also shows that the server is vLLM and takes our key."""
+        """Return the model name for requests; raise unless the server is vLLM and accepts our key."""
         if self._model is None:
             listed = self._request("GET", "/v1/models")
             try:
@@ -52,7 +54,7 @@ class ServerClient:
         return self._model
 
     def version(self) -> str:
-        """Of the server's vLLM."""
+        """Return the version of the server's vLLM."""
         answer = self._request("GET", "/version")
         try:
             return str(answer["version"])
@@ -60,48 +62,48 @@ class ServerClient:
             raise EngineError(f"{self.name} does not say its version: is it a vLLM server?") from error
 
     def post(self, path: str, body: Any = None, seconds: float | None = None) -> Any:
-        """A request and its JSON answer."""
+        """Send a request; return the JSON answer."""
         return self._request("POST", path, body, seconds)
 
-    def generate(self, asks: Sequence[Ask]) -> Iterator[Ended]:
-        """All requests in flight at once; responses come as they finish."""
+    def generate(self, requests: Sequence[Request]) -> Iterator[IndexedSamples]:
+        """Send all requests at once; yield responses as they finish. Cancel the rest if the caller stops."""
         self.served_model()
         finished: queue.SimpleQueue[Any] = queue.SimpleQueue()
         cancel: list[Callable[[], Any]] = []
-        begun = threading.Event()
+        is_started = threading.Event()
 
-        async def all_of_them() -> None:
+        async def generate_all() -> None:
             loop, task = asyncio.get_running_loop(), asyncio.current_task()
             assert task is not None
             cancel.append(lambda: loop.call_soon_threadsafe(task.cancel))
-            begun.set()
-            await self._generate(asks, finished)
+            is_started.set()
+            await self._generate(requests, finished)
 
-        def work() -> None:
+        def run() -> None:
             try:
-                asyncio.run(all_of_them())
+                asyncio.run(generate_all())
                 finished.put(_DONE)
             except asyncio.CancelledError:
                 pass
             except BaseException as error:
                 finished.put(error)
 
-        worker = threading.Thread(target=work, name="hacrl-vllm-requests", daemon=True)
+        worker = threading.Thread(target=run, name="hacrl-vllm-requests", daemon=True)
         worker.start()
-        begun.wait()
+        is_started.wait()
         try:
             while (item := finished.get()) is not _DONE:
                 if isinstance(item, BaseException):
                     raise item
                 yield [item]
-        finally:  # also when whoever takes responses stops taking them
+        finally:  # also if the caller stops
             if worker.is_alive():
-                with suppress(RuntimeError):  # it ended at this very moment
+                with suppress(RuntimeError):  # it ended just now
                     cancel[0]()
             worker.join()
 
     def _request(self, method: str, path: str, body: Any = None, seconds: float | None = None) -> Any:
-        """One request; the answer's JSON, None if it has no body."""
+        """Send a request; return the answer's JSON, None if its body is empty."""
         text = self._answer(method, path, body, seconds)
         try:
             return json.loads(text) if text.strip() else None
@@ -109,12 +111,12 @@ class ServerClient:
             raise EngineError(f"{self.name} answered {path} with no JSON: is it a vLLM server?") from error
 
     def _answer(self, method: str, path: str, body: Any = None, seconds: float | None = None) -> str:
-        """One request; the answer's text."""
+        """Send a request; return the answer's text."""
         import aiohttp
 
         seconds = ANSWER_SECONDS if seconds is None else seconds
 
-        async def ask() -> tuple[int, str]:
+        async def exchange() -> tuple[int, str]:
             timeout = aiohttp.ClientTimeout(total=seconds, connect=min(seconds, ANSWER_SECONDS))
             async with (
                 aiohttp.ClientSession(headers=self._headers, timeout=timeout) as http,
@@ -123,7 +125,7 @@ class ServerClient:
                 return answer.status, await answer.text()
 
         try:
-            status, text = _in_a_thread(ask())
+            status, text = _run_in_thread(exchange())
         except TimeoutError as error:
             raise EngineLostError(f"{self.name} did not answer {path} within {seconds:g} s.") from error
         except (aiohttp.ClientError, OSError) as error:
@@ -139,44 +141,47 @@ class ServerClient:
         if status == 404:
             raise EngineError(f"{self.name} has no {path} (HTTP 404): {_reason(text)}")
         if status == 503 or not self.is_alive():
-            raise EngineLostError(f"{self.name} is not able to work (HTTP {status} for {path}).")
+            raise EngineLostError(f"{self.name} cannot work (HTTP {status} for {path}).")
         raise EngineError(f"{self.name} answered {path} with HTTP {status}: {_reason(text)}")
 
-    async def _generate(self, asks: Sequence[Ask], finished: queue.SimpleQueue[Any]) -> None:
+    async def _generate(self, requests: Sequence[Request], finished: queue.SimpleQueue[Any]) -> None:
         import aiohttp
 
-        connector = aiohttp.TCPConnector(limit=0)  # as many connections as there are requests
+        connector = aiohttp.TCPConnector(limit=0)  # no limit: one connection per request
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=ANSWER_SECONDS)
         async with aiohttp.ClientSession(connector=connector, headers=self._headers, timeout=timeout) as http:
-            watching = asyncio.create_task(self._watch(http))
-            asking = [
-                asyncio.create_task(self._one(http, place, ask, finished)) for place, ask in enumerate(asks)
+            watching = asyncio.create_task(self._watch_health(http))
+            generating = [
+                asyncio.create_task(self._complete(http, index, request, finished))
+                for index, request in enumerate(requests)
             ]
-            answered = asyncio.gather(*asking)
+            answered = asyncio.gather(*generating)
             either: list[asyncio.Future[Any]] = [watching, answered]
             try:
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
                 if answered.done():
-                    answered.result()  # raises what it raised
+                    answered.result()  # raises the first error
                 if watching.done():
                     watching.result()
             finally:
-                for task in (watching, *asking):
+                for task in (watching, *generating):
                     task.cancel()
-                await asyncio.gather(watching, *asking, return_exceptions=True)
+                await asyncio.gather(watching, *generating, return_exceptions=True)
                 if answered.done() and not answered.cancelled():
-                    answered.exception()  # seen
+                    answered.exception()  # marks the error as retrieved
 
-    async def _one(self, http: Any, place: int, ask: Ask, finished: queue.SimpleQueue[Any]) -> None:
+    async def _complete(
+        self, http: Any, index: int, request: Request, finished: queue.SimpleQueue[Any]
+    ) -> None:
         import aiohttp
 
         path = "/v1/completions"
         body = {
             "model": self._model,
-            "prompt": list(ask.prompt_ids),
+            "prompt": list(request.prompt_ids),
             "return_token_ids": True,
-            "seed": ask.seed,
-            **sampling_fields(ask),
+            "seed": request.seed,
+            **sampling_fields(request),
         }
         try:
             async with http.post(self.url + path, json=body) as answer:
@@ -185,13 +190,13 @@ class ServerClient:
             raise EngineLostError(
                 f"{self.name} broke off while generating ({type(error).__name__})."
             ) from error
-        if status == 500:  # vLLM's answer to requests under way when its engine dies
+        if status == 500:  # vLLM's answer to running requests when its engine dies
             raise EngineLostError(f"{self.name} failed while generating: {_reason(text)}.")
         self._check(status, text, path)
-        finished.put((place, _said(json.loads(text))))
+        finished.put((index, _completion(json.loads(text))))
 
-    async def _watch(self, http: Any) -> None:
-        """A server that hangs keeps its connections open: only asking shows it."""
+    async def _watch_health(self, http: Any) -> None:
+        """Raise once the server fails its health checks: a server that hangs keeps its connections open."""
         import aiohttp
 
         misses = 0
@@ -208,8 +213,8 @@ class ServerClient:
         raise EngineLostError(f"{self.name} no longer answers.")
 
 
-def _in_a_thread(work: Coroutine[Any, Any, _Result]) -> _Result:
-    """Wait for a coroutine, whether or not the caller's thread runs an event loop, as notebooks do."""
+def _run_in_thread(work: Coroutine[Any, Any, _Result]) -> _Result:
+    """Run a coroutine in a thread: the caller's may run an event loop already, as in notebooks."""
     results: list[_Result] = []
     errors: list[BaseException] = []
 
@@ -227,12 +232,13 @@ def _in_a_thread(work: Coroutine[Any, Any, _Result]) -> _Result:
     return results[0]
 
 
-def _said(answer: dict[str, Any]) -> Said:
+def _completion(answer: dict[str, Any]) -> Sample:
     choice = answer["choices"][0]
-    return Said(tuple(choice["token_ids"]), tuple(choice["logprobs"]["token_logprobs"]))
+    return Sample(tuple(choice["token_ids"]), tuple(choice["logprobs"]["token_logprobs"]))
 
 
 def _reason(text: str) -> str:
+    """Return the error message in an answer, at most 500 characters."""
     try:
         body = json.loads(text)
     except json.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""Sample from vLLM: bring it the policy's weights, prove that they arrived, and start it again if it dies."""
+"""Sample from vLLM: send it the policy's weights, prove that they arrived, and restart it if it dies."""
 
 from __future__ import annotations
 
@@ -11,39 +11,34 @@ import torch
 
 from hacrl.config.schema import VllmSettings
 from hacrl.engines.base import GenerationRequest, OnFinished, Policy, Sample, SyncReport
-from hacrl.engines.sync_check import Proof
-from hacrl.engines.vllm.backend import (
-    Ask,
-    Backend,
-    Ended,
-    EngineError,
-    EngineLostError,
-    OtherPolicyError,
-)
-from hacrl.engines.vllm.start_lock import Starts
+from hacrl.engines.sync_check import EngineError, PolicyMismatchError, SyncCheck
+from hacrl.engines.vllm.backend import Backend, EngineLostError, IndexedSamples, Request
+from hacrl.engines.vllm.start_lock import StartLock
 from hacrl.engines.vllm.weight_transfer import Transport, exported_weights, make_transport
 from hacrl.errors import TrainingError
 from hacrl.models.device import current_device
 from hacrl.models.lora import is_adapted
 from hacrl.seeding import derive_seed
 
-_STARTS = Starts()
-_COPYING = threading.Lock()  # of weights, which takes as much memory as they do
+_START_LOCK = StartLock()
+_COPY_LOCK = threading.Lock()  # a copy of an agent's weights takes as much memory as the weights
 
 
 class VllmEngine:
-    """Keeps an engine at the agent's policy, asks it, and brings it back if it dies."""
+    """Keeps a vLLM engine at a policy, samples from it, and restarts it if it dies."""
+
+    shares_weights = False
 
     def __init__(
         self,
         policy: Policy,
         backend: Backend,
         settings: VllmSettings,
-        probes: Sequence[tuple[int, ...]],  # prompts of the responses that prove a weight update
+        probes: Sequence[tuple[int, ...]],  # prompts of the samples that prove a weight update
         same_host: bool = True,
         learner_host: str = "127.0.0.1",  # where the engine's machine reaches this one
-        before_start: Callable[[], None] = lambda: None,  # whatever can be done before its turn
-        starts_alone: bool = True,  # it measures how much memory is free
+        before_start: Callable[[], None] = lambda: None,  # what can be prepared while other engines start
+        starts_alone: bool = True,  # the engine measures the free memory when it starts
     ) -> None:
         self.policy = policy
         self.backend = backend
@@ -59,14 +54,9 @@ class VllmEngine:
         self._is_started = False
         self._is_asleep = False
         self._is_closed = False
-        self._version: int | None = None  # of the policy that it is at
-        self._report: SyncReport | None = None  # how it got there, once that is proven
-        self._max_length: int | None = None  # most tokens of a prompt and its response, as the engine says
-
-    @property
-    def shares_weights(self) -> bool:
-        """Return False: weights are sent to the engine."""
-        return False
+        self._version: int | None = None  # the policy version whose weights were sent
+        self._report: SyncReport | None = None  # set when these weights are proven to have arrived
+        self._max_length: int | None = None  # tokens of a prompt with its response, as the engine reports
 
     @property
     def runs_concurrently(self) -> bool:
@@ -76,208 +66,218 @@ class VllmEngine:
     def sync(self, proven: bool = True) -> SyncReport | None:
         """Start the engine if necessary and send it the policy's weights if it has others."""
         self._is_closed = False
-        self._bring_up()
-        _STARTS.wait(self._check_open)
+        self._start_or_send_weights()
+        _START_LOCK.wait_for_all(self._check_open)
         if proven:
-            self._hear([], lambda ended: None)
+            self._run([], lambda samples: None)
         return self._report
 
-    def _bring_up(self) -> None:
+    def generate(self, request: GenerationRequest, on_finished: OnFinished | None = None) -> list[Sample]:
+        """See :class:`hacrl.engines.base.Engine`. What had finished before a crash is kept."""
+        # A seeded response must not depend on whether a proof runs beside it.
+        self.sync(proven=self._settings.seeded)
+        requests = self._requests(request)
+        is_greedy = request.sampling.temperature == 0  # then every token has probability 1
+        samples: dict[int, Sample] = {}
+
+        def take(finished: IndexedSamples) -> None:
+            if not all(sample.token_ids for _, sample in finished):
+                raise TrainingError(f"{self.backend.name} gave a response without a token")
+            if is_greedy:
+                finished = [
+                    (index, Sample(sample.token_ids, (0.0,) * len(sample.token_ids)))
+                    for index, sample in finished
+                ]
+            samples.update(finished)
+            if on_finished is not None and finished:
+                on_finished(finished)
+
+        self._run(requests, take)
+        return [samples[index] for index in range(request.num_samples)]
+
+    def _start_or_send_weights(self) -> None:
+        """Start the engine, or send it weights if the policy was updated; restart it if it dies meanwhile."""
         if self._version == self.policy.policy_version:
             return
         for attempt in range(self._settings.restarts + 1):
             try:
                 if self._is_started:
                     self._check_open()
-                    self._synchronise()
+                    self._send_weights()
                 else:
                     self._start()
                 return
             except EngineLostError as error:
-                self._lost(error, last=attempt == self._settings.restarts)
+                self._forget_lost_engine(error, is_last=attempt == self._settings.restarts)
         raise AssertionError("unreachable")
 
-    def generate(self, request: GenerationRequest, on_finished: OnFinished | None = None) -> list[Sample]:
-        """See :class:`hacrl.engines.base.Engine`. What had finished before a crash is kept."""
-        # A seeded response must not depend on whether a proof runs beside it.
-        self.sync(proven=self._settings.seeded)
-        asks = self._asks(request)
-        is_greedy = request.sampling.temperature == 0  # then every token has probability 1
-        samples: dict[int, Sample] = {}
+    def _run(self, requests: Sequence[Request], take: Callable[[IndexedSamples], None]) -> None:
+        """Serve all requests, and a sync check if one is due.
 
-        def take(ended: Ended) -> None:
-            finished = []
-            for index, said in ended:
-                if not said.token_ids:
-                    raise TrainingError(f"{self.backend.name} gave a response without a token")
-                logprobs = (0.0,) * len(said.token_ids) if is_greedy else said.logprobs
-                finished.append((index, Sample(said.token_ids, logprobs)))
-            samples.update(finished)
-            if on_finished is not None and finished:
-                on_finished(finished)
-
-        self._hear(asks, take)
-        return [samples[index] for index in range(request.num_samples)]
-
-    def _hear(self, asks: Sequence[Ask], take: Callable[[Ended], None]) -> None:
-        """Whatever is asked for, and a proof if one is due.
-
-        An engine that dies is brought back; one that fails its proof gets the weights once more.
+        An engine that dies is restarted. An engine that fails its check gets the weights once more.
         """
-        left = dict(enumerate(asks))
-        lost, has_failed = 0, False
+        unserved = dict(enumerate(requests))
+        crashes, has_failed_check = 0, False
         while True:
             try:
-                self._bring_up()
-                self._hear_once(left, take)
+                self._start_or_send_weights()
+                self._run_once(unserved, take)
                 return
             except EngineLostError as error:
-                self._lost(error, last=lost == self._settings.restarts)
-                lost += 1
-            except OtherPolicyError as error:
-                if has_failed:
+                self._forget_lost_engine(error, is_last=crashes == self._settings.restarts)
+                crashes += 1
+            except PolicyMismatchError as error:
+                if has_failed_check:
                     raise
-                has_failed = True
-                self._notes.append(f"{error}. The weights were brought once more; nothing it said was used")
+                has_failed_check = True
+                self._notes.append(f"{error}. The weights were sent once more; none of its samples was used")
 
-    def _hear_once(self, left: dict[int, Ask], take: Callable[[Ended], None]) -> None:
-        """What was asked for and is left; what is taken is no longer.
+    def _run_once(self, unserved: dict[int, Request], take: Callable[[IndexedSamples], None]) -> None:
+        """Serve requests until all are served, and remove each from ``unserved`` when it is.
 
-        Nothing is taken of an engine that has not proven that it is at the agent's policy.
+        Samples are held back until the engine has passed its sync check.
         """
-        proof = None if self._report is not None else Proof(self.policy, self._probes)
-        first = [] if proof is None else proof.asks
-        places = list(left)
-        unproven: Ended = []
-        for ended in self.backend.generate([*first, *left.values()]) if first or left else ():
-            for position, said in ended:
-                if position >= len(first):
-                    unproven.append((places[position - len(first)], said))
-                elif proof is not None and proof.take(position, said):
-                    self._report = self._proven(proof)
+        check = None if self._report is not None else SyncCheck(self.policy, self._probes)
+        probes = [] if check is None else self._probe_requests(check)
+        indices = list(unserved)
+        held_back: IndexedSamples = []
+        if not probes and not unserved:
+            return
+        for finished in self.backend.generate([*probes, *unserved.values()]):
+            for position, sample in finished:
+                if position >= len(probes):
+                    held_back.append((indices[position - len(probes)], sample))
+                elif check is not None and check.add(position, sample):
+                    self._report = self._pass_check(check)
             if self._report is not None:
-                proven, unproven = unproven, []
-                take(proven)
-                for place, _ in proven:
-                    del left[place]
+                samples, held_back = held_back, []
+                take(samples)
+                for index, _ in samples:
+                    del unserved[index]
 
-    def _proven(self, proof: Proof) -> SyncReport:
+    def _probe_requests(self, check: SyncCheck) -> list[Request]:
+        stop_ids = tuple(sorted(self.policy.stop_ids))
+        return [Request(prompt, check.sampling, stop_ids, seed=None) for prompt in check.prompts]
+
+    def _pass_check(self, check: SyncCheck) -> SyncReport:
+        """Return the report of a passed check. After a failed one, the weights count as not sent."""
         assert self._version is not None
         assert self._transport is not None
-        version, self._version = self._version, None  # whoever asks again gets weights again, unless ...
+        version, self._version = self._version, None
         with current_device(self.policy.device):
-            gap = proof.gap(self.backend.name, self._settings.max_logprob_gap)
-        self._version = version  # ... it is true
+            gap = check.gap(self.backend.name, self._settings.max_logprob_gap)
+        self._version = version
         return SyncReport(version, self._transport.name, gap, restarts=self.restarts)
 
     def take_notes(self) -> list[str]:
-        """What happened to the engine since the last call."""
+        """Return what happened to the engine since the last call."""
         notes, self._notes = self._notes, []
         return notes
 
     def state_dict(self) -> dict[str, int]:
-        """Nothing: vLLM plans its batches itself."""
+        """Return nothing: vLLM plans its batches itself."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Nothing to restore, whichever engine the state is of."""
+        """Do nothing: there is nothing to restore."""
 
     def sleep(self) -> None:
         """Give the GPU's memory back; the next :meth:`sync` takes it again and sends the weights."""
         if self._is_started and self.backend.can_sleep and not self._is_asleep:
             try:
                 self.backend.sleep()
-            except EngineLostError as error:  # it has given everything back
-                self._lost(error, last=False)
+            except EngineLostError as error:  # its memory is free, too
+                self._forget_lost_engine(error, is_last=False)
                 return
             self._is_asleep = True
             self._version, self._report = None, None
 
     def close(self) -> None:
         """End the engine."""
-        self._is_closed = True  # at once: whoever waits for it in another thread must not start it again
+        self._is_closed = True  # first: another thread that waits for the engine must not start it again
         if self._transport is not None:
             self._transport.close()
         self.backend.close()
         self._is_started, self._version, self._report, self._transport = False, None, None, None
 
     def describe(self) -> list[dict[str, Any]]:
-        """What the engine's workers say of themselves."""
+        """Return what each of the engine's workers reports: model, device, largest context."""
         described: list[dict[str, Any]] = self.backend.call("hacrl_describe")
         return described
 
     def _start(self) -> None:
-        """And bring the first weights, before another engine starts if this one measures memory."""
-        with _STARTS.due():
+        """Start the engine and send the first weights, before an engine that measures memory starts."""
+        with _START_LOCK.announce():
             self._check_open()
             self._before_start()
-            with _STARTS.turn(self._starts_alone), current_device(self.policy.device):
+            with _START_LOCK.hold(self._starts_alone), current_device(self.policy.device):
                 self._check_open()
-                self._have_memory_given_back()
+                self._free_cached_memory()
                 self.backend.start()
                 self._is_started, self._is_asleep = True, False
                 self._check_open()
-                self._synchronise()
+                self._send_weights()
 
-    def _synchronise(self) -> None:
+    def _send_weights(self) -> None:
+        """Send the policy's weights; wake the engine around this if it sleeps."""
+        self._version, self._report = None, None  # unknown if the transfer breaks off
         with current_device(self.policy.device):
-            self._bring_weights()
+            if self._is_asleep:
+                self._free_cached_memory()
+                self.backend.wake("weights")
+            if self._transport is None:
+                self._transport = self._connect()
+            copies = is_adapted(self.policy.model) or self._transport.name == "files"
+            with _COPY_LOCK if copies else nullcontext():
+                self._transport.send(exported_weights(self.policy.model), self.backend)
+            if self._is_asleep:
+                self.backend.wake("kv_cache")
+                self._is_asleep = False
+            self.backend.reset_prefix_cache()
         self._version = self.policy.policy_version
 
-    def _bring_weights(self) -> None:
-        self._version, self._report = None, None  # if it breaks off, nobody knows
-        if self._is_asleep:
-            self._have_memory_given_back()
-            self.backend.wake("weights")
-        if self._transport is None:
-            workers = self.describe()
-            check_model(self.policy, self.backend.name, workers)
-            self._max_length = min(worker["max_length"] for worker in workers)
-            wanted = self._settings.weight_sync
-            device = self.policy.device
-            self._transport = make_transport(wanted, device, workers, self._same_host, self._learner_host)
-        copies = is_adapted(self.policy.model) or self._transport.name == "files"
-        with _COPYING if copies else nullcontext():
-            self._transport.send(exported_weights(self.policy.model), self.backend)
-        if self._is_asleep:
-            self.backend.wake("kv_cache")
-            self._is_asleep = False
-        self.backend.forget_prefixes()
+    def _connect(self) -> Transport:
+        """Check the engine's model and return the fastest transport to its workers."""
+        workers = self.describe()
+        check_model(self.policy, self.backend.name, workers)
+        self._max_length = min(worker["max_length"] for worker in workers)
+        wanted, device = self._settings.weight_sync, self.policy.device
+        return make_transport(wanted, device, workers, self._same_host, self._learner_host)
 
-    def _have_memory_given_back(self) -> None:
-        """What a learner keeps for later, the engine needs now; as it starts, it measures what is free."""
+    def _free_cached_memory(self) -> None:
+        """Free GPU memory that torch caches for the learner: the engine needs and measures it."""
         if self.policy.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def _check_open(self) -> None:
-        """Another thread may have closed it, meanwhile."""
+        """Raise EngineError if another thread has closed the engine."""
         if self._is_closed:
             self.close()
             raise EngineError(f"{self.backend.name} was closed")
 
-    def _lost(self, error: EngineLostError, last: bool) -> None:
-        """An engine is gone, and with it what it knew."""
-        if self._is_closed:  # that is why it is gone
+    def _forget_lost_engine(self, error: EngineLostError, is_last: bool) -> None:
+        """Note that the engine died, or raise if it must not be restarted again."""
+        if self._is_closed:  # closing it is why it is gone
             raise error
         if self._transport is not None:
             self._transport.close()
         self._transport, self._version, self._report = None, None, None
         self._is_started = False
         self.restarts += 1
-        if last:
+        if is_last:
             raise EngineError(
                 f"{error} It died {self.restarts} times in this run, {self._settings.restarts} restarts in a "
                 f"row are allowed (agents.{self.policy.name}.vllm.restarts)"
             ) from error
         self._notes.append(f"{error} It was started again; finished responses are kept")
 
-    def _asks(self, request: GenerationRequest) -> list[Ask]:
-        """Return one request per response, prompt by prompt."""
+    def _requests(self, request: GenerationRequest) -> list[Request]:
+        """Return one request per sample, prompt by prompt."""
         request.check_lengths(self.policy.name, self._max_length)  # vLLM would cut responses in silence
         stop_ids = tuple(sorted(request.stop_ids))
         prompts = [prompt for prompt in request.prompts for _ in range(request.samples_per_prompt)]
         return [
-            Ask(
+            Request(
                 prompt,
                 request.sampling,
                 stop_ids,

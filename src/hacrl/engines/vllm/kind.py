@@ -11,10 +11,10 @@ from hacrl.engines.kinds import EngineKind, EngineSpec
 from hacrl.engines.vllm.checks import PROCESSOR_LIMIT, check_vllm, processor_limit
 from hacrl.engines.vllm.engine import VllmEngine
 from hacrl.engines.vllm.launch import (
+    decoding_slots,
     engine_bytes,
     make_vllm_engine,
     runs_on_cpu,
-    sequences_at_once,
     sleeps,
 )
 from hacrl.errors import ConfigError
@@ -68,7 +68,7 @@ class VllmKind(EngineKind):
 
     def sequences_at_once(self, settings: AgentSettings, rollout: RolloutSettings) -> int:
         """Return vLLM's ``max_num_seqs``."""
-        return sequences_at_once(settings.vllm)
+        return decoding_slots(settings.vllm)
 
     def longest_sequence(self, settings: AgentSettings) -> int:
         """Return vLLM's ``max_model_len`` if it is set: the KV cache must hold one such sequence."""

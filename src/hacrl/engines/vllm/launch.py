@@ -1,7 +1,4 @@
-"""From an agent and its settings to an engine that can be started: arguments, command, environment.
-
-How much of a device an agent's vLLM engine takes.
-"""
+"""Prepare an agent's vLLM engine: arguments, command, environment, model folder, and memory need."""
 
 from __future__ import annotations
 
@@ -17,27 +14,26 @@ from typing import Any
 import torch
 
 from hacrl.config.schema import MOST_MEMORY, VllmSettings
-from hacrl.engines.process import OwnProcess
-from hacrl.engines.sync_check import PROBED_PROMPTS
+from hacrl.engines.sync_check import NUM_PROBES
 from hacrl.engines.vllm.backend import Backend
-from hacrl.engines.vllm.checks import api_key_of
+from hacrl.engines.vllm.checks import api_key_of, has_weight_transfer
 from hacrl.engines.vllm.child import ChildBackend
 from hacrl.engines.vllm.client import ServerClient
 from hacrl.engines.vllm.engine import VllmEngine
+from hacrl.engines.vllm.in_vllm.hacrl_vllm_worker import BACKEND
 from hacrl.engines.vllm.server import ServerBackend
 from hacrl.engines.vllm.weight_transfer import free_port
 from hacrl.models.agent import Agent
 from hacrl.models.footprint import Footprint
+from hacrl.processes import SupervisedProcess
 
 LOCALHOST = "127.0.0.1"
-WORKER_FOLDER = (
-    Path(__file__).parent / "in_vllm"
-)  # on the path of vLLM's interpreter, and nothing else of ours
+WORKER_FOLDER = Path(__file__).parent / "in_vllm"  # all that vLLM's interpreter needs of hacrl
 WORKER = "hacrl_vllm_worker.WeightReceiver"
 GIB = 2**30
 CPU_CACHE_GIB = 1.0
-GRAPH_STEP = 16  # between sizes of the CUDA graphs that vLLM records; below 256 there are more
-ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}  # nobody is told
+GRAPH_STEP = 16  # between the batch sizes of vLLM's CUDA graphs; below 256 the steps are smaller
+ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}  # vLLM reports usage otherwise
 
 
 def make_vllm_engine(
@@ -48,9 +44,9 @@ def make_vllm_engine(
     folder: Path,
     seed: int = 0,
 ) -> VllmEngine:
-    """An engine for an agent, not started yet. ``folder`` takes its log and the files it starts from.
+    """Return an engine for an agent, not started yet. ``folder`` takes its log and the files it starts from.
 
-    ``seed``: of responses that have none of their own. Equal agents must not draw the same ones.
+    ``seed`` applies to responses without a seed of their own; equal agents must not draw the same responses.
     """
     if settings.url is not None:
         backend: Backend = ServerBackend(
@@ -66,13 +62,13 @@ def make_vllm_engine(
     dtype = str(agent.model.dtype).removeprefix("torch.")
     on_cpu = runs_on_cpu(agent.device, settings)
     arguments = engine_arguments(str(model), dtype, settings, max_length, on_cpu, can_sleep, seed)
-    arguments["load_format"] = "dummy"  # noise, until the first synchronisation brings the agent's weights
+    arguments["load_format"] = "dummy"  # random until the first weight sync
     environment = engine_environment(agent.device, settings)
-    measures = not arguments.get("kv_cache_memory_bytes")
+    measures_memory = not arguments.get("kv_cache_memory_bytes")
     if settings.starts_server:
         backend = _own_server(agent.name, settings, arguments, environment, folder, can_sleep)
         before = partial(write_model, agent, model)
-        return VllmEngine(agent, backend, settings, probes, before_start=before, starts_alone=measures)
+        return VllmEngine(agent, backend, settings, probes, before_start=before, starts_alone=measures_memory)
     log = folder / "engine.log"
     child = ChildBackend(agent.name, arguments, environment, can_sleep, log, settings.start_timeout)
 
@@ -80,7 +76,7 @@ def make_vllm_engine(
         child.launch()
         write_model(agent, model)
 
-    return VllmEngine(agent, child, settings, probes, before_start=before_start, starts_alone=measures)
+    return VllmEngine(agent, child, settings, probes, before_start=before_start, starts_alone=measures_memory)
 
 
 def _own_server(
@@ -93,7 +89,7 @@ def _own_server(
 ) -> ServerBackend:
     key, port = secrets.token_urlsafe(24), settings.port or free_port()
     where = f"vLLM server of agent {name!r}"
-    process = OwnProcess(
+    process = SupervisedProcess(
         where,
         server_command(settings.python or sys.executable, arguments, LOCALHOST, port),
         {**environment, "VLLM_API_KEY": key},
@@ -105,9 +101,9 @@ def _own_server(
 
 
 def server_command(python: str, arguments: dict[str, Any], host: str, port: int) -> list[str]:
-    """The command line of vLLM's own server with hacrl's part in its workers."""
+    """Return the command of vLLM's own server with hacrl's worker extension."""
     options = {**arguments, "worker_extension_cls": WORKER, "host": host, "port": port}
-    options["generation_config"] = "vllm"  # sampling settings come with each request, never from the model
+    options["generation_config"] = "vllm"  # requests carry sampling settings; the model's are ignored
     command = [python, "-m", "vllm.entrypoints.openai.api_server", "--disable-uvicorn-access-log"]
     for key, value in options.items():
         flag = f"--{key.replace('_', '-')}"
@@ -129,17 +125,19 @@ def engine_arguments(
     can_sleep: bool,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """vLLM's arguments for a model's folder or hub id; ``max_length`` None: the model's own context."""
+    """Return vLLM's arguments for a model's folder or hub id; ``max_length`` None: the model's context."""
     cache = settings.kv_cache_gib or (CPU_CACHE_GIB if on_cpu else None)
     arguments: dict[str, Any] = {
         "model": model,
         "dtype": dtype,
-        "max_num_seqs": sequences_at_once(settings),
+        "max_num_seqs": decoding_slots(settings),
         "enable_prefix_caching": True,  # the samples of a prompt share its keys and values
         "logprobs_mode": "processed_logprobs",  # after temperature, top-k and top-p
         "enable_sleep_mode": can_sleep,
-        "seed": seed % 2**32,  # as numpy takes them
+        "seed": seed % 2**32,  # the range that numpy accepts
     }
+    if has_weight_transfer(settings):
+        arguments["weight_transfer_config"] = {"backend": BACKEND}
     length = settings.max_length or max_length
     if length is not None:
         arguments["max_model_len"] = length
@@ -154,20 +152,20 @@ def engine_arguments(
     return {**arguments, **settings.engine_args}
 
 
-def sequences_at_once(settings: VllmSettings) -> int:
-    """How many an engine may decode side by side: a proof takes no response's place.
+def decoding_slots(settings: VllmSettings) -> int:
+    """Return how many sequences an engine decodes at a time, those of the weight-sync check included.
 
-    vLLM records full CUDA graphs up to this number. If it were between two sizes, batches above the smaller
-    one would run in another kind of graph: with 260, a proof beside 256 responses.
+    vLLM records full CUDA graphs up to this number. If the number were between two graph sizes, larger
+    batches, e.g. the check beside 256 responses, would run in another kind of graph.
     """
-    return -(-(settings.max_sequences + PROBED_PROMPTS) // GRAPH_STEP) * GRAPH_STEP
+    return -(-(settings.max_sequences + NUM_PROBES) // GRAPH_STEP) * GRAPH_STEP
 
 
 def engine_environment(device: torch.device, settings: VllmSettings) -> dict[str, str]:
-    """Environment variables of the engine's processes."""
+    """Return the environment variables of the engine's processes."""
     environment = dict(ENVIRONMENT)
     if "VLLM_PORT" not in os.environ:
-        # vLLM looks for a free port from there on; those that start at the same time would find the same one
+        # vLLM searches free ports from here on; engines that start together would find the same one
         environment["VLLM_PORT"] = str(free_port())
     if settings.starts_server:
         inherited = (
@@ -186,18 +184,18 @@ def engine_environment(device: torch.device, settings: VllmSettings) -> dict[str
 
 
 def _visible(index: int) -> str:
-    """Device ``index`` of this process, in the numbering its environment was given."""
+    """Return the system's number or id of this process's device ``index``."""
     visible = [part for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part]
     return visible[index] if index < len(visible) else str(index)
 
 
 def runs_on_cpu(device: torch.device, settings: VllmSettings) -> bool:
-    """An engine is where its agent is, unless it has devices of its own."""
+    """Return whether the engine runs on a CPU: its agent does, and the engine has no devices of its own."""
     return device.type == "cpu" and not settings.devices
 
 
 def sleeps(device: torch.device, settings: VllmSettings) -> bool:
-    """Engines give memory back where a learner may need it: on the GPU they share."""
+    """Return whether the engine sleeps while its agent learns: by default on a GPU that they share."""
     on_gpu = device.type == "cuda" or bool(settings.devices)
     if settings.sleep is not None:
         return settings.sleep and on_gpu
@@ -206,23 +204,23 @@ def sleeps(device: torch.device, settings: VllmSettings) -> bool:
 
 
 def write_model(agent: Agent, folder: Path) -> None:
-    """What an engine needs to know of an agent without its weights: config and tokenizer."""
+    """Write the agent's config and tokenizer, which an engine needs besides the weights."""
     model = agent.model.get_base_model() if hasattr(agent.model, "peft_config") else agent.model
-    if not model.config.architectures:  # a model that was never saved or loaded does not say what it is
+    if not model.config.architectures:  # unset for a model that was never saved or loaded
         model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(folder)
     agent.tokenizer.save_pretrained(folder)
 
 
 def host_of(url: str) -> str:
-    """The host in a URL."""
+    """Return the host in a URL."""
     from urllib.parse import urlsplit
 
     return urlsplit(url).hostname or ""
 
 
 def address_towards(host: str) -> str:
-    """This machine's address as the other host would reach it."""
+    """Return this machine's address on the network towards the other host."""
     import socket
     from contextlib import closing
 
@@ -234,30 +232,30 @@ def address_towards(host: str) -> str:
         return str(probe.getsockname()[0])
 
 
-# Besides weights, cache and what decoding needs: the CUDA context, graphs, and vLLM's trial pass over as many
-# tokens as it computes at once, which grows with the model.
+# Memory besides weights and cache: the CUDA context, graphs, and vLLM's profiling pass over a full batch of
+# tokens, which grows with the model.
 OVERHEAD = 3 * GIB
-OVERHEAD_PER_BYTE = 1 / 8  # of weights
+OVERHEAD_PER_WEIGHT_BYTE = 1 / 8
 
 
-def is_beside(device: torch.device, settings: VllmSettings) -> bool:
-    """Whether the engine is on its agent's device."""
+def shares_device(device: torch.device, settings: VllmSettings) -> bool:
+    """Return whether the engine runs on its agent's device."""
     return settings.url is None and (settings.devices is None or (device.index or 0) in settings.devices)
 
 
 def engine_bytes(footprint: Footprint, device: torch.device, settings: VllmSettings, total: int) -> int:
-    """Of the ``total`` that its agent's device has.
+    """Return the engine's memory on its agent's device, which has ``total`` bytes.
 
-    ``footprint``: the agent's, if it decoded as many responses at a time itself.
+    ``footprint``: the agent's, as if it decoded as many responses at a time itself.
     """
-    if not is_beside(device, settings):
+    if not shares_device(device, settings):
         return 0
     if runs_on_cpu(device, settings):
         return int((settings.kv_cache_gib or CPU_CACHE_GIB) * GIB) + footprint.weights
-    held = footprint.weights + OVERHEAD + int(OVERHEAD_PER_BYTE * footprint.weights)
+    held = footprint.weights + OVERHEAD + int(OVERHEAD_PER_WEIGHT_BYTE * footprint.weights)
     given = settings.kv_cache_gib * GIB if settings.kv_cache_gib is not None else None
     cache = settings.engine_args.get("kv_cache_memory_bytes", given)
-    if cache is not None:  # then vLLM takes no share
+    if cache is not None:  # then vLLM's share of the GPU does not count
         return int(cache) + held
     share = settings.engine_args.get("gpu_memory_utilization", settings.memory)
     if share is not None:

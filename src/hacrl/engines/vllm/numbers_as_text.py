@@ -1,4 +1,7 @@
-"""Many numbers as text, to the last bit, for a process on the same machine: a fifth of the work of JSON's."""
+"""Exact base64 text of many numbers, for JSON messages to a process on the same machine.
+
+Encoding takes a fifth of the time that JSON takes for lists of numbers.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +12,22 @@ from typing import Any
 
 
 def integers_to_text(numbers: Iterable[int]) -> str:
-    """Token ids, say."""
+    """Encode integers, such as token ids."""
     return b64encode(array("i", numbers)).decode()
 
 
 def integers_from_text(text: str) -> tuple[int, ...]:
-    """What :func:`integers_to_text` was given."""
+    """Decode the text of :func:`integers_to_text`."""
     return _numbers("i", text)
 
 
 def floats_to_text(numbers: Iterable[float]) -> str:
-    """Log-probabilities, say."""
+    """Encode floats, such as log-probabilities."""
     return b64encode(array("d", numbers)).decode()
 
 
 def floats_from_text(text: str) -> tuple[float, ...]:
-    """What :func:`floats_to_text` was given."""
+    """Decode the text of :func:`floats_to_text`."""
     return _numbers("d", text)
 
 

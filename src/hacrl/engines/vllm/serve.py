@@ -21,16 +21,16 @@ from hacrl.models.model_sources import materialise_model
 
 @dataclass(frozen=True)
 class ServerPlan:
-    """A server that could be started."""
+    """The command, environment and URL of a server that is not started yet."""
 
     command: list[str]
     environment: Mapping[str, str]
     url: str
-    notes: tuple[str, ...] = ()  # what the user should know, a sentence each
+    notes: tuple[str, ...] = ()  # for the user, a sentence each
 
 
 def plan_server(config: RunConfig, name: str, host: str, port: int) -> ServerPlan:
-    """The command for an agent's server: the same that hacrl starts itself, with the model's own weights."""
+    """Return the plan for an agent's server: as hacrl starts it, but with the model's own weights."""
     found = [agent for agent in config.agents if agent.name == name]
     if not found:
         names = ", ".join(agent.name for agent in config.agents)
@@ -60,5 +60,5 @@ def plan_server(config: RunConfig, name: str, host: str, port: int) -> ServerPla
 
 
 def serve(plan: ServerPlan) -> None:
-    """Become the server: this process ends with it."""
+    """Replace this process by the server."""
     os.execvpe(plan.command[0], plan.command, {**os.environ, **plan.environment})

@@ -1,24 +1,30 @@
-"""vLLM behind HTTP: a server that hacrl starts and looks after, or one that is already running."""
+"""The backend for vLLM behind HTTP: a server that hacrl starts and supervises, or one that runs already."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hacrl.engines.process import OwnProcess
-from hacrl.engines.vllm.backend import Ask, Ended, EngineError, EngineLostError
+from hacrl.engines.sync_check import EngineError
+from hacrl.engines.vllm.backend import (
+    EngineLostError,
+    IndexedSamples,
+    Request,
+    process_errors_as_engine_errors,
+)
 from hacrl.engines.vllm.client import RPC_SECONDS, ServerClient
+from hacrl.processes import SupervisedProcess
 
-NEEDED = (
+SERVER_HINT = (
     "weight updates need a server with VLLM_SERVER_DEV_MODE=1 and hacrl's worker extension: start it with "
     "`hacrl serve` (docs/vllm.md)"
 )
 
 
 class ServerBackend:
-    """A vLLM server. With a process it is ours: started, watched and ended here."""
+    """A vLLM server. With ``process``, hacrl starts, watches and ends the server."""
 
-    def __init__(self, client: ServerClient, process: OwnProcess | None, can_sleep: bool) -> None:
+    def __init__(self, client: ServerClient, process: SupervisedProcess | None, can_sleep: bool) -> None:
         self.name = client.name
         self.can_sleep = can_sleep
         self._client = client
@@ -27,43 +33,48 @@ class ServerBackend:
             client.is_alive = process.is_alive
 
     def start(self) -> None:
-        """See :class:`hacrl.engines.vllm.backend.Backend`."""
+        """Start the server if it is ours; raise if it is not ready."""
         if self._process is not None:
-            self._process.start(self._client.is_healthy)
+            with process_errors_as_engine_errors():
+                self._process.start(self._client.is_healthy)
         elif not self._client.is_healthy():
             raise EngineLostError(
                 f"{self.name} is not ready: nothing answers {self._client.url}/health with 200."
             )
         self._client.served_model()
 
-    def generate(self, asks: Sequence[Ask]) -> Iterator[Ended]:
-        """See :class:`hacrl.engines.vllm.backend.Backend`."""
-        return self._client.generate(asks)
+    def generate(self, requests: Sequence[Request]) -> Iterator[IndexedSamples]:
+        """Yield responses as they finish."""
+        return self._client.generate(requests)
 
     def call(self, method: str, *arguments: str) -> list[Any]:
-        """See :class:`hacrl.engines.vllm.backend.Backend`."""
+        """Call a method of hacrl's worker extension; return one result per worker."""
         body = {"method": method, "args": list(arguments)}
         try:
             answer = self._client.post("/collective_rpc", body, RPC_SECONDS)
         except EngineLostError:
             raise
         except EngineError as error:
-            raise EngineError(f"{error}; {NEEDED}") from error
+            raise EngineError(f"{error}; {SERVER_HINT}") from error
         return list(answer["results"]) if answer else []
 
-    def forget_prefixes(self) -> None:
-        """See :class:`hacrl.engines.vllm.backend.Backend`."""
+    def weight_transfer(self, method: str, request: dict[str, Any] | None = None) -> None:
+        """Call a method of vLLM's weight-transfer API."""
+        self._client.post(f"/{method}", request, RPC_SECONDS)
+
+    def reset_prefix_cache(self) -> None:
+        """Drop cached keys and values."""
         self._client.post("/reset_prefix_cache")
 
     def sleep(self) -> None:
-        """See :class:`hacrl.engines.vllm.backend.Backend`."""
+        """Free the memory of weights and KV cache."""
         self._client.post("/sleep?level=2", seconds=RPC_SECONDS)
 
     def wake(self, part: str) -> None:
-        """See :class:`hacrl.engines.vllm.backend.Backend`."""
+        """Allocate memory again for ``weights`` or for the ``kv_cache``."""
         self._client.post(f"/wake_up?tags={part}", seconds=RPC_SECONDS)
 
     def close(self) -> None:
-        """See :class:`hacrl.engines.vllm.backend.Backend`."""
+        """End the server if it is ours."""
         if self._process is not None:
             self._process.end()

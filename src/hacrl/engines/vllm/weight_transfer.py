@@ -1,6 +1,6 @@
-"""Ways for weights to get from a learner into an engine. Which one is taken depends on where they are.
+"""Send an agent's weights to vLLM's workers, by the fastest transport that both ends support.
 
-An agent's weights as vLLM reads them: Hugging Face names, every tensor once, adapters merged.
+Weights have Hugging Face names, each tensor is sent once, and adapters are merged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from hacrl.config.schema import WeightSync
-from hacrl.engines.vllm.backend import Backend, EngineError, EngineLostError
+from hacrl.engines.sync_check import EngineError
+from hacrl.engines.vllm.backend import Backend, EngineLostError
 from hacrl.engines.vllm.in_vllm.hacrl_vllm_worker import make_group
 from hacrl.models.lora import is_adapted
 
@@ -29,99 +30,142 @@ Weights = Iterable[tuple[str, Tensor]]
 _SHARED_MEMORY = Path("/dev/shm")
 
 
+class Workers:
+    """vLLM's workers as the receivers of weights.
+
+    They are reached by vLLM's weight-transfer API where it has hacrl's engine, else by hacrl's extension.
+    """
+
+    def __init__(self, backend: Backend, has_api: bool) -> None:
+        self._backend = backend
+        self._has_api = has_api
+
+    def join(self, group: dict[str, Any]) -> None:
+        """Have every worker join a process group with the learner."""
+        if self._has_api:
+            self._backend.weight_transfer("init_weight_transfer_engine", {"init_info": {"group": group}})
+        else:
+            self._backend.call("hacrl_join", json.dumps(group))
+
+    def load(self, source: dict[str, Any]) -> None:
+        """Have every worker load the weights from a source; return when all have."""
+        if self._has_api:
+            self._backend.weight_transfer("start_weight_update")
+            self._backend.weight_transfer("update_weights", {"update_info": {"source": source}})
+            self._backend.weight_transfer("finish_weight_update")
+            return
+        answers = self._backend.call("hacrl_load", json.dumps(source))
+        missing = sorted({name for answer in answers for name in answer["missing"]})
+        if missing:
+            raise EngineError(
+                f"{self._backend.name} serves another model: the agent has no weights for "
+                f"{', '.join(missing)}"
+            )
+
+
 class Transport(Protocol):
-    """One way."""
+    """One way to send weights."""
 
     name: str
 
     def send(self, weights: Weights, backend: Backend) -> None:
-        """Returns when every worker has put the weights in place."""
+        """Send the weights; return when every worker has loaded them."""
         ...
 
     def close(self) -> None:
-        """Let go of what both ends share."""
+        """Release what both ends share."""
         ...
 
 
 class Ipc:
-    """In place: workers read the learner's own tensors on the same GPU. Nothing is copied on the way."""
+    """CUDA IPC: workers read the learner's own tensors on the same GPU, without a copy."""
 
     name = "ipc"
 
+    def __init__(self, has_api: bool = False) -> None:
+        self._has_api = has_api
+
     def send(self, weights: Weights, backend: Backend) -> None:
-        """See :class:`Transport`."""
-        kept = [(name, tensor.contiguous()) for name, tensor in weights]  # until the workers are done
+        """Send handles of the tensors, which stay alive until the workers have loaded them."""
+        kept = [(name, tensor.contiguous()) for name, tensor in weights]
         torch.cuda.synchronize()
-        _check(backend, backend.call("hacrl_load_ipc", json.dumps([_handle(*one) for one in kept])))
-        torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]  # the workers have let go of what is shared
+        Workers(backend, self._has_api).load({"ipc": [_handle(name, tensor) for name, tensor in kept]})
+        torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]  # frees what the workers have released
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Hold nothing."""
 
 
 class Files:
-    """Through a safetensors file, in memory where the machine has a folder for that."""
+    """A safetensors file, in shared memory where there is room."""
 
     name = "files"
 
+    def __init__(self, has_api: bool = False) -> None:
+        self._has_api = has_api
+
     def send(self, weights: Weights, backend: Backend) -> None:
-        """See :class:`Transport`."""
+        """Write the file, have the workers load it, and delete it."""
         from safetensors.torch import save_file
 
         tensors = {name: tensor.cpu().contiguous() for name, tensor in weights}
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-        with tempfile.TemporaryDirectory(prefix="hacrl-weights-", dir=_roomy_folder(size)) as folder:
+        with tempfile.TemporaryDirectory(prefix="hacrl-weights-", dir=_folder_for(size)) as folder:
             path = Path(folder) / "weights.safetensors"
             save_file(tensors, path)
-            _check(backend, backend.call("hacrl_load_file", str(path)))
+            Workers(backend, self._has_api).load({"file": str(path)})
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Hold nothing."""
 
 
 class Broadcast:
-    """Over the network: the learner broadcasts, all workers listen. NCCL between GPUs, gloo between CPUs."""
+    """A broadcast from the learner to all workers: NCCL between GPUs, gloo otherwise."""
 
-    def __init__(self, kind: str, workers: int, host: str, seconds: float = 120.0) -> None:
+    def __init__(
+        self, kind: str, workers: int, host: str, has_api: bool = False, seconds: float = 120.0
+    ) -> None:
         self.name = kind
         self._size = workers + 1
         self._host = host
-        self._wait = timedelta(seconds=seconds)
+        self._has_api = has_api
+        self._timeout = timedelta(seconds=seconds)
         self._group: Any = None
 
     def send(self, weights: Weights, backend: Backend) -> None:
-        """See :class:`Transport`."""
+        """Broadcast one tensor after the other, in the order of a plan that the workers get first."""
         device = "cuda" if self.name == "nccl" else "cpu"
         kept = [(name, tensor.to(device).contiguous()) for name, tensor in weights]
         plan = [
             {"name": name, "shape": list(tensor.shape), "dtype": _dtype_name(tensor)} for name, tensor in kept
         ]
-        with ThreadPoolExecutor(1) as listening:  # workers answer when they have everything
+        workers = Workers(backend, self._has_api)
+        with ThreadPoolExecutor(1) as thread:  # workers answer once they have all tensors
             if self._group is None:
-                self._group = self._meet(backend, listening)
-            answer = listening.submit(backend.call, "hacrl_load_broadcast", json.dumps(plan))
-            with _explained_by(answer, backend):
+                self._group = self._join(workers, backend, thread)
+            answer = thread.submit(workers.load, {"broadcast": plan})
+            with _errors_of(answer, backend):
                 for _, tensor in kept:
                     self._group.broadcast([tensor], torch.distributed.BroadcastOptions()).wait()
-            _check(backend, answer.result())
+            answer.result()
 
-    def _meet(self, backend: Backend, listening: ThreadPoolExecutor) -> Any:
-        port = free_port()
-        where = (self.name, self._host, str(port), "1", str(self._size), str(self._wait.total_seconds()))
-        answer = listening.submit(backend.call, "hacrl_join", *where)
-        with _explained_by(answer, backend):
-            group = make_group(self.name, self._host, port, 0, self._size, self._wait)
+    def _join(self, workers: Workers, backend: Backend, thread: ThreadPoolExecutor) -> Any:
+        port, seconds = free_port(), self._timeout.total_seconds()
+        group = {"backend": self.name, "host": self._host, "port": port, "size": self._size}
+        answer = thread.submit(workers.join, {**group, "seconds": seconds})
+        with _errors_of(answer, backend):
+            joined = make_group(self.name, self._host, port, 0, self._size, self._timeout)
         answer.result()
-        return group
+        return joined
 
     def close(self) -> None:
-        """A group does not outlive its workers: a new engine gets a new one."""
+        """Drop the process group, which belongs to the engine's present workers."""
         self._group = None
 
 
 @contextmanager
-def _explained_by(answer: Future[Any], backend: Backend) -> Iterator[None]:
-    """What went wrong between the two ends: the engine's own words say it better than the connection's."""
+def _errors_of(answer: Future[Any], backend: Backend) -> Iterator[None]:
+    """If the connection breaks, raise the engine's own error, which tells more than the connection's."""
     try:
         yield
     except RuntimeError as error:
@@ -132,7 +176,7 @@ def _explained_by(answer: Future[Any], backend: Backend) -> Iterator[None]:
 def make_transport(
     wanted: WeightSync, learner: torch.device, workers: list[dict[str, Any]], same_host: bool, host: str
 ) -> Transport:
-    """The way asked for, or the best one both ends have; one they cannot go is an error."""
+    """Return the wanted transport, or for ``auto`` the fastest; raise EngineError for an impossible one."""
     on_gpu = learner.type == "cuda"
     identity = str(torch.cuda.get_device_properties(learner).uuid) if on_gpu else None
     same_gpu = on_gpu and same_host and all(worker["gpu"] == identity for worker in workers)
@@ -150,37 +194,30 @@ def make_transport(
             f"weight_sync={wanted} needs {needs[wanted]}; here the learner is on {learner} and the engine on "
             f"{', '.join(worker['device'] for worker in workers)}. Leave weight_sync out to take the best way"
         )
+    has_api = all(worker.get("weight_transfer") for worker in workers)
     if wanted == "ipc":
-        return Ipc()
+        return Ipc(has_api)
     if wanted == "files":
-        return Files()
-    return Broadcast(wanted, len(workers), host)
+        return Files(has_api)
+    return Broadcast(wanted, len(workers), host, has_api)
 
 
 def free_port() -> int:
-    """A TCP port nobody listens on."""
+    """Return a free TCP port."""
     with closing(socket.socket()) as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
 
 
-def _check(backend: Backend, answers: list[dict[str, Any]]) -> None:
-    missing = sorted({name for answer in answers for name in answer["missing"]})
-    if missing:
-        raise EngineError(
-            f"{backend.name} serves another model: the agent has no weights for {', '.join(missing)}"
-        )
-
-
-def _roomy_folder(size: int) -> str | None:
-    """Shared memory if twice the size fits; None: the usual place for temporary files."""
+def _folder_for(size: int) -> str | None:
+    """Return the shared-memory folder if twice the size fits; None for the default temporary folder."""
     if _SHARED_MEMORY.is_dir() and shutil.disk_usage(_SHARED_MEMORY).free > 2 * size:
         return str(_SHARED_MEMORY)
     return None
 
 
 def _handle(name: str, tensor: Tensor) -> dict[str, Any]:
-    """Where a tensor lies, for another process on the same GPU."""
+    """Return a description by which another process on the same GPU opens the tensor."""
     storage = [
         {"b": base64.b64encode(part).decode()} if isinstance(part, bytes) else part
         for part in tensor.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]
@@ -204,7 +241,7 @@ _PEFT_PREFIX = "base_model.model."
 
 @torch.no_grad()
 def exported_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """Name and tensor of each weight; tied ones come once, under the name of the embeddings."""
+    """Yield name and tensor of each weight; tied weights come once, under the name of the embeddings."""
     if not is_adapted(model):
         yield from ((name, parameter.detach()) for name, parameter in model.named_parameters())
         return
@@ -222,7 +259,7 @@ def exported_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def _merged(layer: Any, weight: Tensor) -> Tensor:
-    """W + scale * B A, summed in float32: the adapters are, and their share may be below W's precision."""
+    """Return W + scale * B A, summed in float32: the update may be below the precision of W."""
     merged = weight.float()
     for adapter in layer.active_adapters:
         merged = merged + layer.get_delta_weight(adapter).float()

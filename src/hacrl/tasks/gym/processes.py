@@ -1,24 +1,15 @@
-"""The parent's side of :mod:`hacrl.tasks.gym.worker`."""
+"""The parent's side of :mod:`hacrl.tasks.gym.worker`: ask for questions, and for verdicts on answers."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import select
-import subprocess
-import sys
-import tempfile
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-import hacrl
 from hacrl.config.schema import VerifierSettings
 from hacrl.errors import TaskError
-from hacrl.tasks.math.wire import receive, send
+from hacrl.processes import MessageProcess, python_command, python_environment
 from hacrl.types import Verdict
 
 _LONGEST_REPLY = 2**31  # bytes: all questions of a task come in one message
@@ -34,58 +25,13 @@ class Question:
     entry: Any
 
 
-class Child:
-    """A worker process with a pipe each way."""
-
-    def __init__(self, job: str) -> None:
-        # A plain command, not multiprocessing: that would import the user's script again.
-        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "hacrl.tasks.gym.worker", job],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._complaints,
-                env=_environment(),
-                bufsize=0,
-                start_new_session=True,  # Ctrl-C is for the parent, which then ends its children
-            )
-        except OSError as error:
-            raise TaskError(
-                f"task: a process for reasoning-gym cannot start: {error}; check memory and process limits"
-            ) from error
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._requests, self._replies = self._process.stdin, self._process.stdout
-        self.kill = weakref.finalize(self, _kill, self._process, self._complaints)
-
-    def send(self, message: dict[str, Any]) -> None:
-        """Write a message; a child that is gone is noticed when it does not answer."""
-        with contextlib.suppress(BrokenPipeError):
-            send(self._requests.fileno(), message)
-
-    def last_words(self) -> str:
-        """What a child that died said last, usually its error; a guess if it said nothing."""
-        self._complaints.seek(0)
-        lines = self._complaints.read().decode(errors="replace").strip().splitlines()
-        return lines[-1][:300] if lines else "its process was ended, perhaps for want of memory"
-
-    def receive(self, limit: float | None) -> dict[str, Any] | None:
-        """Its answer, None if it died. Raises TimeoutError after ``limit`` seconds without one."""
-        poll = select.poll()
-        poll.register(self._replies.fileno(), select.POLLIN)
-        if not poll.poll(None if limit is None else limit * 1000):
-            raise TimeoutError
-        return receive(self._replies.fileno(), longest=_LONGEST_REPLY)
-
-
 def draw_questions(
     kind: str, config: Mapping[str, Any], seed: int, count: int, *, avoid: Sequence[str], answer: str
 ) -> tuple[list[Question], int]:
-    """That many distinct questions, in a fixed shuffled order, and how many had to be drawn to get them."""
+    """Return ``count`` distinct questions in a fixed shuffled order, and how many were drawn to get them."""
     if find_spec("reasoning_gym") is None:
         raise TaskError(f"task gym:{kind} needs reasoning-gym; install it with: pip install 'hacrl[gym]'")
-    child = Child("questions")
+    child = _start_worker("questions")
     try:
         child.send(
             {
@@ -97,8 +43,8 @@ def draw_questions(
                 "answer": answer,
             }
         )
-        reply = child.receive(limit=None)  # some kinds take their time; Ctrl-C works
-        why = "" if reply else child.last_words()
+        reply = child.receive(_LONGEST_REPLY)  # no time limit, some kinds are slow; Ctrl-C works
+        why = child.last_error() or "its process was ended, perhaps for want of memory"
     finally:
         child.kill()
     if reply is None:
@@ -111,7 +57,7 @@ def draw_questions(
 
 
 class GymScorer:
-    """Scores answers in a child process, started with the first one and again after a kill."""
+    """Scores answers in a child process, which starts with the first answer and again after a kill."""
 
     def __init__(self, kind: str, config: Mapping[str, Any], seed: int, settings: VerifierSettings) -> None:
         memory = 0 if settings.memory_limit is None else int(settings.memory_limit * 2**30)
@@ -123,18 +69,21 @@ class GymScorer:
             "time_limit": settings.time_limit,
         }
         self._time_limit = settings.time_limit
-        self._child: Child | None = None
+        self._child: MessageProcess | None = None
 
     def judge(self, answer: str, entry: Any) -> Verdict:
-        """Correct for a score of 1 only. A scorer that raises or dies is a crash, one too slow a timeout."""
+        """Return the verdict: correct for a score of 1 only.
+
+        A scorer that raises or dies counts as a crash, one that is too slow as a timeout.
+        """
         child = self._child or self._start()
-        child.send({"answer": answer, "entry": entry})
+        child.send({"answer": answer, "entry": entry})  # a scorer that has died sends no reply
         try:
-            reply = child.receive(self._time_limit)
-        except TimeoutError:
-            self.close()
-            return Verdict(0.0, "timeout")
-        except BaseException:  # interrupted: a late answer would be taken for that to another question
+            if not child.has_reply(self._time_limit):
+                self.close()
+                return Verdict(0.0, "timeout")
+            reply = child.receive()
+        except BaseException:  # interrupted: a late reply would be taken for that to another answer
             self.close()
             raise
         if reply is None:
@@ -148,36 +97,23 @@ class GymScorer:
             self._child.kill()
             self._child = None
 
-    def _start(self) -> Child:
-        child = Child("scores")
+    def _start(self) -> MessageProcess:
+        child = _start_worker("scores")
         child.send(self._setup)
-        try:
-            started = child.receive(_START_LIMIT)
-        except TimeoutError:
-            started = None
-        if started is None:
+        if not child.has_reply(_START_LIMIT) or child.receive() is None:
             child.kill()
             raise TaskError(f"the process that scores gym:{self._setup['kind']} does not start; check memory")
         self._child = child
         return child
 
 
-def _environment() -> dict[str, str]:
-    root = str(Path(hacrl.__file__).parent.parent)
-    inherited = os.environ.get("PYTHONPATH")
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([root, inherited] if inherited else [root]),
-        "PYTHONHASHSEED": "0",
-        "PYTHONWARNINGS": "ignore",
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-    }
-
-
-def _kill(process: subprocess.Popen[bytes], complaints: IO[bytes]) -> None:
-    process.kill()
-    process.wait()
-    for file in (process.stdin, process.stdout, complaints):
-        if file is not None:
-            file.close()
+def _start_worker(job: str) -> MessageProcess:
+    environment = python_environment(
+        PYTHONHASHSEED="0", PYTHONWARNINGS="ignore", OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1"
+    )
+    try:
+        return MessageProcess(python_command("hacrl.tasks.gym.worker", job), environment, keeps_errors=True)
+    except OSError as error:
+        raise TaskError(
+            f"task: a process for reasoning-gym cannot start: {error}; check memory and process limits"
+        ) from error

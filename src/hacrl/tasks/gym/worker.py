@@ -17,8 +17,8 @@ from importlib import import_module
 from typing import Any
 
 from hacrl.json_values import from_tagged_json
+from hacrl.processes import receive_message, send_message
 from hacrl.tasks.gym.scoring import is_correct
-from hacrl.tasks.math.wire import receive, send
 
 
 def main() -> None:
@@ -30,15 +30,15 @@ def main() -> None:
     if sys.argv[1] == "questions":
         from hacrl.tasks.gym.questions import answer_request
 
-        request = receive(0)
+        request = receive_message(0)
         if request is not None:
-            send(replies, answer_request(request))
+            send_message(replies, answer_request(request))
         return
     _serve_scores(replies)
 
 
 def _serve_scores(replies: int) -> None:
-    setup = receive(0)
+    setup = receive_message(0)
     if setup is None:
         return
     gym: Any = import_module("reasoning_gym")
@@ -47,11 +47,11 @@ def _serve_scores(replies: int) -> None:
         dataset.score_answer("0", dataset[0])
     if setup["memory"]:
         resource.setrlimit(resource.RLIMIT_AS, (setup["memory"], setup["memory"]))
-    send(replies, {"ready": True})
-    while (request := receive(0)) is not None:
+    send_message(replies, {"ready": True})
+    while (request := receive_message(0)) is not None:
         # The parent kills a slow scorer; should the parent be gone itself, the alarm does.
         signal.alarm(math.ceil(setup["time_limit"]) + 2)
-        send(replies, {"label": _label(dataset, request["answer"], request["entry"])})
+        send_message(replies, {"label": _label(dataset, request["answer"], request["entry"])})
         signal.alarm(0)
 
 

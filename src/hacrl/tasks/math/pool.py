@@ -125,11 +125,11 @@ class MathVerifier:
         active = [w for w in self._workers if not w.is_idle]
         poll = select.poll()  # select.select fails beyond file descriptor 1023
         for worker in active:
-            poll.register(worker.replies, select.POLLIN)
+            poll.register(worker.process.reply_fd, select.POLLIN)
         patience = min(w.deadline for w in active) - time.monotonic()
         heard = {fd for fd, _ in poll.poll(max(0.0, patience) * 1000 + 1)}
         now = time.monotonic()
-        return [w for w in active if w.replies in heard or w.deadline <= now]
+        return [w for w in active if w.process.reply_fd in heard or w.deadline <= now]
 
     def _note_start(self, worker: Worker, failed: int) -> int:
         """A worker has started, or has failed to; how many in a row have failed."""
@@ -147,14 +147,14 @@ class MathVerifier:
         self._drop(worker)
         if failed + 1 >= FAILED_STARTS:
             raise TaskError(
-                f"verification workers end while starting (exit code {worker.process.returncode}); "
+                f"verification workers end while starting (exit code {worker.process.exit_code}); "
                 "to see why: python -m hacrl.tasks.math.worker 5 0"
             )
         return failed + 1
 
     def _note_reply(self, worker: Worker) -> VerdictLabel:
         """The verdict on the worker's pair. A worker that died or took too long is replaced later."""
-        if not _has_input(worker.replies):
+        if not worker.process.has_reply():
             self._drop(worker)
             return "timeout"
         equal = worker.take_reply()
@@ -179,12 +179,6 @@ def judge_plainly(gold: str, response: str) -> tuple[VerdictLabel | None, Pair]:
     except Undecided:
         return None, (gold, answer)
     return ("wrong" if is_readable(answer) else "unparsable"), (gold, answer)
-
-
-def _has_input(fd: int) -> bool:
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(0))
 
 
 def _kill_all(workers: list[Worker], owner: int) -> None:

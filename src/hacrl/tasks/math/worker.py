@@ -13,7 +13,7 @@ import resource
 import signal
 import sys
 
-from hacrl.tasks.math.wire import receive, send
+from hacrl.processes import receive_message, send_message
 
 
 def main() -> None:
@@ -25,18 +25,18 @@ def main() -> None:
     try:
         _warm_up()
     except Exception as error:  # reported to the user by the pool
-        send(replies, {"error": f"{type(error).__name__}: {error}"})
+        send_message(replies, {"error": f"{type(error).__name__}: {error}"})
         return
     if memory_bytes:
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    send(replies, {"ready": True})
-    while (pair := receive(0)) is not None:
+    send_message(replies, {"ready": True})
+    while (pair := receive_message(0)) is not None:
         # The kernel ends this process when it has computed for so long, whatever it is doing, and even if
         # the process that would kill it is gone; a busy machine does not make honest answers late.
         signal.setitimer(signal.ITIMER_PROF, time_limit)
         equal = _judge(pair["gold"], pair["answer"])
         signal.setitimer(signal.ITIMER_PROF, 0)
-        send(replies, {"equal": equal})
+        send_message(replies, {"equal": equal})
 
 
 def _warm_up() -> None:

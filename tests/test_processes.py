@@ -1,4 +1,4 @@
-"""Looking after a server's processes, with real ones that are no vLLM."""
+"""Supervision of a program and its children, with real processes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from hacrl.engines import process as supervision
-from hacrl.engines.process import OwnProcess
-from hacrl.engines.process_guard import Guard
-from hacrl.engines.vllm.backend import EngineError, EngineLostError
+from hacrl import processes
 from hacrl.engines.vllm.client import ServerClient
+from hacrl.processes import Guard, MessageProcess, ProcessError, ProcessLostError, SupervisedProcess
 
 PARENT = """
 import signal, subprocess, sys, time
@@ -30,12 +28,14 @@ time.sleep(600)
 """
 
 
-def server(tmp_path: Path, code: str = PARENT, *arguments: str, start_timeout: float = 60) -> OwnProcess:
+def server(
+    tmp_path: Path, code: str = PARENT, *arguments: str, start_timeout: float = 60
+) -> SupervisedProcess:
     command = [sys.executable, "-c", code, *arguments]
-    return OwnProcess("the server", command, {"A_KEY": "secret"}, tmp_path / "log", start_timeout)
+    return SupervisedProcess("the server", command, {"A_KEY": "secret"}, tmp_path / "log", start_timeout)
 
 
-def child_of(process: OwnProcess) -> int:
+def child_of(process: SupervisedProcess) -> int:
     return int(process.log.read_text().split("pids ")[-1].split()[0])
 
 
@@ -56,7 +56,7 @@ def soon(is_so: Callable[[], bool]) -> bool:
     return True
 
 
-def ready(process: OwnProcess) -> Callable[[], bool]:
+def ready(process: SupervisedProcess) -> Callable[[], bool]:
     return lambda: process.is_alive() and "pids" in process.log.read_text()
 
 
@@ -64,7 +64,7 @@ def ready(process: OwnProcess) -> Callable[[], bool]:
 def test_a_server_ends_with_all_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(supervision, "END_SECONDS", 0.5)
+    monkeypatch.setattr(processes, "TERMINATE_SECONDS", 0.5)
     process = server(tmp_path, PARENT, kind)
     process.start(ready(process))
     pid, child = process.pid, child_of(process)
@@ -96,7 +96,7 @@ def test_what_a_dead_server_left_behind_ends_before_the_next_one_starts(tmp_path
 def test_a_server_that_ends_at_once_says_what_its_log_says(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("OldError: of an earlier server\n")
     code = "import sys; print('starting'); sys.stderr.write('ValueError: no such model\\n'); sys.exit(3)"
-    with pytest.raises(EngineError) as caught:
+    with pytest.raises(ProcessError) as caught:
         server(tmp_path, code).start(lambda: False)
     assert "the server does not start (exit code 3)" in str(caught.value)
     assert str(tmp_path / "log") in str(caught.value)
@@ -112,7 +112,7 @@ def test_a_server_that_is_never_ready_is_ended(tmp_path: Path) -> None:
         pids.extend([process.pid] if process.pid else [])
         return False
 
-    with pytest.raises(EngineLostError, match=r"not ready after 1 s \(start_timeout\)"):
+    with pytest.raises(ProcessLostError, match=r"not ready after 1 s \(start_timeout\)"):
         process.start(never)
     assert pids
     assert not is_there(pids[0])
@@ -120,7 +120,7 @@ def test_a_server_that_is_never_ready_is_ended(tmp_path: Path) -> None:
 
 def test_the_environment_is_added_to_ours(tmp_path: Path) -> None:
     code = "import os; print('key', os.environ['A_KEY'], 'PATH' in os.environ)"
-    with pytest.raises(EngineError, match="key secret True"):
+    with pytest.raises(ProcessError, match="key secret True"):
         server(tmp_path, code).start(lambda: False)
 
 
@@ -129,7 +129,7 @@ def test_an_address_that_somebody_else_answers_at_is_refused(tmp_path: Path) -> 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Healthy) as other:
         threading.Thread(target=other.serve_forever, daemon=True).start()
         client = ServerClient("other", f"http://127.0.0.1:{other.server_port}", None)
-        with pytest.raises(EngineError, match="another server answers at its address already"):
+        with pytest.raises(ProcessError, match="another server answers at its address already"):
             server(tmp_path).start(client.is_healthy)
         other.shutdown()
     assert not (tmp_path / "log").exists()
@@ -148,10 +148,10 @@ class Healthy(http.server.BaseHTTPRequestHandler):
 KILLED = """
 import sys
 from pathlib import Path
-from hacrl.engines.process import OwnProcess
+from hacrl.processes import SupervisedProcess
 
 command = [sys.executable, "-c", sys.argv[1], *sys.argv[3:]]
-process = OwnProcess("the server", command, {}, Path(sys.argv[2]), 600)
+process = SupervisedProcess("the server", command, {}, Path(sys.argv[2]), 600)
 process.start(lambda: False)
 """
 
@@ -183,7 +183,7 @@ def test_a_guard_leaves_as_soon_as_there_is_nothing_to_watch() -> None:
     watched = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     guard = Guard([watched.pid])
-    pid = guard._process.pid
+    pid = guard.pid
     assert is_there(pid)
     watched.kill()
     watched.wait()
@@ -200,3 +200,63 @@ def test_a_guard_that_is_dismissed_does_no_harm() -> None:
     assert watched.poll() is None
     watched.kill()
     watched.wait()
+
+
+ECHO = """
+import subprocess, sys
+from hacrl.processes import receive_message, send_message
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+send_message(1, {"child": child.pid})
+while (message := receive_message(0)) is not None:
+    send_message(1, message)
+sys.exit("the end")
+"""
+
+
+def echo() -> tuple[MessageProcess, int]:
+    """A process that repeats each message, and the process that it has started."""
+    process = MessageProcess([sys.executable, "-c", ECHO], os.environ, keeps_errors=True)
+    started = process.receive()
+    assert started is not None
+    return process, started["child"]
+
+
+def test_messages_arrive_whole_and_a_killed_process_takes_its_children_along() -> None:
+    process, child = echo()
+    assert not process.has_reply()
+    for message in (
+        {"text": "\ud800 \u00e9"},
+        {"long": "x" * 300_000},
+    ):
+        assert process.send(message)
+        assert process.receive() == message
+    assert process.send({"long": "x" * 2_000})
+    assert process.receive(longest=1_000) is None
+    pid = process.pid
+    process.kill()
+    process.kill()
+    assert process.exit_code == -signal.SIGKILL
+    assert not process.send({})
+    assert soon(lambda: not is_there(pid) and not is_there(child))
+
+
+def test_a_process_that_ends_by_itself_says_why() -> None:
+    process, child = echo()
+    process._requests.close()
+    assert soon(lambda: process.exit_code == 1)
+    assert process.last_error() == "the end"
+    assert is_there(child)
+    process.kill()
+    assert soon(lambda: not is_there(child))
+
+
+def test_only_the_process_that_started_another_may_end_it() -> None:
+    process, _ = echo()
+    forked = os.fork()
+    if forked == 0:
+        process.kill()
+        os._exit(0)
+    assert os.waitpid(forked, 0)[1] == 0
+    assert process.send({"still": "there"})
+    assert process.receive() == {"still": "there"}
+    process.kill()
