@@ -83,7 +83,7 @@ def test_installed_packages_offer_names(folder: Path, monkeypatch: pytest.Monkey
         ("counting.py:Countin", "task.name: .* has no 'Countin'; did you mean 'Counting'?"),
         ("nowhere.py:Task", "task.name: .*nowhere.py does not exist"),
         ("no_such_module:Task", "no_such_module cannot be imported: ModuleNotFoundError"),
-        ("counting.py:Counting.name", "is no class or function"),
+        ("counting.py:Counting.name", "must be a class or function"),
         ("lines.py:Lines", "cannot|no task|do not fit"),
     ],
 )

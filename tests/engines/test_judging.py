@@ -28,7 +28,7 @@ class Watched(SevensTask):
 
     def __init__(self, singly: bool) -> None:
         super().__init__()
-        self.judges_singly = singly
+        self.independent_verdicts = singly
         self.batches: list[list[Rollout]] = []
         self.threads: set[int] = set()
         self.judged = threading.Semaphore(0)
@@ -175,7 +175,7 @@ def test_a_real_reward_function_is_called_once_and_a_real_verifier_judges_ahead(
         judging.take("ada", 1, answers[1])
         judging.take("ada", 0, answers[0])
         assert judging.verdicts("ada", answers) == verify_rollouts(arithmetic, answers)
-    assert arithmetic.judges_singly
+    assert arithmetic.independent_verdicts
     arithmetic.close()
 
 

@@ -271,7 +271,7 @@ def test_a_model_that_is_not_there_is_found_first(models: dict[str, str], tmp_pa
 
 def test_user_code_is_rehearsed_before_models_are_read(tmp_path: Path) -> None:
     class Broken(LongTask):
-        def rehearse(self) -> None:
+        def self_test(self) -> None:
             raise TaskError("reward function 'f' fails")
 
     (tmp_path / "empty").mkdir()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hacrl.errors import TaskError
-from hacrl.tasks.base import Rehearsable
+from hacrl.tasks.base import SelfTesting
 from tests.tasks.reward_tasks import ROWS, constant, rewards, task_of
 from tests.tasks.saying import refusal
 
@@ -77,10 +77,10 @@ def _needs_a_column(completions, answr, **kwargs):
 )
 def test_a_function_that_does_wrong_is_named_in_rehearsal(function, expected: str):
     task = task_of([constant(1.0), function])
-    assert isinstance(task, Rehearsable)
+    assert isinstance(task, SelfTesting)
     try:
         with pytest.raises(TaskError) as caught:
-            task.rehearse()
+            task.self_test()
         with pytest.raises(TaskError):
             rewards(task, "a", "b")
     finally:
@@ -90,7 +90,7 @@ def test_a_function_that_does_wrong_is_named_in_rehearsal(function, expected: st
 
 def test_the_users_own_traceback_is_kept():
     with pytest.raises(TaskError) as caught:
-        task_of(_failure).rehearse()
+        task_of(_failure).self_test()
     assert isinstance(caught.value.__cause__, KeyError)
     assert caught.value.__cause__.__traceback__.tb_next.tb_frame.f_code.co_name == "_failure"
 
@@ -103,13 +103,13 @@ def test_rehearsal_asks_each_function_once_about_two_completions_of_real_rows():
         return [0.0, 1.0]
 
     task = task_of([spy, spy])
-    task.rehearse()
+    task.self_test()
     assert len(calls) == 2
     prompts, completions, answer = calls[0]
     assert sorted(prompts) == sorted(row["prompt"] for row in ROWS)
     assert len(completions) == len(set(completions)) == 2
     assert dict(zip(prompts, answer, strict=True)) == {row["prompt"]: row["answer"] for row in ROWS}
-    task_of(constant(0.0), ROWS[:1]).rehearse()  # one row is enough
+    task_of(constant(0.0), ROWS[:1]).self_test()  # one row is enough
 
 
 @pytest.mark.parametrize(

@@ -208,7 +208,7 @@ def test_the_range_of_rewards():
     assert task.max_reward == 0.3
     assert rewards(task, "x") == [pytest.approx(0.3)]  # 0.1 + 0.2 is a little more than 0.3 in floats
     with pytest.raises(TaskError, match=r"^reward_range=\[0.0, 0.25\]: the reward functions gave 0.3"):
-        task_of([constant(0.1), constant(0.2)], reward_range=[0, 0.25]).rehearse()
+        task_of([constant(0.1), constant(0.2)], reward_range=[0, 0.25]).self_test()
 
 
 def test_splits_by_prompt_keep_rows_that_differ_in_other_columns():
@@ -241,6 +241,6 @@ def test_rows_of_datasets_and_columns_by_another_name():
 
     task = RewardTask(functions=spy, train=made, columns={"prompt": "question", "answer": "gold.v"})
     assert (task.train[0].prompt, task.train[0].answer) == ("a", "4")
-    task.rehearse()
+    task.self_test()
     assert set(seen) == {"prompts", "completions", "completion_ids", "question", "gold", "trainer_state"}
     assert seen["gold"] == [{"v": 4}, {"v": 4}]

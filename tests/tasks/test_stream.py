@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from hacrl.errors import TaskError
-from hacrl.tasks.splits import ProblemStream
+from hacrl.tasks.stream import ProblemStream
 from hacrl.types import Problem
 from tests.support.sevens import problem
 

@@ -47,7 +47,7 @@ class Judging:
 
     def __init__(self, task: Task) -> None:
         self._task = task
-        self._ahead = bool(getattr(task, "judges_singly", False))
+        self._ahead = bool(getattr(task, "independent_verdicts", False))
         self._waiting: queue.SimpleQueue[tuple[_Place, Rollout] | None] = queue.SimpleQueue()
         self._verdicts: dict[_Place, Verdict] = {}
         self._error: BaseException | None = None

@@ -13,7 +13,7 @@ from hacrl.engines.hf.engine import TransformersEngine
 from hacrl.errors import ConfigError
 from hacrl.models.agent import Agent
 from hacrl.seeding import derive_seed
-from hacrl.tasks.base import Checked
+from hacrl.tasks.base import CheckedTask
 
 ENGINE_FOLDER = "engines"  # in a run's folder: logs, and what servers start from
 
@@ -54,7 +54,7 @@ def engine_notes(config: RunConfig, devices: Mapping[str, str]) -> tuple[str, ..
     return (note,)
 
 
-def make_engine(config: RunConfig, settings: AgentSettings, agent: Agent, checked: Checked) -> RolloutEngine:
+def make_engine(config: RunConfig, settings: AgentSettings, agent: Agent, checked: CheckedTask) -> RolloutEngine:
     """The agent's engine; one that runs elsewhere is started when it is first needed."""
     if config.engine(settings) == "transformers":
         return TransformersEngine(agent, config.rollout.max_batch, compiles=config.rollout.compile)
@@ -77,7 +77,7 @@ def engine_seed(config: RunConfig, agent: str) -> int:
     return derive_seed(config.seed, "engine", agent)
 
 
-def longest_exchange(config: RunConfig, agent: Agent, checked: Checked) -> int:
+def longest_exchange(config: RunConfig, agent: Agent, checked: CheckedTask) -> int:
     """Tokens of the longest prompt with a response of full length, over training and evaluation."""
     training, evaluation = config.rollout.sampling, config.evaluation.sampling(config.rollout.max_new_tokens)
     parts = [(checked.train, training.max_new_tokens), (checked.test, evaluation.max_new_tokens)]

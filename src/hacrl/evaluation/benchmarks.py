@@ -19,10 +19,10 @@ from hacrl.tasks.data import (
     Row,
     Table,
     as_text,
-    columns_of,
+    merge_columns,
     find_column,
     load_table,
-    need_column,
+    require_column,
     value_of,
 )
 from hacrl.tasks.math.boxes import extract_answer
@@ -60,9 +60,9 @@ class QuestionTask:
         self._verifier_settings = verifier or VerifierSettings()
         self._verifier: MathVerifier | None = None
         style = prompt_style(prompt, None, ())
-        columns = columns_of(table, columns, ("problem", "answer", "id"))
-        asked = need_column(table, "problem", columns, _PROBLEM_COLUMNS)
-        answered = need_column(table, "answer", columns, _ANSWER_COLUMNS)
+        columns = merge_columns(table, columns, ("problem", "answer", "id"))
+        asked = require_column(table, "problem", columns, _PROBLEM_COLUMNS)
+        answered = require_column(table, "answer", columns, _ANSWER_COLUMNS)
         named = find_column(table, "id", columns, ("id", "unique_id"))
         problems = []
         for row in table.rows:

@@ -28,9 +28,9 @@ from hacrl.runs.results import RunResult
 from hacrl.runs.resume import ResumePoint
 from hacrl.runs.watchdog import Watchdog
 from hacrl.seeding import derive_seed
-from hacrl.tasks.base import Checked, Task
+from hacrl.tasks.base import CheckedTask, Task
 from hacrl.tasks.registry import make_task
-from hacrl.tasks.splits import ProblemStream
+from hacrl.tasks.stream import ProblemStream
 from hacrl.tracking.registry import make_trackers
 from hacrl.training.accuracy import Accuracy
 from hacrl.training.learner import Learner
@@ -210,7 +210,7 @@ def with_threads(config: RunConfig) -> RunConfig:
 
 def build_trainer(
     config: RunConfig,
-    checked: Checked | None = None,
+    checked: CheckedTask | None = None,
     observer: Observer | None = None,
     loaded: Mapping[str, Agent] | None = None,
     log: RolloutLog | None = None,
@@ -262,7 +262,7 @@ def build_trainer(
     )
 
 
-def _load_agents(config: RunConfig, checked: Checked, loaded: Mapping[str, Agent]) -> list[Agent]:
+def _load_agents(config: RunConfig, checked: CheckedTask, loaded: Mapping[str, Agent]) -> list[Agent]:
     """In the config's order; weights that are missing are noticed before any are loaded."""
     for settings in config.agents:
         if settings.name not in loaded:

@@ -138,7 +138,7 @@ class ArithmeticTask:
     ) -> None:
         self.name = "arithmetic"
         self.max_reward: float | None = 1.0
-        self.judges_singly = True
+        self.independent_verdicts = True
         if "{problem}" not in prompt:
             raise TaskError(f"prompt={prompt!r}: must contain {{problem}}, where the expression goes")
         if largest < 0:

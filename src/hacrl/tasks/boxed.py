@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from hacrl.config.schema import VerifierSettings
 from hacrl.errors import TaskError
 from hacrl.tasks.data import (
-    Given,
+    DataOption,
     Table,
     as_text,
     check_columns,
-    columns_of,
+    merge_columns,
     find_column,
     load_table,
-    need_column,
+    require_column,
 )
 from hacrl.tasks.math.boxes import extract_answer
 from hacrl.tasks.prompts import PromptStyle, parse_demonstrations, prompt_style
@@ -29,8 +29,8 @@ from hacrl.tasks.splits import (
     DEFAULT_TEST_SHARE,
     Candidate,
     check_count,
-    check_share,
-    count_of,
+    check_test_share,
+    plural,
     make_splits,
     question_id,
 )
@@ -58,8 +58,8 @@ class BoxedTask:
     def __init__(
         self,
         *,
-        train: Given,
-        test: Given | None = None,
+        train: DataOption,
+        test: DataOption | None = None,
         test_share: float | None = None,
         columns: Mapping[str, str] | None = None,
         answer_from: AnswerFrom = "auto",
@@ -73,10 +73,10 @@ class BoxedTask:
     ) -> None:
         self.name = name
         self.max_reward: float | None = 1.0
-        self.judges_singly = True
+        self.independent_verdicts = True
         if answer_from not in get_args(AnswerFrom):
             raise TaskError(f"answer_from={answer_from!r}: must be one of {', '.join(get_args(AnswerFrom))}")
-        share = check_share(test_share, test, DEFAULT_TEST_SHARE)
+        share = check_test_share(test_share, test, DEFAULT_TEST_SHARE)
         check_count("limit", limit)
         shown = parse_demonstrations(demonstrations)
         reader = _Reader(
@@ -135,9 +135,9 @@ class _Reader:
         self._style = style
 
     def candidates(self, table: Table) -> list[Candidate]:
-        columns = columns_of(table, self._columns, PURPOSES)
-        problem_column = need_column(table, "problem", columns, USUAL["problem"])
-        answer_column = need_column(table, "answer", columns, USUAL["answer"])
+        columns = merge_columns(table, self._columns, PURPOSES)
+        problem_column = require_column(table, "problem", columns, USUAL["problem"])
+        answer_column = require_column(table, "answer", columns, USUAL["answer"])
         id_column = find_column(table, "id", columns)
         found = []
         answers = self._answers(table, answer_column)
@@ -166,14 +166,14 @@ class _Reader:
                 kind, "no answer"
             )
             raise table.error(
-                f"{what} in column {column!r} ({count_of(len(missing), 'row')} of {len(values)} without); "
+                f"{what} in column {column!r} ({plural(len(missing), 'row')} of {len(values)} without); "
                 "fill it in, or leave such rows out with skip_missing_answers: true",
                 missing[0],
             )
         if missing:
             which = "training" if table.option == "train" else "test"
             have = "it has" if len(missing) == 1 else "they have"
-            self.notes.append(f"{count_of(len(missing), f'{which} row')} left out: {have} no answer")
+            self.notes.append(f"{plural(len(missing), f'{which} row')} left out: {have} no answer")
         return answers
 
 

@@ -23,7 +23,7 @@ from typing import Any, cast, get_args
 from hacrl.errors import TaskError
 from hacrl.json_values import is_plain_json
 from hacrl.plugins import is_reference, load_reference
-from hacrl.tasks.data import Row, Table, as_text, columns_of, find_column, is_missing, need_column, value_of
+from hacrl.tasks.data import Row, Table, as_text, merge_columns, find_column, is_missing, require_column, value_of
 from hacrl.tasks.splits import Candidate, question_hash
 from hacrl.types import Problem, Role, Turn
 
@@ -198,8 +198,8 @@ class PromptReader:
 
         Columns with other values, such as objects, are kept in ``python_columns``.
         """
-        columns = columns_of(table, self._columns, PURPOSES)
-        prompt_column = need_column(table, "prompt", columns, ("prompt",))
+        columns = merge_columns(table, self._columns, PURPOSES)
+        prompt_column = require_column(table, "prompt", columns, ("prompt",))
         answer_column = find_column(table, "answer", columns)
         names = dict.fromkeys(key for row in table.rows for key in row.values)
         clash = _OWN & names.keys()

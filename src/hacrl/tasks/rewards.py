@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hacrl.errors import TaskError
-from hacrl.tasks.data import Given, check_columns, load_table
+from hacrl.tasks.data import DataOption, check_columns, load_table
 from hacrl.tasks.reward_functions import (
     PURPOSES,
     LoopThread,
@@ -17,10 +17,10 @@ from hacrl.tasks.reward_functions import (
     RewardFunction,
     outcome_of,
 )
-from hacrl.tasks.splits import check_count, check_share, make_splits
+from hacrl.tasks.splits import check_count, check_test_share, make_splits
 from hacrl.types import Problem, Rollout, Turn, Verdict
 
-_SAMPLES = (r"The answer is \boxed{0}.", "")  # what rehearse() asks about
+_SAMPLES = (r"The answer is \boxed{0}.", "")  # what self_test() asks about
 
 
 class RewardTask:
@@ -35,8 +35,8 @@ class RewardTask:
         self,
         *,
         functions: str | RewardFunction | Sequence[str | RewardFunction],
-        train: Given,
-        test: Given | None = None,
+        train: DataOption,
+        test: DataOption | None = None,
         test_share: float | None = None,
         weights: Sequence[float] | None = None,
         columns: Mapping[str, str] | None = None,
@@ -52,7 +52,7 @@ class RewardTask:
         self._weights = _checked_weights(weights, len(listed))
         self._range = _checked_range(reward_range)
         self.max_reward: float | None = None if self._range is None else self._range[1]
-        share = check_share(test_share, test, default=0.0)
+        share = check_test_share(test_share, test, default=0.0)
         check_count("limit", limit)
         reader = PromptReader(check_columns(columns, PURPOSES))
         asked = reader.candidates(load_table("train", train))
@@ -85,7 +85,7 @@ class RewardTask:
         )
         return [Verdict(reward, "scored") for reward in rewards]
 
-    def rehearse(self) -> None:
+    def self_test(self) -> None:
         """Call every function once with two made-up completions, so that a broken one is found early."""
         problems = [self._train[0], self._train[min(1, len(self._train) - 1)]]
         self._rewards(problems, list(_SAMPLES), [[0, 1, 2], []])

@@ -14,7 +14,7 @@ from torch import Tensor
 from hacrl.algorithms.capability import CapabilityTracker
 from hacrl.errors import CheckpointError
 from hacrl.rollouts.log import RolloutLog
-from hacrl.tasks.splits import ProblemStream
+from hacrl.tasks.stream import ProblemStream
 from hacrl.training.health import CollapseWatch
 from hacrl.training.metrics import LearnReport, RetokeniseReport, SourceReport
 from hacrl.training.worker import Participant

@@ -23,7 +23,7 @@ from hacrl.rollouts.groups import PromptGroup, group_by_prompt
 from hacrl.rollouts.log import RolloutLog
 from hacrl.seeding import derive_seed
 from hacrl.tasks.base import Task
-from hacrl.tasks.splits import ProblemStream
+from hacrl.tasks.stream import ProblemStream
 from hacrl.training.accuracy import Accuracy, accuracy_by_problem
 from hacrl.training.health import CollapseWatch
 from hacrl.training.metrics import AgentReport, LearnReport, StepReport, learn_report, rollout_report

@@ -42,7 +42,7 @@ class GymTask:
     ) -> None:
         self.name = f"gym:{kind}"
         self.max_reward: float | None = 1.0
-        self.judges_singly = True
+        self.independent_verdicts = True
         check_count("size", size)
         check_count("test_size", test_size, least=0)
         check_count("seed", seed, least=0)
