@@ -65,12 +65,12 @@ def _needs_a_column(completions, answr, **kwargs):
         (constant(float("-inf")), "'function' returned -inf for completion 0; rewards must be finite"),
         (
             constant("1"),
-            "'function' returned '1' for completion 0, which is not a number (None: does not apply)",
+            "'function' returned '1' for completion 0, which is neither a number nor None",
         ),
-        (constant([1.0]), "'function' returned [1.0] for completion 0, which is not a number"),
+        (constant([1.0]), "'function' returned [1.0] for completion 0, which is neither a number"),
         (
             _needs_a_column,
-            "'_needs_a_column' wants 'answr', which is no column of the data; by keyword it can have "
+            "'_needs_a_column' takes 'answr', which is not a column of the data; the keyword arguments are "
             "prompts, completions, completion_ids, answer, task, trainer_state; did you mean 'answer'?",
         ),
     ],
@@ -147,7 +147,7 @@ def test_rehearsal_asks_each_function_once_about_two_completions_of_real_rows():
         ),
         (
             {"train": [{"prompt": "x", "completions": 1}]},
-            "train: the rows given: a column is called 'completions', as is an argument of every",
+            "train: the rows given: column 'completions' has the name of an argument of every",
         ),
     ],
 )

@@ -131,7 +131,7 @@ def test_columns_that_are_not_there():
     row = {"problm": "a", "answer": "1", "meta": {"level": 1}}
     assert refuse_rows(row) == (
         "task.options.train: the rows given: has no column 'problem' or 'question'; it has problm, answer, "
-        "meta, meta.level; did you mean 'problm'?; say which it is with columns: {problem: NAME}"
+        "meta, meta.level; did you mean 'problm'?; name it with columns: {problem: NAME}"
     )
     assert refuse_rows(row, columns={"problem": "problm", "answer": "anser"}) == (
         "task.options.train: the rows given: has no column 'anser' (columns.answer); it has problm, answer, "
@@ -153,8 +153,8 @@ def test_missing_answers_are_counted_and_the_first_is_named(tmp_path: Path, empt
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     message = refusal("boxed", train=str(path), test=OTHER)
     assert message == (
-        f"task.options.train: {path}:2: no answer in column 'answer' (2 rows of 3 without); fill it "
-        "in, or leave such rows out with skip_missing_answers: true"
+        f"task.options.train: {path}:2: no answer in column 'answer' (2 rows of 3 without); add it, "
+        "or skip such rows with skip_missing_answers: true"
     )
     task = build("boxed", train=str(path), test=OTHER, skip_missing_answers=True)
     assert answers(task.train) == {"a": "1"}
@@ -164,7 +164,7 @@ def test_missing_answers_are_counted_and_the_first_is_named(tmp_path: Path, empt
 def test_rows_that_cannot_be_asked_or_judged():
     good = {"problem": "a", "answer": "1"}
     assert refuse_rows(good, {"problem": " ", "answer": "1"}).endswith(
-        "row 2: column 'problem' is empty; every row needs a question"
+        "row 2: column 'problem' is empty; every row needs a problem"
     )
     assert refuse_rows(good, {"problem": "b", "answer": ["1"]}).endswith(
         "row 2: column 'answer' holds a list, must be text or a number"
@@ -193,7 +193,7 @@ def test_rows_that_cannot_be_asked_or_judged():
         ({"demonstrations": "a"}, "demonstrations='a': must be a list of"),
         ({"limit": 0}, "limit=0: must be a whole number of at least 1"),
         ({"limit": 2.5}, "limit=2.5: must be a whole number"),
-        ({"test_share": 0.5}, "test_share=0.5: there is a test set already; leave one of the two out"),
+        ({"test_share": 0.5}, "test_share=0.5: there is a test set already; give only one of the two"),
         ({"test": None, "test_share": 1}, "test_share=1: must be at least 0 and less than 1"),
         ({"columns": ["a"]}, "columns=['a']: must map problem or answer or id to the name of a column"),
         ({"trian": "x"}, "trian: unknown option of task 'boxed'; did you mean 'train'?"),

@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from hacrl.config.schema import TaskSettings, VerifierSettings
+from hacrl.tasks.gym.formats import FORMATS
 from hacrl.tasks.gym.processes import draw_questions
-from hacrl.tasks.gym.scoring import FORMATS
 from hacrl.tasks.math.wire import LONGEST
 from hacrl.tasks.registry import make_task
 from hacrl.tasks.splits import question_key
@@ -56,7 +56,7 @@ def test_train_test_and_demonstrations_share_no_question(sums):
     shown = [question_key(turn.content.removesuffix(ENDING)) for turn in sums.train[0].context[1::2]]
     assert len({*questions(sums.train), *questions(sums.test), *shown}) == 200
     assert len({one.id for one in (*sums.train, *sums.test)}) == 198
-    assert sums.notes[0].endswith("questions were drawn to get 200 different ones")
+    assert sums.notes[0].startswith("200 different questions took ")
 
 
 def test_answers_are_right_and_demonstrations_too(sums):
@@ -85,7 +85,7 @@ def test_strict_verdicts(sums):
 
 
 def test_formats_carry_the_answer():
-    read = {name: form.read for name, form in FORMATS.items()}
+    read = {name: form.extract for name, form in FORMATS.items()}
     for name, form in FORMATS.items():
         assert read[name](form.write(" 12 ")) == "12"
     assert read["last_line"]("Hm.\n 7 \n\n") == "7"

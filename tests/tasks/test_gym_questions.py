@@ -75,7 +75,7 @@ def test_a_small_space_is_used_up_exactly_and_never_beyond():
     assert reply["draws"] > 200
     message = asked(count=201, config=SMALL)["error"]
     assert message.startswith(f"size: gym:chain_sum has only 200 different questions with config {SMALL} (")
-    assert message.endswith("but size, test_size and demonstrations ask for 201; lower them or widen config")
+    assert message.endswith("but size, test_size and demonstrations need 201; lower them or widen config")
 
 
 def test_questions_to_be_avoided_are():
@@ -114,9 +114,9 @@ def test_the_order_is_that_of_no_generator():
             {"config": {"zzz": 2}},
             "config.zzz: unknown setting of gym:chain_sum; it takes min_terms, max_terms, ",
         ),
-        ({"config": {"size": 2}}, "config.size: give size beside config, not in it"),
+        ({"config": {"size": 2}}, "config.size: give size next to config, not inside it"),
         ({"config": {"min_terms": 9, "max_terms": 2}}, "config: gym:chain_sum refuses {'min_terms': 9, "),
-        ({"kind": "mini_sudoku", "answer": "last_line"}, "answer='last_line': the right answer "),
+        ({"kind": "mini_sudoku", "answer": "last_line"}, "answer='last_line': the correct answer "),
     ],
 )
 def test_what_is_refused(request_, expected: str):

@@ -54,7 +54,9 @@ def engine_notes(config: RunConfig, devices: Mapping[str, str]) -> tuple[str, ..
     return (note,)
 
 
-def make_engine(config: RunConfig, settings: AgentSettings, agent: Agent, checked: CheckedTask) -> RolloutEngine:
+def make_engine(
+    config: RunConfig, settings: AgentSettings, agent: Agent, checked: CheckedTask
+) -> RolloutEngine:
     """The agent's engine; one that runs elsewhere is started when it is first needed."""
     if config.engine(settings) == "transformers":
         return TransformersEngine(agent, config.rollout.max_batch, compiles=config.rollout.compile)

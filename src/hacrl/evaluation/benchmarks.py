@@ -19,13 +19,13 @@ from hacrl.tasks.data import (
     Row,
     Table,
     as_text,
-    merge_columns,
     find_column,
     load_table,
+    merge_columns,
     require_column,
     value_of,
 )
-from hacrl.tasks.math.boxes import extract_answer
+from hacrl.tasks.math.extraction import extract_answer
 from hacrl.tasks.prompts import prompt_style
 from hacrl.tasks.splits import question_hash, question_id, question_key
 from hacrl.types import Problem, Rollout, Verdict

@@ -2,13 +2,13 @@
 
 Any object with the members of :class:`Task` is a task; it needs no base class. Optional members:
 
-=========================  =====================================================================================
+=========================  =================================================================================
 ``independent_verdicts``   True if a verdict depends on its own response alone and another thread may call
                            ``verify``: responses are then verified while others are being generated.
 ``self_test()``            Try the task's own code before models load; see :class:`SelfTesting`.
 ``notes``                  Sentences that the user should read, e.g. how many rows were left out.
 ``source``                 Where the problems come from, as the results of ``hacrl eval`` name it.
-=========================  =====================================================================================
+=========================  =================================================================================
 """
 
 from __future__ import annotations

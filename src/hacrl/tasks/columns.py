@@ -20,7 +20,7 @@ _ROWS_SCANNED = 1000  # rows whose column names an error message lists
 def check_columns(
     columns: Mapping[str, str] | None, purposes: Sequence[str], option: str = "columns"
 ) -> Mapping[str, str]:
-    """Return the user's ``columns`` option. Raise TaskError for unknown purposes and values that are no text."""
+    """Return the user's ``columns`` option. Raise TaskError if a purpose or a column name is invalid."""
     if columns is not None and not isinstance(columns, Mapping):
         raise TaskError(f"{option}={columns!r}: must map {' or '.join(purposes)} to the name of a column")
     for purpose, column in (columns or {}).items():

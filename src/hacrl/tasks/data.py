@@ -167,7 +167,7 @@ def _from_hub(option: str, source: DataSource) -> Iterable[Mapping[str, Any]]:
             hint = "there is no such file, folder or hub data set, or it is private or gated"
             if Path(source.path).expanduser().is_dir():
                 hint = "give a file, or a folder laid out like a data set of the hub"
-        cause = f": {error.__cause__}" if error.__cause__ else ""  # the message alone may only be "error while generating"
+        cause = f": {error.__cause__}" if error.__cause__ else ""  # error alone may say nothing
         raise TaskError(f"{source.label}: cannot be loaded: {error}{cause} ({hint})") from error
     return rows
 

@@ -146,7 +146,7 @@ def _split_position(candidate: Candidate) -> float:
 
 
 def _shuffled(candidates: list[Candidate]) -> tuple[Problem, ...]:
-    # The split's hash would order by split position: variant and separator make this another hash.
+    # Not the hash of the key alone: that one selected the split, so its order would not be a shuffle.
     ordered = sorted(
         candidates,
         key=lambda candidate: question_hash(question_key(candidate.question), candidate.variant),
