@@ -108,7 +108,7 @@ def test_missing_things_say_what_to_do(tmp_path):
     with pytest.raises(TaskError, match="did you mean 'olympiad'\\? There are math500, math, gsm8k"):
         load_benchmark("olympiads", tmp_path)
     (tmp_path / "other.txt").write_text("")
-    with pytest.raises(TaskError, match=r"gsm8k.test.jsonl, which does not exist \(there: other.txt\)"):
+    with pytest.raises(TaskError, match=r"gsm8k.test.jsonl, which does not exist \(found: other.txt\)"):
         load_benchmark("gsm8k", tmp_path)
     with pytest.raises(TaskError, match="there is no folder"):
         load_benchmark("gsm8k", tmp_path / "gone")

@@ -9,7 +9,7 @@ def test_problems_go_together_as_the_batch_allows():
     # 5 problems x 2 responses, 6 side by side: 3 problems, then 2
     plan = plan_chunks([7] * 5, None, 100, samples=2, batch=6)
     assert plan.chunks == (Chunk((0, 1, 2), 0, 2, 100), Chunk((3, 4), 0, 2, 100))
-    assert plan.responses == 10
+    assert plan.response_count == 10
     assert plan.chunks[1].slots == [(3, 0), (3, 1), (4, 0), (4, 1)]
 
 
@@ -42,7 +42,7 @@ def test_long_prompts_get_what_is_left_and_shorten_nobody_else():
         Chunk((4,), 0, 2, 0),
     )
     assert (plan.max_new_tokens, plan.shortened, plan.unanswered) == (70, (1,), (2, 4))
-    assert plan.responses == 10
+    assert plan.response_count == 10
 
 
 def test_long_prompts_with_enough_room_are_like_the_others():

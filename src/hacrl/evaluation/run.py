@@ -20,11 +20,11 @@ from hacrl.engines.judging import ask_and_judge
 from hacrl.evaluation.benchmarks import BENCHMARKS
 from hacrl.evaluation.chunks import Chunk
 from hacrl.evaluation.folder import EvaluationFolder
-from hacrl.evaluation.plan import EvaluationRequest, Pair, chunk_seed, plan_pairs
-from hacrl.evaluation.results import Mark, PairResult, Results
-from hacrl.evaluation.specs import OWN_TASK, ExamMaker, split_names
+from hacrl.evaluation.plan import EvaluationPair, EvaluationRequest, chunk_seed, plan_pairs
+from hacrl.evaluation.results import PairResult, Results, ScoredResponse
+from hacrl.evaluation.specs import OWN_TASK, BenchmarkSpecs, split_names
 from hacrl.evaluation.tables import results_markdown
-from hacrl.evaluation.targets import Candidate, default_output, looks_like_a_hub_id, resolve_targets
+from hacrl.evaluation.targets import Target, default_output, looks_like_a_hub_id, resolve_targets
 from hacrl.models.agent import Agent
 from hacrl.models.device import check_device
 from hacrl.runs.hub import cache_only_if_unreachable, data_needs_hub
@@ -55,12 +55,12 @@ def evaluate_targets(
     """Evaluate; results and the folder they are in. An evaluation that was broken off goes on."""
     watch = observer or EvaluationObserver()
     device = _device(request.device)
-    candidates = resolve_targets(request.targets, request.before)
+    targets = resolve_targets(request.targets, request.before)
     names = split_names(request.on) or [OWN_TASK]
-    hub = cache_only_if_unreachable() if _needs_hub(candidates, names, request.data) else nullcontext()
-    with hub, closing(ExamMaker(request.settings, request.data, request.prompt)) as maker:
-        pairs, notes = plan_pairs(request, candidates, names, maker, device)
-        folder = EvaluationFolder(request.output or default_output(candidates, names))
+    hub = cache_only_if_unreachable() if _needs_hub(targets, names, request.data) else nullcontext()
+    with hub, closing(BenchmarkSpecs(request.settings, request.data, request.prompt)) as specs:
+        pairs, notes = plan_pairs(request, targets, names, specs, device)
+        folder = EvaluationFolder(request.output or default_output(targets, names))
         records = [pair.record for pair in pairs]
         folder.check(records, request.overwrite)
         folder.open(records, {pair.record.key: pair.plan for pair in pairs}, request.overwrite)
@@ -70,13 +70,13 @@ def evaluate_targets(
         return _run(pairs, notes, folder, request.settings, device, watch), folder.path
 
 
-def _needs_hub(candidates: Sequence[Candidate], names: Sequence[str], data: Path | None) -> bool:
+def _needs_hub(targets: Sequence[Target], names: Sequence[str], data: Path | None) -> bool:
     """Whether a model or a benchmark may have to come from the hub."""
-    if any(looks_like_a_hub_id(candidate.settings.model) for candidate in candidates):
+    if any(looks_like_a_hub_id(target.settings.model) for target in targets):
         return True
     if data is None and any(name in BENCHMARKS for name in names):
         return True
-    runs = [candidate.run for candidate in candidates if candidate.run is not None]
+    runs = [target.run for target in targets if target.run is not None]
     return OWN_TASK in names and any(data_needs_hub(run.task) for run in runs)
 
 
@@ -88,7 +88,7 @@ def _device(asked: str) -> str:
 
 
 def _run(
-    pairs: Sequence[Pair],
+    pairs: Sequence[EvaluationPair],
     notes: tuple[str, ...],
     folder: EvaluationFolder,
     settings: ExamSettings,
@@ -99,13 +99,13 @@ def _run(
     loaded: tuple[str, TransformersEngine] | None = None
     for pair in pairs:
         left = folder.chunks_left(pair.record.key, pair.plan)
-        if left and (loaded is None or loaded[0] != pair.candidate.label):
+        if left and (loaded is None or loaded[0] != pair.target.label):
             loaded = None  # the last model goes before the next one comes
             _free_memory()
-            watch.on_load(pair.candidate.label)
-            agent = Agent.load(pair.candidate.settings, device)
-            most = max(chunk.responses for chunk in pair.plan.chunks)
-            loaded = (pair.candidate.label, TransformersEngine(agent, max(most, pair.exam.batch)))
+            watch.on_load(pair.target.label)
+            agent = Agent.load(pair.target.settings, device)
+            most = max(chunk.response_count for chunk in pair.plan.chunks)
+            loaded = (pair.target.label, TransformersEngine(agent, max(most, pair.spec.batch)))
             del agent
         _report_progress(pair, folder, watch)
         for chunk in left:
@@ -114,26 +114,28 @@ def _run(
             for note in loaded[1].take_notes():
                 watch.on_note(note)
             _report_progress(pair, folder, watch)
-        result = pair.result(folder.marks(pair.record.key), settings)
+        result = pair.result(folder.responses(pair.record.key), settings)
         results = replace(results, pairs=(*results.pairs, result))
         folder.write_results(results.as_dict(), results_markdown(results))
         watch.on_score(result)
     return results
 
 
-def _answers(engine: TransformersEngine, pair: Pair, chunk: Chunk, seed: int) -> tuple[list[Mark], list[str]]:
+def _answers(
+    engine: TransformersEngine, pair: EvaluationPair, chunk: Chunk, seed: int
+) -> tuple[list[ScoredResponse], list[str]]:
     """The chunk's responses, judged. Nothing outlives the call that would keep the model in memory."""
-    problems = [pair.exam.problems[position] for position in chunk.positions]
+    problems = [pair.spec.problems[position] for position in chunk.positions]
     if not chunk.max_new_tokens:
-        slots = [(pair.exam.problems[position].id, sample) for position, sample in chunk.slots]
-        return [Mark(name, sample, 0.0, "unparsable", 0, "length") for name, sample in slots], [""] * len(
-            slots
-        )
-    sampling = replace(pair.exam.sampling, max_new_tokens=chunk.max_new_tokens)
+        slots = [(pair.spec.problems[position].id, sample) for position, sample in chunk.slots]
+        return [ScoredResponse(name, sample, 0.0, "unparsable", 0, "length") for name, sample in slots], [
+            ""
+        ] * len(slots)
+    sampling = replace(pair.spec.sampling, max_new_tokens=chunk.max_new_tokens)
     chosen = chunk_seed(pair, chunk, seed)
-    verified = ask_and_judge(engine, pair.exam.task, problems, chunk.samples, sampling, chosen)
-    marks = [
-        Mark(
+    verified = ask_and_judge(engine, pair.spec.task, problems, chunk.samples, sampling, chosen)
+    responses = [
+        ScoredResponse(
             one.rollout.problem.id,
             sample,
             one.reward,
@@ -143,13 +145,13 @@ def _answers(engine: TransformersEngine, pair: Pair, chunk: Chunk, seed: int) ->
         )
         for one, (_, sample) in zip(verified, chunk.slots, strict=True)
     ]
-    return marks, [one.rollout.text for one in verified]
+    return responses, [one.rollout.text for one in verified]
 
 
-def _report_progress(pair: Pair, folder: EvaluationFolder, watch: EvaluationObserver) -> None:
-    marks = folder.marks(pair.record.key)
-    reward = sum(mark.reward for mark in marks) / len(marks) if marks else None
-    watch.on_progress(pair.candidate.label, pair.exam.name, len(marks), pair.plan.responses, reward)
+def _report_progress(pair: EvaluationPair, folder: EvaluationFolder, watch: EvaluationObserver) -> None:
+    responses = folder.responses(pair.record.key)
+    reward = sum(response.reward for response in responses) / len(responses) if responses else None
+    watch.on_progress(pair.target.label, pair.spec.name, len(responses), pair.plan.response_count, reward)
 
 
 def _free_memory() -> None:
