@@ -200,7 +200,7 @@ def test_overwrite_starts_anew_where_a_file_is_damaged(tmp_path):
     path = tmp_path / "e" / "responses.jsonl"
     whole = path.read_bytes()
     path.write_bytes(b"?" + whole)
-    with pytest.raises(ConfigError, match=r"line 1, is damaged: .*; use --overwrite to start anew"):
+    with pytest.raises(ConfigError, match=r"line 1, is damaged: .*; use --overwrite to start again"):
         ask(BUNDLED[0], **options)
     ask(BUNDLED[0], overwrite=True, **options)
     assert path.read_bytes() == whole
@@ -298,7 +298,7 @@ def test_prompts_that_do_not_fit_are_counted_and_end_nothing(boxer, tmp_path):
         ask(boxer, output=tmp_path / "f", max_new_tokens=20, **options)
     assert not (tmp_path / "f").exists()
     path.write_text(json.dumps({"problem": "2+2?" * 16, "answer": "4"}))
-    with pytest.raises(ConfigError, match="context has 64 tokens, and its shortest problem needs 64"):
+    with pytest.raises(ConfigError, match="context has 64 tokens, and the shortest prompt has 64"):
         ask(boxer, output=tmp_path / "f", **options)
 
 
@@ -337,7 +337,7 @@ def test_wrong_targets_are_named(run, tmp_path):
         resolve_targets(["./gone"])
     with pytest.raises(ModelError, match="neither a run"):
         resolve_targets([str(tmp_path)])
-    with pytest.raises(ConfigError, match="--before is for runs"):
+    with pytest.raises(ConfigError, match="--before needs a run"):
         resolve_targets([BUNDLED[0]], before=True)
     shutil.copytree(run, tmp_path / "unfinished")
     shutil.rmtree(tmp_path / "unfinished" / "agents" / "llama")

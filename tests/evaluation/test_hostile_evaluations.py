@@ -80,18 +80,18 @@ def test_whole_chunks_are_kept_to_the_byte(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         (lambda lines: lines[:1] + lines[2:], "responses of ada on sums are missing in the middle"),
         (lambda lines: lines[:1] + lines, "responses of ada on sums are missing in the middle"),
         (lambda lines: [{**lines[0], "problem": "p9"}, *lines[1:]], "are missing in the middle"),
         (
             lambda lines: [{**lines[0], "agent": "eve"}, *lines[1:]],
-            "line 1, is damaged: of no pair of plan.json",
+            "line 1, is damaged: its pair is not in plan.json",
         ),
         (
             lambda lines: [{**lines[0], "agent": []}, *lines[1:]],
-            "line 1, is damaged: of no pair of plan.json",
+            "line 1, is damaged: its pair is not in plan.json",
         ),
         (
             lambda lines: [{**lines[0], "reward": "1"}, *lines[1:]],
@@ -106,15 +106,15 @@ def test_whole_chunks_are_kept_to_the_byte(tmp_path):
             "line 1, is damaged or of .* version: tokens",
         ),
         (lambda lines: [{**lines[0], "verdict": "fine"}, *lines[1:]], "line 1, .* verdict or finish_reason"),
-        (lambda lines: [{}, *lines], "line 1, is damaged: of no pair of plan.json"),
+        (lambda lines: [{}, *lines], "line 1, is damaged: its pair is not in plan.json"),
     ],
 )
-def test_damaged_responses_are_not_gone_on_from(change, words, tmp_path):
+def test_an_evaluation_does_not_continue_from_damaged_responses(change, message, tmp_path):
     written(tmp_path / "e")
     path = tmp_path / "e" / "responses.jsonl"
     change_lines(path, change)
     before = path.read_bytes()
-    with pytest.raises(ConfigError, match=rf"responses\.jsonl.*{words}.*; use --overwrite to start anew"):
+    with pytest.raises(ConfigError, match=rf"responses\.jsonl.*{message}.*; use --overwrite to start again"):
         opened(tmp_path / "e")
     assert path.read_bytes() == before
     folder = EvaluationFolder(tmp_path / "e")
@@ -188,4 +188,4 @@ def test_any_damage_to_responses_is_one_message(tmp_path_factory, data):
         assert [(response.problem, response.sample) for response in responses] == SLOTS[: len(responses)]
         return
     assert message.startswith(str(path / "responses.jsonl"))
-    assert message.endswith("use --overwrite to start anew")
+    assert message.endswith("use --overwrite to start again")
