@@ -108,7 +108,7 @@ def test_draws_do_not_depend_on_what_else_is_evaluated(tmp_path):
     assert responses(tmp_path / "other") != responses(tmp_path / "alone")
 
 
-def test_a_gym_of_the_run_s_own_kind_is_said_to_overlap(run):
+def test_a_gym_benchmark_of_the_runs_own_kind_is_noted_as_overlapping(run):
     """Questions are drawn by number: another size or seed makes other splits."""
     pytest.importorskip("reasoning_gym")
     (target, _) = resolve_targets([str(run)])
@@ -149,7 +149,7 @@ class StopAfter(EvaluationObserver):
 
 
 @pytest.mark.parametrize("chunks", [1, 3, 5])
-def test_going_on_after_an_interruption_gives_identical_files(chunks, tmp_path):
+def test_continuing_after_an_interruption_gives_identical_files(chunks, tmp_path):
     """6 problems, 2 side by side: 3 chunks for each of two agents; a torn line is of no account."""
     options = {"on": ("arithmetic",), "limit": 6, "batch": 4, "samples": 2, "max_new_tokens": 24}
     ask(*BUNDLED, output=tmp_path / "whole", **options)
@@ -185,7 +185,7 @@ def test_one_model_at_a_time_is_in_memory(tmp_path, monkeypatch):
     assert len(models) == 2
 
 
-def test_what_a_killed_process_leaves_is_no_hindrance(tmp_path):
+def test_unfinished_files_do_not_block_an_evaluation(tmp_path):
     options = {"on": ("arithmetic",), "limit": 2, "max_new_tokens": 8, "output": tmp_path / "e"}
     ask(BUNDLED[0], **options)
     for name in ("plan", "responses", "results"):
@@ -194,7 +194,7 @@ def test_what_a_killed_process_leaves_is_no_hindrance(tmp_path):
     assert {path.suffix for path in (tmp_path / "e").iterdir()} == {".json", ".jsonl", ".md"}
 
 
-def test_overwrite_starts_anew_where_a_file_is_damaged(tmp_path):
+def test_overwrite_replaces_a_damaged_evaluation(tmp_path):
     options = {"on": ("arithmetic",), "limit": 2, "max_new_tokens": 8, "output": tmp_path / "e"}
     ask(BUNDLED[0], **options)
     path = tmp_path / "e" / "responses.jsonl"
@@ -206,7 +206,7 @@ def test_overwrite_starts_anew_where_a_file_is_damaged(tmp_path):
     assert path.read_bytes() == whole
 
 
-def test_another_evaluation_is_not_mixed_in(run, tmp_path):
+def test_a_folder_with_another_evaluation_is_refused(run, tmp_path):
     options = {"on": ("arithmetic",), "max_new_tokens": 24, "output": tmp_path / "e"}
     ask(BUNDLED[0], limit=3, **options)
     before = (tmp_path / "e" / "responses.jsonl").read_bytes()
@@ -278,7 +278,7 @@ def test_maths_from_a_file_is_judged_as_maths(boxer, tmp_path):
     assert pair.score.pass_at == {}  # one response each: nothing beyond the average
 
 
-def test_prompts_that_do_not_fit_are_counted_and_end_nothing(boxer, tmp_path):
+def test_prompts_that_do_not_fit_count_as_wrong(boxer, tmp_path):
     """The model's context has 64 bytes: one prompt leaves 4 of them, one none at all."""
     prompts = ["2+2?", "2+2?" * 15, "2+2?" * 16]
     path = tmp_path / "long.jsonl"
@@ -315,7 +315,7 @@ def test_several_samples_are_sampled_and_pass_at_k_is_reported(boxer, tmp_path):
         ExamSettings(samples=4, pass_at=(1, 8))
 
 
-def test_who_is_meant(run, tmp_path):
+def test_targets_are_resolved(run, tmp_path):
     second = tmp_path / "again"
     shutil.copytree(run, second)
     both = [target.label for target in resolve_targets([str(run), str(second)])]

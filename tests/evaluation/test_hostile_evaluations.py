@@ -151,7 +151,7 @@ def test_an_evaluation_writes_to_no_link_and_no_pipe(name, kind, tmp_path):
         (b'[{"agent": "ada", "benchmark": "sums"}]', "model None, not m"),
     ],
 )
-def test_a_plan_of_something_else_is_refused(content, words, tmp_path):
+def test_a_foreign_plan_is_refused(content, words, tmp_path):
     written(tmp_path / "e")
     (tmp_path / "e" / "plan.json").write_bytes(content)
     with pytest.raises(ConfigError, match=f"holds an evaluation with {words}.*--overwrite to replace it"):

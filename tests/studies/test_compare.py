@@ -106,7 +106,7 @@ def test_a_study_pairs_seeds():
     assert "| hacpo | 0.725 ± 0.035 (+0.025, 1/2) | 0.725 | 100 | 7 |" in study_markdown(study)
 
 
-def test_a_broken_off_study_goes_on_where_it_stopped(tmp_path):
+def test_an_interrupted_study_continues_where_it_stopped(tmp_path):
     models = save_agents(tmp_path / "models")
     recipe = {
         "agents": [{"name": name, "model": folder} for name, folder in models.items()],
@@ -142,7 +142,7 @@ def test_a_broken_off_study_goes_on_where_it_stopped(tmp_path):
     assert "micro_batch_tokens: 4096" in path.read_text()  # two at a time share what there is
 
 
-def test_a_study_says_what_it_cannot_do(tmp_path):
+def test_impossible_studies_are_refused(tmp_path):
     demo = read_recipe(Path("demo"))
     (tmp_path / "prompts.jsonl").write_text("".join(f'{{"prompt": "{n}"}}\n' for n in range(64)))
     task = {

@@ -6,8 +6,8 @@ import pytest
 
 from hacrl.errors import TaskError
 from hacrl.tasks.base import SelfTesting
+from tests.tasks.helpers import refusal
 from tests.tasks.reward_tasks import ROWS, constant, rewards, task_of
-from tests.tasks.saying import refusal
 
 
 def _failure(completions, **kwargs):
@@ -75,7 +75,7 @@ def _needs_a_column(completions, answr, **kwargs):
         ),
     ],
 )
-def test_a_function_that_does_wrong_is_named_in_rehearsal(function, expected: str):
+def test_the_self_test_names_a_broken_function(function, expected: str):
     task = task_of([constant(1.0), function])
     assert isinstance(task, SelfTesting)
     try:
@@ -95,7 +95,7 @@ def test_the_users_own_traceback_is_kept():
     assert caught.value.__cause__.__traceback__.tb_next.tb_frame.f_code.co_name == "_failure"
 
 
-def test_rehearsal_asks_each_function_once_about_two_completions_of_real_rows():
+def test_the_self_test_calls_each_function_once_with_two_completions_of_real_rows():
     calls = []
 
     def spy(prompts, completions, answer, **kwargs):
@@ -151,6 +151,6 @@ def test_rehearsal_asks_each_function_once_about_two_completions_of_real_rows():
         ),
     ],
 )
-def test_options_that_do_not_fit(options, expected: str):
+def test_invalid_options_are_named(options, expected: str):
     given = {"functions": [constant(1), constant(2)], "train": ROWS, **options}
     assert refusal("reward", **given).startswith(f"task.options.{expected}")

@@ -16,7 +16,7 @@ from hacrl.tasks.math.wire import LONGEST
 from hacrl.tasks.registry import make_task
 from hacrl.tasks.splits import question_key
 from hacrl.types import Turn
-from tests.tasks.saying import build, refusal, says
+from tests.tasks.helpers import build, refusal, rollout_of
 
 pytest.importorskip("reasoning_gym")
 SMALL = {
@@ -40,7 +40,7 @@ def questions(problems) -> list[str]:
 
 
 def labels(task, problem, *answers: str) -> list[str]:
-    verdicts = task.verify([says(problem, text) for text in answers])
+    verdicts = task.verify([rollout_of(problem, text) for text in answers])
     assert all(one.reward == (1.0 if one.label == "correct" else 0.0) for one in verdicts)
     return [one.label for one in verdicts]
 
@@ -132,7 +132,7 @@ def test_a_scorer_that_hangs_or_dies_costs_one_verdict():
     assert child.poll() is not None
 
 
-def test_a_task_let_go_of_leaves_no_process_behind():
+def test_a_closed_task_leaves_no_process_behind():
     task = build("gym:gcd", size=2, test_size=1)
     task.close()  # nothing started yet
     labels(task, task.train[0], "\\boxed{1}")
@@ -141,7 +141,7 @@ def test_a_task_let_go_of_leaves_no_process_behind():
     assert child.poll() is not None
 
 
-def test_demonstrations_of_ones_own_are_not_asked():
+def test_the_users_demonstrations_are_in_no_split():
     own = [
         {"problem": "State the final answer to the following arithmetic problem: 1 + 1 =", "solution": "2"}
     ]
@@ -212,7 +212,7 @@ def test_questions_do_not_depend_on_the_process():
         ),
     ],
 )
-def test_what_cannot_be_made(kind: str, options, expected: str):
+def test_invalid_gym_tasks_are_refused(kind: str, options, expected: str):
     assert refusal(f"gym:{kind}", **options).startswith(expected)
 
 

@@ -9,12 +9,12 @@ import pytest
 
 from hacrl.errors import TaskError
 from hacrl.tasks.rewards import RewardTask
-from tests.tasks.saying import says
+from tests.tasks.helpers import rollout_of
 
 ROWS = [{"prompt": "What is 2+2?"}]
 
 
-def test_a_coroutine_is_not_left_behind_by_another_function_that_raises():
+def test_a_coroutine_is_closed_if_another_function_raises():
     async def late(completions, **_):
         return [0.0] * len(completions)
 
@@ -25,7 +25,7 @@ def test_a_coroutine_is_not_left_behind_by_another_function_that_raises():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with pytest.raises(TaskError, match="'broken' raised KeyError"):
-            task.verify([says(task.train[0], "4")])
+            task.verify([rollout_of(task.train[0], "4")])
         gc.collect()
     assert [str(warning.message) for warning in caught] == []
     task.close()

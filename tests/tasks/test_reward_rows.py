@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from hacrl.tasks.rewards import RewardTask
-from tests.tasks.saying import says
+from tests.tasks.helpers import rollout_of
 
 SCRIPT = """
 from hacrl.tasks.rewards import RewardTask
@@ -41,6 +41,6 @@ def test_rows_that_differ_in_an_object_only_are_all_kept():
     assert len({one.id for one in task.train}) == 3
     # fields hold plain JSON only; the function gets every column as it was given
     assert [one.fields for one in task.train] == [{"level": 3}] * 3
-    task.verify([says(one, "7") for one in task.train])
+    task.verify([rollout_of(one, "7") for one in task.train])
     assert {id(checker) for _, checker, _ in given} == {id(row["checker"]) for row in rows}
     assert [(level, pair) for level, _, pair in given] == [(3, (1, 2))] * 3

@@ -11,8 +11,8 @@ import pytest
 from hacrl.errors import TaskError
 from hacrl.tasks.rewards import RewardTask
 from hacrl.types import Turn
+from tests.tasks.helpers import rollout_of
 from tests.tasks.reward_tasks import constant, prompt_of, rewards, task_of
-from tests.tasks.saying import says
 
 
 def test_a_function_gets_prompts_completions_ids_and_every_column():
@@ -25,8 +25,8 @@ def test_a_function_gets_prompts_completions_ids_and_every_column():
     task = task_of(spy)
     verdicts = task.verify(
         [
-            says(prompt_of(task, "What is 2+2?"), "four", (1, 2, 3)),
-            says(prompt_of(task, "Say hello."), "", (9,)),
+            rollout_of(prompt_of(task, "What is 2+2?"), "four", (1, 2, 3)),
+            rollout_of(prompt_of(task, "Say hello."), "", (9,)),
         ]
     )
     assert [(one.reward, one.label) for one in verdicts] == [(0.5, "scored"), (-2.0, "scored")]
@@ -41,7 +41,7 @@ def test_a_function_gets_prompts_completions_ids_and_every_column():
     assert task.verify([]) == []
 
 
-def test_it_is_called_with_what_it_takes():
+def test_a_function_gets_only_the_arguments_that_it_takes():
     def few(completions, task):
         return [len(text) + (kind == "math") for text, kind in zip(completions, task, strict=True)]
 
@@ -84,8 +84,8 @@ def test_the_examples_of_trls_documentation_by_length():
         task = task_of(function, rows)
         verdicts = task.verify(
             [
-                says(prompt_of(task, "The sky is"), " blue.", (6303, 13)),
-                says(prompt_of(task, "The sun is"), " in the sky.", (304, 279, 12884, 13)),
+                rollout_of(prompt_of(task, "The sky is"), " blue.", (6303, 13)),
+                rollout_of(prompt_of(task, "The sun is"), " in the sky.", (304, 279, 12884, 13)),
             ]
         )
         assert [one.reward for one in verdicts] == expected
@@ -105,7 +105,10 @@ def test_the_examples_of_trls_documentation_in_conversations():
     task = task_of(format_reward, rows)
     first, second = (prompt_of(task, row["prompt"][0]["content"]) for row in rows)
     good = "<think>1 and 2 is 3, times 4 is 12.</think><answer>(1 + 2) * 4 = 12</answer>"
-    assert [one.reward for one in task.verify([says(first, good), says(second, "It is 8.")])] == [1.0, 0.0]
+    assert [one.reward for one in task.verify([rollout_of(first, good), rollout_of(second, "It is 8.")])] == [
+        1.0,
+        0.0,
+    ]
 
 
 def test_the_examples_of_trls_documentation_with_a_reference():
@@ -118,8 +121,8 @@ def test_the_examples_of_trls_documentation_with_a_reference():
     task = task_of(reward, rows)
     judged = task.verify(
         [
-            says(prompt_of(task, "2x + 3 = 7"), r" The solution is \boxed{2}."),
-            says(prompt_of(task, "3x - 5 = 10"), r" The solution is \boxed{6}."),
+            rollout_of(prompt_of(task, "2x + 3 = 7"), r" The solution is \boxed{2}."),
+            rollout_of(prompt_of(task, "3x - 5 = 10"), r" The solution is \boxed{6}."),
         ]
     )
     assert [one.reward for one in judged] == [1.0, 0.0]
@@ -142,7 +145,7 @@ def test_conversations_are_passed_as_messages():
     one = task.train[0]
     assert one.prompt == "2+2?"
     assert one.context == (Turn("system", "Be brief."), Turn("user", "Hi"), Turn("assistant", "Hello."))
-    task.verify([says(one, "4")])
+    task.verify([rollout_of(one, "4")])
     assert seen == {"prompts": [messages], "completions": [[{"role": "assistant", "content": "4"}]]}
 
 
