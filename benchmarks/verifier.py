@@ -75,7 +75,7 @@ def compare(name: str, golds: list[str], rounds: int) -> None:
             pairs = [(gold, respond(gold, at + number)) for at, gold in enumerate(golds)]
             took = [seconds(lambda pairs=pairs: [judge(pair) for pair in pairs])]  # type: ignore[misc]
             for verifier in (one, two):
-                matching.clear_cache()
+                matching.parse_answer.cache_clear()
                 took.append(seconds(lambda v=verifier, pairs=pairs: v.verify(pairs)))  # type: ignore[misc]
             if number:
                 times = [total + new for total, new in zip(times, took, strict=True)]

@@ -110,9 +110,7 @@ def run_study(
 
     for run in runs:
         check_inside(run.folder, run.folder.parent.parent)  # the study's folder of FOLDER/VARIANT/seed-N
-    finished = [
-        _is_finished(run, overwrite) for run in runs
-    ]  # check all runs first
+    finished = [_is_finished(run, overwrite) for run in runs]  # check all runs first
     missing = [run for run, done in zip(runs, finished, strict=True) if not done]
     for run, done in zip(runs, finished, strict=True):
         if done:
@@ -162,7 +160,7 @@ def _changed_settings(path: Path, run: PlannedRun) -> list[str]:
 
 
 def _with_fixed_micro_batches(config: RunConfig) -> RunConfig:
-    """Set the micro-batch size: runs that share a device must not measure it as if they were alone."""
+    """Set the micro-batch size: automatic sizing assumes that a run has the device to itself."""
     tokens = config.learning.micro_batch_tokens or FEW_TOKENS
     return replace(config, learning=replace(config.learning, micro_batch_tokens=tokens))
 

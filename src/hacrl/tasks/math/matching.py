@@ -32,29 +32,20 @@ def defer_to_worker(gold: str, answer: str) -> bool:
     raise NeedsAlgebra
 
 
-def is_readable(text: str) -> bool:
-    """Return whether the text can be an answer at all."""
-    return _parse(text) is not None
-
-
 def answers_match(gold: str, answer: str, equal: ValuesEqual) -> bool:
     """Return whether a box's content equals the gold answer. Nothing equals an empty gold answer."""
     gold_value, value = parse_number(gold.strip()), parse_number(answer.strip())
     if gold_value is not None and value is not None:
         return gold_value == value
-    gold_structure, structure = _parse(gold), _parse(answer)
+    gold_structure, structure = parse_answer(gold), parse_answer(answer)
     return gold_structure is not None and structure is not None and _match(gold_structure, structure, equal)
 
 
-@lru_cache(maxsize=8192)  # a step judges many responses to few problems
-def _parse(text: str) -> Structure | None:
+@lru_cache(maxsize=8192)  # a step verifies many responses to few problems
+def parse_answer(text: str) -> Structure | None:
+    """Return the structure of a text; None if it cannot be an answer."""
     tokens = normalise(text)
     return parse_structure(tokens) if tokens else None
-
-
-def clear_cache() -> None:
-    """Forget the texts parsed so far; benchmarks need this."""
-    _parse.cache_clear()
 
 
 def _match(gold: Structure, answer: Structure, equal: ValuesEqual) -> bool:

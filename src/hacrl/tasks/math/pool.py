@@ -19,7 +19,7 @@ from types import TracebackType
 from hacrl.config.schema import VerifierSettings
 from hacrl.errors import TaskError
 from hacrl.tasks.math.extraction import extract_answer
-from hacrl.tasks.math.matching import NeedsAlgebra, answers_match, defer_to_worker, is_readable
+from hacrl.tasks.math.matching import NeedsAlgebra, answers_match, defer_to_worker, parse_answer
 from hacrl.tasks.math.process import START_LIMIT, Pair, Worker
 from hacrl.types import Verdict, VerdictLabel
 
@@ -179,7 +179,7 @@ def judge_by_text(gold: str, response: str) -> tuple[VerdictLabel | None, Pair]:
     try:
         if answers_match(gold, answer, defer_to_worker):
             return "correct", (gold, answer)
-        return ("wrong" if is_readable(answer) else "unparsable"), (gold, answer)
+        return ("unparsable" if parse_answer(answer) is None else "wrong"), (gold, answer)
     except NeedsAlgebra:
         return None, (gold, answer)
     except Exception:  # untrusted text: counted as a crash, never silently as wrong
