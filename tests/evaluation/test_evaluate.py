@@ -345,5 +345,5 @@ def test_wrong_targets_are_named(run, tmp_path):
         resolve_targets([str(tmp_path / "unfinished")])
     with pytest.raises(ConfigError, match="is a model, not a run, and has no task of its own"):
         ask(BUNDLED[0], output=tmp_path / "e")
-    with pytest.raises(ModelError, match="nobody/nothing is no folder here"):
+    with pytest.raises(ModelError, match="nobody/nothing is not a local folder"):
         ask("nobody/nothing", on=("arithmetic",), output=tmp_path / "e")

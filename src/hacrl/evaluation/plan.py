@@ -73,14 +73,14 @@ def plan_pairs(
     notes: list[str] = []
     for target in targets:
         codec = _load_codec(target)  # first: without its folder, a run has no task either
-        of_target = [specs.build(name, target) for name in names]
-        for name, count in Counter(spec.name for spec in of_target).items():
+        target_specs = [specs.build(name, target) for name in names]
+        for name, count in Counter(spec.name for spec in target_specs).items():
             if count > 1:
                 raise ConfigError(f"--on: two benchmarks are called {name!r}; rename one of the files")
         check_weights_are_there(target.settings)
         weights = weights_digest(target.settings)
-        for spec in of_target:
-            plan = _plan_chunks(spec, target, codec, request.settings)
+        for spec in target_specs:
+            plan = _chunks_of_pair(spec, target, codec, request.settings)
             notes += _notes_on(plan, spec, target, codec)
             pairs.append(
                 EvaluationPair(target, spec, plan, _record(spec, target, plan, request, device, weights))
@@ -96,10 +96,10 @@ def _load_codec(target: Target) -> Codec:
         if target.run is not None or not looks_like_a_hub_id(model):
             raise
         reason = str(error).removeprefix(f"agents.{target.settings.name}.model: ")
-        raise ModelError(f"{model} is no folder here, and as a model of the hub: {reason}") from error
+        raise ModelError(f"{model} is not a local folder, and as a hub model: {reason}") from error
 
 
-def _plan_chunks(spec: BenchmarkSpec, target: Target, codec: Codec, settings: ExamSettings) -> ChunkPlan:
+def _chunks_of_pair(spec: BenchmarkSpec, target: Target, codec: Codec, settings: ExamSettings) -> ChunkPlan:
     """Return the chunks of a pair. Raise ConfigError if a length that the user gave does not fit."""
     lengths = [len(codec.encode_prompt(problem)) for problem in spec.problems]
     context, requested = codec.context_length, spec.sampling.max_new_tokens
