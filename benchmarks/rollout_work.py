@@ -76,7 +76,7 @@ class AnsweringTask:
 
     name = "answering"
     max_reward: float | None = 1.0
-    judges_singly = True
+    independent_verdicts = True
 
     def __init__(self, problems: Sequence[Problem], symbolic: float) -> None:
         self.train, self.test = list(problems), list[Problem]()

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from hacrl.config.schema import VerifierSettings
 from hacrl.tasks.math import matching
-from hacrl.tasks.math.pool import MathVerifier, judge_plainly
+from hacrl.tasks.math.pool import MathVerifier, judge_by_text
 
 Pair = tuple[str, str]  # gold answer, response
 
@@ -75,7 +75,7 @@ def compare(name: str, golds: list[str], rounds: int) -> None:
             pairs = [(gold, respond(gold, at + number)) for at, gold in enumerate(golds)]
             took = [seconds(lambda pairs=pairs: [judge(pair) for pair in pairs])]  # type: ignore[misc]
             for verifier in (one, two):
-                matching.forget()
+                matching.parse_answer.cache_clear()
                 took.append(seconds(lambda v=verifier, pairs=pairs: v.verify(pairs)))  # type: ignore[misc]
             if number:
                 times = [total + new for total, new in zip(times, took, strict=True)]
@@ -86,7 +86,7 @@ def compare(name: str, golds: list[str], rounds: int) -> None:
 
 def needs_worker(gold: str) -> list[bool]:
     """For each of the three kinds of response, whether the text alone does not decide it."""
-    return [judge_plainly(gold, respond(gold, number))[0] is None for number in range(3)]
+    return [judge_by_text(gold, respond(gold, number))[0] is None for number in range(3)]
 
 
 def main() -> None:

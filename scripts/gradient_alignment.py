@@ -22,7 +22,7 @@ from hacrl.rollouts.groups import group_by_prompt
 from hacrl.runs.run import build_trainer
 from hacrl.seeding import derive_seed
 from hacrl.tasks.registry import make_task
-from hacrl.tasks.splits import ProblemStream
+from hacrl.tasks.stream import ProblemStream
 from hacrl.training.trainer import Trainer
 from hacrl.training.worker import AgentWorker
 from hacrl.types import LearnerSample

@@ -83,8 +83,8 @@ def test_installed_packages_offer_names(folder: Path, monkeypatch: pytest.Monkey
         ("counting.py:Countin", "task.name: .* has no 'Countin'; did you mean 'Counting'?"),
         ("nowhere.py:Task", "task.name: .*nowhere.py does not exist"),
         ("no_such_module:Task", "no_such_module cannot be imported: ModuleNotFoundError"),
-        ("counting.py:Counting.name", "is no class or function"),
-        ("lines.py:Lines", "cannot|no task|do not fit"),
+        ("counting.py:Counting.name", "must be a class or function"),
+        ("lines.py:Lines", "is not a task: it has no name, max_reward, train"),
     ],
 )
 def test_a_task_that_cannot_be_used(folder: Path, name: str, message: str):

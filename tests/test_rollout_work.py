@@ -11,7 +11,7 @@ import pytest
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from hacrl.models.tokenizing import TextCodec
-from hacrl.tasks.math.pool import judge_plainly
+from hacrl.tasks.math.pool import judge_by_text
 from hacrl.types import Problem, Rollout
 
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))  # scripts, no package
@@ -67,7 +67,7 @@ def test_a_share_of_the_answers_needs_a_worker_and_a_third_is_wrong() -> None:
     for symbolic in (0.0, 0.2, 1.0):
         task = work.AnsweringTask([], symbolic)
         pairs = [task._answered(text) for text in texts]
-        labels = [judge_plainly(*pair)[0] for pair in pairs]
+        labels = [judge_by_text(*pair)[0] for pair in pairs]
         assert labels.count(None) / len(texts) == pytest.approx(symbolic, abs=0.03)
         if symbolic == 0:
             assert labels.count("wrong") / len(texts) == pytest.approx(1 / 3, abs=0.03)

@@ -56,7 +56,7 @@ def test_a_table_files_and_json_that_agree(tmp_path):
         (["bundled:qwen-worked", *ARITHMETIC, "--top-p", "0"], "--top-p must be in (0, 1], not 0.0"),
         (["bundled:qwen-worked", *ARITHMETIC, "--device", "tpu"], "--device: 'tpu'"),
         (["bundled:qwen-worked", *ARITHMETIC, "--prompt", "Go"], "--prompt 'Go' must contain {problem}"),
-        (["gone", *ARITHMETIC], "gone is no folder here, and as a model of the hub: 'gone' is not in"),
+        (["gone", *ARITHMETIC], "gone is not a local folder, and as a hub model: 'gone' is not in"),
     ],
 )
 def test_mistakes_are_one_message_before_anything_is_written(arguments, words, tmp_path, monkeypatch, capsys):

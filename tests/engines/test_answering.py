@@ -15,7 +15,6 @@ from hacrl.errors import TaskError
 from hacrl.tasks.registry import make_task
 from hacrl.tasks.rewards import RewardTask
 from hacrl.types import Rollout, Sampling, Verdict
-from tests.support.engines import sample_rollouts
 from tests.support.rollouts import rollout
 from tests.support.sevens import SevensTask, problem
 from tests.support.tiny import char_agent
@@ -57,7 +56,7 @@ class WatchedTask(SevensTask):
 
     def __init__(self, singly: bool) -> None:
         super().__init__()
-        self.judges_singly = singly
+        self.independent_verdicts = singly
         self.batches: list[list[str]] = []
         self.threads: set[int] = set()
         self.judged = threading.Semaphore(0)
@@ -130,7 +129,7 @@ def test_answerers_that_share_a_lock_do_not_call_the_task_at_the_same_time() -> 
 
     both_began, lock, task = threading.Event(), threading.Lock(), Task(singly=True)
     answerers = [Answerer(AGENT, ScriptedEngine(TEXTS, range(6)), task, lock) for _ in range(2)]
-    generated = [sample_rollouts(a, [problem("1:")], 6, Sampling(4), seed=0) for a in answerers]
+    generated = [a.generate([problem("1:")], 6, Sampling(4), seed=0) for a in answerers]
     found = [a.verify(rollouts) for a, rollouts in zip(answerers, generated, strict=True)]
     assert [rewards(verified) for verified in found] == [REWARDS, REWARDS]
     assert len(most) >= 2
@@ -215,5 +214,5 @@ def test_a_real_verifier_is_called_early() -> None:
     verified = answer(engine, arithmetic, [asked])
     assert rewards(verified) == [1, 0, 0, 1, 0, 0]
     assert verified == verify_rollouts(arithmetic, [found.rollout for found in verified])
-    assert arithmetic.judges_singly
+    assert arithmetic.independent_verdicts
     arithmetic.close()

@@ -61,7 +61,7 @@ def test_responses_that_end_together_go_where_they_belong(monkeypatch: pytest.Mo
     agent, backend = pair_agent(), Batches()
     assert agent.stop_ids == {STOP}
     engine = VllmEngine(agent, backend, VllmSettings(seeded=True), [])
-    monkeypatch.setattr(engine, "_synchronise", partial(take_for_proven, engine))
+    monkeypatch.setattr(engine, "_send_weights", partial(take_for_proven, engine))
     heard: dict[int, Rollout] = {}
     rollouts = sample_rollouts(engine, PROBLEMS, 3, Sampling(8), 5, heard.__setitem__)
     assert heard == dict(enumerate(rollouts))

@@ -78,7 +78,7 @@ def test_starts_come_one_by_one_and_all_else_side_by_side(monkeypatch: pytest.Mo
             raise EngineLostError("an engine died.")
         take_for_proven(engine)
 
-    monkeypatch.setattr(VllmEngine, "_synchronise", synchronise)
+    monkeypatch.setattr(VllmEngine, "_send_weights", synchronise)
     bring_up(engines)
     assert (starts.turns, starts.most, firsts.turns, firsts.most) == (2, 1, 2, 1)
     for engine in engines:
@@ -94,7 +94,7 @@ def test_starts_come_one_by_one_and_all_else_side_by_side(monkeypatch: pytest.Mo
 
 
 def test_engines_that_measure_nothing_start_side_by_side_but_not_beside_one_that_does(monkeypatch) -> None:
-    monkeypatch.setattr(VllmEngine, "_synchronise", take_for_proven)
+    monkeypatch.setattr(VllmEngine, "_send_weights", take_for_proven)
     go, waits = threading.Event(), threading.Event()
     backends = [Slow(go), Slow(go), Slow()]
     engines = [
@@ -117,7 +117,7 @@ def test_engines_that_measure_nothing_start_side_by_side_but_not_beside_one_that
 
 
 def test_nobody_starts_beside_one_that_measures(monkeypatch) -> None:
-    monkeypatch.setattr(VllmEngine, "_synchronise", take_for_proven)
+    monkeypatch.setattr(VllmEngine, "_send_weights", take_for_proven)
     go, waits = threading.Event(), threading.Event()
     first, second = Slow(go), Slow()
     engines = [
@@ -154,7 +154,7 @@ class Slow:
 
 
 def test_one_that_is_closed_while_it_waits_for_its_turn_never_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(VllmEngine, "_synchronise", take_for_proven)
+    monkeypatch.setattr(VllmEngine, "_send_weights", take_for_proven)
     go, waits = threading.Event(), threading.Event()
     first, second = Slow(go), Slow()
     engines = [
@@ -183,7 +183,7 @@ def test_one_that_is_closed_while_it_waits_for_its_turn_never_starts(monkeypatch
 
 def test_nobody_answers_while_another_one_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """It measures how much memory is free."""
-    monkeypatch.setattr(VllmEngine, "_synchronise", take_for_proven)
+    monkeypatch.setattr(VllmEngine, "_send_weights", take_for_proven)
     go = threading.Event()
     first, second = Slow(), Slow(go)
     engines = [VllmEngine(char_agent(), backend, VllmSettings(), []) for backend in (first, second)]
@@ -205,7 +205,7 @@ def test_a_learner_gives_back_what_it_keeps_for_later_before_an_engine_starts(mo
     done: list[str] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("given back"))
     monkeypatch.setattr("hacrl.engines.vllm.engine.current_device", lambda _: nullcontext())
-    monkeypatch.setattr(VllmEngine, "_synchronise", take_for_proven)
+    monkeypatch.setattr(VllmEngine, "_send_weights", take_for_proven)
     for device, expected in (("cuda:0", ["given back", "start"]), ("cpu", ["start"])):
         done.clear()
         agent = SimpleNamespace(name="ada", device=torch.device(device), policy_version=0)

@@ -49,7 +49,7 @@ class Endless:
 def test_it_is_not_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = Endless()
     engine = VllmEngine(char_agent(), backend, VllmSettings(), [])
-    monkeypatch.setattr(engine, "_synchronise", partial(take_for_proven, engine))
+    monkeypatch.setattr(engine, "_send_weights", partial(take_for_proven, engine))
     engine.sync()
     errors: list[Exception] = []
 

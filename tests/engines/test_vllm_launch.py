@@ -26,7 +26,7 @@ from hacrl.engines.vllm.serve import plan_server
 from hacrl.errors import ConfigError
 from hacrl.models.lora import add_adapters
 from hacrl.runs.preflight import preflight
-from hacrl.tasks.base import Checked
+from hacrl.tasks.base import CheckedTask
 from tests.support.engines import PROBLEMS, engine_agent, probe_prompts
 from tests.support.sevens import SevensTask
 from tests.support.tiny import char_agent
@@ -142,7 +142,7 @@ def test_every_engine_draws_its_own_responses(tmp_path: Path) -> None:
         config = RunConfig(
             agents=agents, output=str(tmp_path), seed=run_seed, rollout=RolloutSettings(engine="vllm")
         )
-        checked = Checked(SevensTask(), train=PROBLEMS, test=[], devices={}, notes=())
+        checked = CheckedTask(SevensTask(), train=PROBLEMS, test=[], devices={}, notes=())
         engines = [make_engine(config, one, engine_agent(one.name), checked) for one in agents]
         return [engine.backend._engine["engine_args"]["seed"] for engine in engines]
 

@@ -152,7 +152,7 @@ def test_weights_that_arrive_the_second_time(made, monkeypatch) -> None:
     assert logprob_gap(agent, rollouts, SAMPLING) < 1e-6
     (note,) = engine.take_notes()
     assert "is not at the agent's policy after a weight update (policy version 0)" in note
-    assert note.endswith("The weights were brought once more; nothing it said was used")
+    assert note.endswith("The weights were sent once more; none of its samples was used")
     assert engine.restarts == 0
 
 

@@ -58,7 +58,7 @@ def test_columns_and_answers_of_the_hub(name, tmp_path, monkeypatch):
     )
 
 
-def test_files_of_one_s_own(tmp_path):
+def test_files_of_the_user(tmp_path):
     rows = [
         {"question": "2+2?", "solution": "It is \\boxed{4}."},
         {"question": "3+3?", "solution": "Six.\n#### 6"},
@@ -90,13 +90,13 @@ def test_a_prefix_is_the_same_choice_in_every_order_of_the_rows(tmp_path):
         ({"task": "x", "answer": "1"}, "it has task, answer; rename the column that holds the problem"),
     ],
 )
-def test_rows_that_cannot_be_asked_are_named(row, words, tmp_path):
+def test_rows_without_a_problem_or_an_answer_are_named(row, words, tmp_path):
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
     with pytest.raises(TaskError, match="^--on: .*" + words.replace("\\", "\\\\")):
         load_file(tmp_path / "rows.jsonl")
 
 
-def test_a_file_that_is_none_names_the_option_it_came_from(tmp_path):
+def test_an_unreadable_file_names_its_option(tmp_path):
     (tmp_path / "math500.jsonl").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(TaskError, match=r"^--on: .*math500\.jsonl is not UTF-8"):
         load_file(tmp_path / "math500.jsonl")
@@ -104,11 +104,11 @@ def test_a_file_that_is_none_names_the_option_it_came_from(tmp_path):
         load_benchmark("math500", tmp_path)
 
 
-def test_missing_things_say_what_to_do(tmp_path):
+def test_missing_data_names_the_fix(tmp_path):
     with pytest.raises(TaskError, match="did you mean 'olympiad'\\? There are math500, math, gsm8k"):
         load_benchmark("olympiads", tmp_path)
     (tmp_path / "other.txt").write_text("")
-    with pytest.raises(TaskError, match=r"gsm8k.test.jsonl, which does not exist \(there: other.txt\)"):
+    with pytest.raises(TaskError, match=r"gsm8k.test.jsonl, which does not exist \(found: other.txt\)"):
         load_benchmark("gsm8k", tmp_path)
     with pytest.raises(TaskError, match="there is no folder"):
         load_benchmark("gsm8k", tmp_path / "gone")

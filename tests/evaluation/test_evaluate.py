@@ -18,7 +18,7 @@ from hacrl.config.schema import ExamSettings, TaskSettings
 from hacrl.errors import ConfigError, ModelError
 from hacrl.evaluation.plan import EvaluationRequest, chunk_seed, plan_pairs
 from hacrl.evaluation.run import EvaluationObserver, evaluate_targets
-from hacrl.evaluation.specs import ExamMaker
+from hacrl.evaluation.specs import BenchmarkSpecs
 from hacrl.evaluation.targets import resolve_targets
 from hacrl.models.agent import Agent
 from hacrl.runs.run import run_locally
@@ -108,28 +108,28 @@ def test_draws_do_not_depend_on_what_else_is_evaluated(tmp_path):
     assert responses(tmp_path / "other") != responses(tmp_path / "alone")
 
 
-def test_a_gym_of_the_run_s_own_kind_is_said_to_overlap(run):
+def test_a_gym_benchmark_of_the_runs_own_kind_is_noted_as_overlapping(run):
     """Questions are drawn by number: another size or seed makes other splits."""
     pytest.importorskip("reasoning_gym")
-    (candidate, _) = resolve_targets([str(run)])
-    trained = replace(candidate.run, task=TaskSettings(name="gym:gcd"))
-    with closing(ExamMaker(ExamSettings())) as maker:
-        maker.make("gym:gcd", replace(candidate, run=trained))
-        assert "small may have been trained on some of them; --on task" in maker.notes[-1]
-        before = len(maker.notes)
-        maker.make("gym:gcd", candidate)
-        assert len(maker.notes) == before
+    (target, _) = resolve_targets([str(run)])
+    trained = replace(target.run, task=TaskSettings(name="gym:gcd"))
+    with closing(BenchmarkSpecs(ExamSettings())) as specs:
+        specs.build("gym:gcd", replace(target, run=trained))
+        assert "small may have been trained on some of them; --on task" in specs.notes[-1]
+        before = len(specs.notes)
+        specs.build("gym:gcd", target)
+        assert len(specs.notes) == before
 
 
 def test_every_chunk_has_draws_of_its_own():
     """3 problems x 3 samples, 2 side by side: 6 chunks that share problems or samples, but never a seed."""
     settings = ExamSettings(samples=3, batch=2, limit=3, max_new_tokens=24)
     request = EvaluationRequest(targets=BUNDLED, settings=settings)
-    maker = ExamMaker(settings)
-    pairs, _ = plan_pairs(request, resolve_targets(BUNDLED), ["arithmetic"], maker, "cpu")
+    specs = BenchmarkSpecs(settings)
+    pairs, _ = plan_pairs(request, resolve_targets(BUNDLED), ["arithmetic"], specs, "cpu")
     seeds = [chunk_seed(pair, chunk, seed) for pair in pairs for chunk in pair.plan.chunks for seed in (0, 1)]
     assert len(seeds) == len(set(seeds)) == 2 * 6 * 2  # models x chunks x seeds
-    maker.close()
+    specs.close()
 
 
 class StopAfter(EvaluationObserver):
@@ -149,7 +149,7 @@ class StopAfter(EvaluationObserver):
 
 
 @pytest.mark.parametrize("chunks", [1, 3, 5])
-def test_going_on_after_an_interruption_gives_identical_files(chunks, tmp_path):
+def test_continuing_after_an_interruption_gives_identical_files(chunks, tmp_path):
     """6 problems, 2 side by side: 3 chunks for each of two agents; a torn line is of no account."""
     options = {"on": ("arithmetic",), "limit": 6, "batch": 4, "samples": 2, "max_new_tokens": 24}
     ask(*BUNDLED, output=tmp_path / "whole", **options)
@@ -185,7 +185,7 @@ def test_one_model_at_a_time_is_in_memory(tmp_path, monkeypatch):
     assert len(models) == 2
 
 
-def test_what_a_killed_process_leaves_is_no_hindrance(tmp_path):
+def test_unfinished_files_do_not_block_an_evaluation(tmp_path):
     options = {"on": ("arithmetic",), "limit": 2, "max_new_tokens": 8, "output": tmp_path / "e"}
     ask(BUNDLED[0], **options)
     for name in ("plan", "responses", "results"):
@@ -194,27 +194,27 @@ def test_what_a_killed_process_leaves_is_no_hindrance(tmp_path):
     assert {path.suffix for path in (tmp_path / "e").iterdir()} == {".json", ".jsonl", ".md"}
 
 
-def test_overwrite_starts_anew_where_a_file_is_damaged(tmp_path):
+def test_overwrite_replaces_a_damaged_evaluation(tmp_path):
     options = {"on": ("arithmetic",), "limit": 2, "max_new_tokens": 8, "output": tmp_path / "e"}
     ask(BUNDLED[0], **options)
     path = tmp_path / "e" / "responses.jsonl"
     whole = path.read_bytes()
     path.write_bytes(b"?" + whole)
-    with pytest.raises(ConfigError, match=r"line 1, is damaged: .*; use --overwrite to start anew"):
+    with pytest.raises(ConfigError, match=r"line 1, is damaged: .*; use --overwrite to start again"):
         ask(BUNDLED[0], **options)
     ask(BUNDLED[0], overwrite=True, **options)
     assert path.read_bytes() == whole
 
 
-def test_another_evaluation_is_not_mixed_in(run, tmp_path):
+def test_a_folder_with_another_evaluation_is_refused(run, tmp_path):
     options = {"on": ("arithmetic",), "max_new_tokens": 24, "output": tmp_path / "e"}
     ask(BUNDLED[0], limit=3, **options)
     before = (tmp_path / "e" / "responses.jsonl").read_bytes()
-    with pytest.raises(ConfigError, match="problem_count 3, not 4, and is kept"):
+    with pytest.raises(ConfigError, match="problem_count 3, not 4; use another"):
         ask(BUNDLED[0], limit=4, **options)
     with pytest.raises(ConfigError, match=r"temperature 0\.0, not 0\.5"):
         ask(BUNDLED[0], limit=3, temperature=0.5, **options)
-    with pytest.raises(ConfigError, match="qwen-small-a on arithmetic, which is not asked for now"):
+    with pytest.raises(ConfigError, match="qwen-small-a on arithmetic, which this command does not request"):
         ask(BUNDLED[1], limit=3, **options)
     assert (tmp_path / "e" / "responses.jsonl").read_bytes() == before
     ask(*BUNDLED, limit=3, **options)  # more models may join
@@ -222,7 +222,7 @@ def test_another_evaluation_is_not_mixed_in(run, tmp_path):
     ask(BUNDLED[0], limit=4, overwrite=True, **options)
     assert len(responses(tmp_path / "e")) == 4
     (tmp_path / "e" / "thesis.txt").write_text("mine")
-    with pytest.raises(ConfigError, match=r"holds more than an evaluation \(thesis.txt\)"):
+    with pytest.raises(ConfigError, match=r"holds files of something else \(thesis.txt\)"):
         ask(BUNDLED[0], limit=4, overwrite=True, **options)
 
 
@@ -278,7 +278,7 @@ def test_maths_from_a_file_is_judged_as_maths(boxer, tmp_path):
     assert pair.score.pass_at == {}  # one response each: nothing beyond the average
 
 
-def test_prompts_that_do_not_fit_are_counted_and_end_nothing(boxer, tmp_path):
+def test_prompts_that_do_not_fit_count_as_wrong(boxer, tmp_path):
     """The model's context has 64 bytes: one prompt leaves 4 of them, one none at all."""
     prompts = ["2+2?", "2+2?" * 15, "2+2?" * 16]
     path = tmp_path / "long.jsonl"
@@ -293,12 +293,12 @@ def test_prompts_that_do_not_fit_are_counted_and_end_nothing(boxer, tmp_path):
     assert (kept["64", 1]["verdict"], kept["64", 1]["reward"]) == ("unparsable", 0.0)
     assert (kept["64", 1]["tokens"], kept["64", 1]["response"]) == (0, "")
     assert any("at most 60 new tokens instead of 8192" in note for note in results.notes)
-    assert any("1 problems did not fit" in note and "'64'" in note for note in results.notes)
+    assert any("1 prompts do not fit" in note and "'64'" in note for note in results.notes)
     with pytest.raises(ConfigError, match="--max-new-tokens 20: problem '60' of long is 60 tokens long"):
         ask(boxer, output=tmp_path / "f", max_new_tokens=20, **options)
     assert not (tmp_path / "f").exists()
     path.write_text(json.dumps({"problem": "2+2?" * 16, "answer": "4"}))
-    with pytest.raises(ConfigError, match="context has 64 tokens, and its shortest problem needs 64"):
+    with pytest.raises(ConfigError, match="context has 64 tokens, and the shortest prompt has 64"):
         ask(boxer, output=tmp_path / "f", **options)
 
 
@@ -315,10 +315,10 @@ def test_several_samples_are_sampled_and_pass_at_k_is_reported(boxer, tmp_path):
         ExamSettings(samples=4, pass_at=(1, 8))
 
 
-def test_who_is_meant(run, tmp_path):
+def test_targets_are_resolved(run, tmp_path):
     second = tmp_path / "again"
     shutil.copytree(run, second)
-    both = [candidate.label for candidate in resolve_targets([str(run), str(second)])]
+    both = [target.label for target in resolve_targets([str(run), str(second)])]
     assert both == ["short/small", "short/llama", "again/small", "again/llama"]
     one = resolve_targets([str(run / "agents" / "llama")], before=True)
     assert [(c.stage, c.settings.model) for c in one] == [
@@ -337,7 +337,7 @@ def test_wrong_targets_are_named(run, tmp_path):
         resolve_targets(["./gone"])
     with pytest.raises(ModelError, match="neither a run"):
         resolve_targets([str(tmp_path)])
-    with pytest.raises(ConfigError, match="--before is for runs"):
+    with pytest.raises(ConfigError, match="--before needs a run"):
         resolve_targets([BUNDLED[0]], before=True)
     shutil.copytree(run, tmp_path / "unfinished")
     shutil.rmtree(tmp_path / "unfinished" / "agents" / "llama")
@@ -345,5 +345,5 @@ def test_wrong_targets_are_named(run, tmp_path):
         resolve_targets([str(tmp_path / "unfinished")])
     with pytest.raises(ConfigError, match="is a model, not a run, and has no task of its own"):
         ask(BUNDLED[0], output=tmp_path / "e")
-    with pytest.raises(ModelError, match="nobody/nothing is no folder here"):
+    with pytest.raises(ModelError, match="nobody/nothing is not a local folder"):
         ask("nobody/nothing", on=("arithmetic",), output=tmp_path / "e")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hacrl.errors import ConfigError, HacrlError
 from hacrl.evaluation.chunks import plan_chunks
 from hacrl.evaluation.folder import EvaluationFolder, PairRecord
-from hacrl.evaluation.results import Mark
+from hacrl.evaluation.results import ScoredResponse
 
 RECORD = PairRecord(
     agent="ada",
@@ -35,13 +35,13 @@ RECORD = PairRecord(
     chat_template_args="{}",
 )
 PLAN = plan_chunks([3, 3, 3, 3], None, 8, samples=2, batch=4)  # two chunks of two problems
-MARKS = [
-    Mark(f"p{position}", sample, 0.5, "scored", 3, "stop")
+RESPONSES = [
+    ScoredResponse(f"p{position}", sample, 0.5, "scored", 3, "stop")
     for chunk in PLAN.chunks
     for position, sample in chunk.slots
 ]
 
-SLOTS = [(mark.problem, mark.sample) for mark in MARKS]
+SLOTS = [(response.problem, response.sample) for response in RESPONSES]
 
 
 def change_lines(path: Path, change: Callable[[list[dict]], list[dict]]) -> None:
@@ -52,8 +52,8 @@ def change_lines(path: Path, change: Callable[[list[dict]], list[dict]]) -> None
 def written(path: Path) -> EvaluationFolder:
     """An evaluation with all eight responses."""
     folder = opened(path)
-    folder.append(RECORD.key, MARKS[:4], ["a\u2028", "b", "\ud800", "d"])
-    folder.append(RECORD.key, MARKS[4:], ["e", "f", "g", "h"])
+    folder.append(RECORD.key, RESPONSES[:4], ["a\u2028", "b", "\ud800", "d"])
+    folder.append(RECORD.key, RESPONSES[4:], ["e", "f", "g", "h"])
     folder.write_results({"x": 1}, "# x\n")
     return folder
 
@@ -69,29 +69,29 @@ def test_whole_chunks_are_kept_to_the_byte(tmp_path):
     written(tmp_path / "e")
     path = tmp_path / "e" / "responses.jsonl"
     content = path.read_bytes()
-    assert opened(tmp_path / "e").marks(RECORD.key) == MARKS
+    assert opened(tmp_path / "e").responses(RECORD.key) == RESPONSES
     assert path.read_bytes() == content
     lines = content.splitlines(keepends=True)
     assert len(lines) == 8
     for kept in range(8):  # 3 whole lines are no whole chunk, 6 are one
         path.write_bytes(b"".join(lines[:kept]) + lines[kept][:20])
-        assert opened(tmp_path / "e").marks(RECORD.key) == MARKS[: kept // 4 * 4]
+        assert opened(tmp_path / "e").responses(RECORD.key) == RESPONSES[: kept // 4 * 4]
         assert path.read_bytes() == b"".join(lines[: kept // 4 * 4])
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         (lambda lines: lines[:1] + lines[2:], "responses of ada on sums are missing in the middle"),
         (lambda lines: lines[:1] + lines, "responses of ada on sums are missing in the middle"),
         (lambda lines: [{**lines[0], "problem": "p9"}, *lines[1:]], "are missing in the middle"),
         (
             lambda lines: [{**lines[0], "agent": "eve"}, *lines[1:]],
-            "line 1, is damaged: of no pair of plan.json",
+            "line 1, is damaged: its pair is not in plan.json",
         ),
         (
             lambda lines: [{**lines[0], "agent": []}, *lines[1:]],
-            "line 1, is damaged: of no pair of plan.json",
+            "line 1, is damaged: its pair is not in plan.json",
         ),
         (
             lambda lines: [{**lines[0], "reward": "1"}, *lines[1:]],
@@ -106,21 +106,21 @@ def test_whole_chunks_are_kept_to_the_byte(tmp_path):
             "line 1, is damaged or of .* version: tokens",
         ),
         (lambda lines: [{**lines[0], "verdict": "fine"}, *lines[1:]], "line 1, .* verdict or finish_reason"),
-        (lambda lines: [{}, *lines], "line 1, is damaged: of no pair of plan.json"),
+        (lambda lines: [{}, *lines], "line 1, is damaged: its pair is not in plan.json"),
     ],
 )
-def test_damaged_responses_are_not_gone_on_from(change, words, tmp_path):
+def test_an_evaluation_does_not_continue_from_damaged_responses(change, message, tmp_path):
     written(tmp_path / "e")
     path = tmp_path / "e" / "responses.jsonl"
     change_lines(path, change)
     before = path.read_bytes()
-    with pytest.raises(ConfigError, match=rf"responses\.jsonl.*{words}.*; use --overwrite to start anew"):
+    with pytest.raises(ConfigError, match=rf"responses\.jsonl.*{message}.*; use --overwrite to start again"):
         opened(tmp_path / "e")
     assert path.read_bytes() == before
     folder = EvaluationFolder(tmp_path / "e")
     folder.check([RECORD], overwrite=True)
     folder.open([RECORD], {RECORD.key: PLAN}, overwrite=True)
-    assert folder.marks(RECORD.key) == []
+    assert folder.responses(RECORD.key) == []
 
 
 @pytest.mark.parametrize("name", ["plan.unfinished", "responses.jsonl", "responses.unfinished", "results.md"])
@@ -147,11 +147,11 @@ def test_an_evaluation_writes_to_no_link_and_no_pipe(name, kind, tmp_path):
         (b"3", "no readable plan.json"),
         (b"[3]", "no readable plan.json"),
         (b'[{"agent": "ada"}]', "no readable plan.json"),
-        (b'[{"agent": [], "benchmark": {}}]', r"\[\] on \{\}, which is not asked for now"),
+        (b'[{"agent": [], "benchmark": {}}]', r"\[\] on \{\}, which this command does not request"),
         (b'[{"agent": "ada", "benchmark": "sums"}]', "model None, not m"),
     ],
 )
-def test_a_plan_of_something_else_is_refused(content, words, tmp_path):
+def test_a_foreign_plan_is_refused(content, words, tmp_path):
     written(tmp_path / "e")
     (tmp_path / "e" / "plan.json").write_bytes(content)
     with pytest.raises(ConfigError, match=f"holds an evaluation with {words}.*--overwrite to replace it"):
@@ -181,11 +181,11 @@ def test_any_damage_to_responses_is_one_message(tmp_path_factory, data):
     new = data.draw(st.binary(max_size=6) | st.sampled_from([b"null", b"1e999", b"[]", b"{}", b"\n", b'"x"']))
     (path / "responses.jsonl").write_bytes(content[:start] + new + content[end:])
     try:
-        marks = opened(path).marks(RECORD.key)
+        responses = opened(path).responses(RECORD.key)
     except HacrlError as error:
         message = str(error)
     else:
-        assert [(mark.problem, mark.sample) for mark in marks] == SLOTS[: len(marks)]
+        assert [(response.problem, response.sample) for response in responses] == SLOTS[: len(responses)]
         return
     assert message.startswith(str(path / "responses.jsonl"))
-    assert message.endswith("use --overwrite to start anew")
+    assert message.endswith("use --overwrite to start again")

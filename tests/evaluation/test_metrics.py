@@ -68,7 +68,7 @@ def test_best_at_k_of_any_rewards(rewards, data):
 @pytest.mark.parametrize("k", [0, 4])
 @pytest.mark.parametrize("metric", [pass_at, best_at])
 def test_more_draws_than_answers_are_refused(metric, k):
-    with pytest.raises(ValueError, match=f"k={k} answers cannot be drawn from 3"):
+    with pytest.raises(ValueError, match=f"k={k} responses cannot be drawn from 3"):
         metric([[1.0, 0.0, 0.0]], k)
 
 

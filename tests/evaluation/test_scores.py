@@ -1,17 +1,19 @@
-"""From marks to numbers, changes and tables."""
+"""From responses to numbers, changes and tables."""
 
 from __future__ import annotations
 
 import pytest
 
 from hacrl.evaluation.chunks import plan_chunks
-from hacrl.evaluation.results import Mark, PairResult, Results, score
+from hacrl.evaluation.results import PairResult, Results, ScoredResponse, score
 from hacrl.evaluation.tables import TextTable, result_tables, results_markdown
 
 
-def marks(rewards: list[float], verdict: str | None = None) -> list[Mark]:
+def responses(rewards: list[float], verdict: str | None = None) -> list[ScoredResponse]:
     return [
-        Mark("p", i, reward, verdict or ("correct" if reward else "wrong"), 10 * i, "stop" if i else "length")
+        ScoredResponse(
+            "p", i, reward, verdict or ("correct" if reward else "wrong"), 10 * i, "stop" if i else "length"
+        )
         for i, reward in enumerate(rewards)
     ]
 
@@ -19,7 +21,7 @@ def marks(rewards: list[float], verdict: str | None = None) -> list[Mark]:
 def test_rewards_go_to_their_problems_whatever_the_order_of_the_chunks():
     """The second prompt of three is too long to be asked with the others, and comes last in the file."""
     plan = plan_chunks([10, 90, 10], 100, 80, samples=2, batch=8)
-    found = score(marks([1, 0, 1, 1, 0, 0]), plan, [2])
+    found = score(responses([1, 0, 1, 1, 0, 0]), plan, [2])
     assert found.problem_averages == (0.5, 0.0, 1.0)
     assert found.average.mean == 0.5
     assert found.pass_at[2].mean == pytest.approx(2 / 3)
@@ -38,7 +40,7 @@ def test_rewards_go_to_their_problems_whatever_the_order_of_the_chunks():
 
 def test_samples_of_one_problem_from_several_chunks_belong_together():
     plan = plan_chunks([5, 5], None, 9, samples=3, batch=2)
-    found = score(marks([1, 1, 1, 0, 0, 1]), plan, [1, 3])
+    found = score(responses([1, 1, 1, 0, 0, 1]), plan, [1, 3])
     assert found.problem_averages == (1.0, pytest.approx(1 / 3))
     assert found.pass_at[1].mean == pytest.approx(2 / 3)
     assert found.pass_at[3].mean == 1.0
@@ -46,7 +48,7 @@ def test_samples_of_one_problem_from_several_chunks_belong_together():
 
 def test_scores_have_a_best_but_no_pass():
     plan = plan_chunks([5], None, 9, samples=2, batch=2)
-    found = score(marks([0.25, 0.75], "scored"), plan, [2])
+    found = score(responses([0.25, 0.75], "scored"), plan, [2])
     assert found.pass_at == {}
     assert found.best_at[2].mean == 0.75
     assert found.average.mean == 0.5
@@ -54,7 +56,7 @@ def test_scores_have_a_best_but_no_pass():
 
 def pair(label: str, rewards: list[float], stage: str | None = None, benchmark: str = "b") -> PairResult:
     plan = plan_chunks([5] * len(rewards), None, 9, samples=1, batch=64)
-    found = score(marks(rewards), plan, ())
+    found = score(responses(rewards), plan, ())
     return PairResult(label, label.split(" ")[0], stage, "r", "m", benchmark, "s", 0.0, 1.0, found)
 
 

@@ -155,7 +155,7 @@ def test_a_study_takes_no_half_run_for_a_whole_one(run, tmp_path):
     one = planned(run, tmp_path / "study")
     assert sorted(run_study([one], 1, nothing)["hacpo", 0].accuracies) == [0, 3]
     change_lines(one.folder / "evaluations.jsonl", lambda lines: lines[:1])
-    words = rf"has no accuracy of char, pair after step 3; delete {one.folder} to have this run made again"
+    words = rf"has no accuracy of char, pair after step 3; delete {one.folder} to repeat this run"
     with pytest.raises(ConfigError, match=words):
         run_study([one], 1, nothing)
 

@@ -11,6 +11,13 @@ from hacrl.config.load import build_config, read_recipe
 from hacrl.errors import ConfigError
 from hacrl.runs.results import RunResult
 from hacrl.studies.compare import plan_runs, run_study
+from hacrl.studies.plots import (
+    BEFORE_COLOUR,
+    METHOD_COLOURS,
+    OTHER_COLOUR,
+    line_styles,
+    method_colour,
+)
 from hacrl.studies.tables import make_study, study_markdown
 from hacrl.studies.variants import VARIANTS, variant_recipe
 from hacrl.training.accuracy import Accuracy
@@ -99,7 +106,7 @@ def test_a_study_pairs_seeds():
     assert "| hacpo | 0.725 ± 0.035 (+0.025, 1/2) | 0.725 | 100 | 7 |" in study_markdown(study)
 
 
-def test_a_broken_off_study_goes_on_where_it_stopped(tmp_path):
+def test_an_interrupted_study_continues_where_it_stopped(tmp_path):
     models = save_agents(tmp_path / "models")
     recipe = {
         "agents": [{"name": name, "model": folder} for name, folder in models.items()],
@@ -116,7 +123,7 @@ def test_a_broken_off_study_goes_on_where_it_stopped(tmp_path):
     assert both["gspo", 0] == first["gspo", 0]
     assert (Path(runs[0].config.output) / "metrics.jsonl").stat().st_mtime_ns == stamp  # not run again
     changed = plan_runs({**recipe, "steps": 2}, ["gspo"], 1, tmp_path / "study")
-    with pytest.raises(ConfigError, match=r"other settings \(steps\) and is kept"):
+    with pytest.raises(ConfigError, match=r"other settings \(steps\); use another --output"):
         run_study(changed, 1, lambda run, _: None)
     path = Path(runs[0].config.output) / "config.yaml"
     before = path.read_text()
@@ -125,7 +132,7 @@ def test_a_broken_off_study_goes_on_where_it_stopped(tmp_path):
     assert run_study(runs[:1], 1, lambda run, _: None) == first
     path.write_text("agents: 7\n")
     with pytest.raises(
-        ConfigError, match=r"(?s)other settings \(.*agents: must be a list, not 7.*\) and is kept"
+        ConfigError, match=r"(?s)other settings \(.*agents: must be a list, not 7.*\); use another"
     ):
         run_study(runs[:1], 1, lambda run, _: None)
     path.write_text(before)
@@ -135,7 +142,7 @@ def test_a_broken_off_study_goes_on_where_it_stopped(tmp_path):
     assert "micro_batch_tokens: 4096" in path.read_text()  # two at a time share what there is
 
 
-def test_a_study_says_what_it_cannot_do(tmp_path):
+def test_impossible_studies_are_refused(tmp_path):
     demo = read_recipe(Path("demo"))
     (tmp_path / "prompts.jsonl").write_text("".join(f'{{"prompt": "{n}"}}\n' for n in range(64)))
     task = {
@@ -171,3 +178,21 @@ def test_a_study_keeps_no_checkpoints_unless_asked_to(tmp_path):
     assert plain.config.checkpoint.every == 0
     (asked,) = plan_runs({**demo, "checkpoint": {"every": 5}}, ["gspo"], 1, tmp_path)
     assert asked.config.checkpoint.every == 5
+
+
+def test_a_method_has_one_colour_in_every_plot():
+    """All variants differ in colour; overrides keep the colour and change the line style."""
+    colours = [method_colour(variant) for variant in VARIANTS]
+    assert len(set(colours)) == len(VARIANTS) == 13
+    assert {OTHER_COLOUR, BEFORE_COLOUR}.isdisjoint(colours)
+    assert method_colour("gspo@lr=1e-4@steps=50") == METHOD_COLOURS["gspo"] == "#0072B2"
+    assert method_colour("hacpo") == "#D55E00"
+    assert method_colour("a stranger's") == OTHER_COLOUR
+    assert line_styles(["gspo", "hacpo", "gspo@lr=1e-4", "gspo@lr=1e-5", "a", "b"]) == {
+        "gspo": "-",
+        "hacpo": "-",
+        "gspo@lr=1e-4": "--",
+        "gspo@lr=1e-5": ":",
+        "a": "-",
+        "b": "--",
+    }

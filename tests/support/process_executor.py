@@ -16,7 +16,7 @@ from hacrl.executors.workers import load_agents, make_worker
 from hacrl.models.agent import Agent
 from hacrl.rollouts.groups import PromptGroup
 from hacrl.runs.preflight import preflight
-from hacrl.tasks.base import Checked
+from hacrl.tasks.base import CheckedTask
 from hacrl.tasks.registry import make_task
 from hacrl.training.metrics import LearnReport
 from hacrl.training.reporter import Reporter
@@ -119,6 +119,6 @@ class ProcessExecutor:
         self._connections = {}
 
 
-def make(config: RunConfig, checked: Checked, loaded: Mapping[str, Agent]) -> ProcessExecutor:
+def make(config: RunConfig, checked: CheckedTask, loaded: Mapping[str, Agent]) -> ProcessExecutor:
     """Make the executor, as ``executor: tests.support.process_executor:make`` asks."""
     return ProcessExecutor(config)

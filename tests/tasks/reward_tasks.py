@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hacrl.tasks.rewards import RewardTask
-from tests.tasks.saying import says
+from tests.tasks.helpers import rollout_of
 
 ROWS = [
     {"prompt": "What is 2+2?", "answer": "4", "task": "math"},
@@ -27,6 +27,6 @@ def prompt_of(task, text: str):
 
 
 def rewards(task, *texts: str, prompt: str = "What is 2+2?") -> list[float]:
-    verdicts = task.verify([says(prompt_of(task, prompt), text) for text in texts])
+    verdicts = task.verify([rollout_of(prompt_of(task, prompt), text) for text in texts])
     assert {one.label for one in verdicts} <= {"scored"}
     return [one.reward for one in verdicts]

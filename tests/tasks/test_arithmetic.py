@@ -94,7 +94,7 @@ def test_splits_are_disjoint_without_repeats_and_one_in_ten_is_held_out(whole: A
     assert abs(len(test) - len(train | test) / 10) < 4 * 59
 
 
-def test_the_split_of_a_problem_does_not_depend_on_the_knobs(task: ArithmeticTask, whole: ArithmeticTask):
+def test_the_split_of_a_problem_does_not_depend_on_the_options(task: ArithmeticTask, whole: ArithmeticTask):
     narrow = ArithmeticTask(start=(20, 24), largest=60)
     held_out = {p.id for p in whole.test}
     for other in (task, narrow):
@@ -221,6 +221,6 @@ def test_it_is_a_task(task: ArithmeticTask):
         ({"start": (50, 60), "largest": 1}, "only 0 train and 0 test"),
     ],
 )
-def test_wrong_knobs_are_named(knobs: dict[str, object], named: str):
+def test_invalid_options_are_named(knobs: dict[str, object], named: str):
     with pytest.raises(TaskError, match=named):
         ArithmeticTask(**knobs)  # type: ignore[arg-type]

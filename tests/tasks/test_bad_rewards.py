@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from hacrl.errors import TaskError
-from hacrl.tasks.base import Rehearsable
+from hacrl.tasks.base import SelfTesting
+from tests.tasks.helpers import refusal
 from tests.tasks.reward_tasks import ROWS, constant, rewards, task_of
-from tests.tasks.saying import refusal
 
 
 def _failure(completions, **kwargs):
@@ -65,22 +65,22 @@ def _needs_a_column(completions, answr, **kwargs):
         (constant(float("-inf")), "'function' returned -inf for completion 0; rewards must be finite"),
         (
             constant("1"),
-            "'function' returned '1' for completion 0, which is not a number (None: does not apply)",
+            "'function' returned '1' for completion 0, which is neither a number nor None",
         ),
-        (constant([1.0]), "'function' returned [1.0] for completion 0, which is not a number"),
+        (constant([1.0]), "'function' returned [1.0] for completion 0, which is neither a number"),
         (
             _needs_a_column,
-            "'_needs_a_column' wants 'answr', which is no column of the data; by keyword it can have "
+            "'_needs_a_column' takes 'answr', which is not a column of the data; the keyword arguments are "
             "prompts, completions, completion_ids, answer, task, trainer_state; did you mean 'answer'?",
         ),
     ],
 )
-def test_a_function_that_does_wrong_is_named_in_rehearsal(function, expected: str):
+def test_the_self_test_names_a_broken_function(function, expected: str):
     task = task_of([constant(1.0), function])
-    assert isinstance(task, Rehearsable)
+    assert isinstance(task, SelfTesting)
     try:
         with pytest.raises(TaskError) as caught:
-            task.rehearse()
+            task.self_test()
         with pytest.raises(TaskError):
             rewards(task, "a", "b")
     finally:
@@ -90,12 +90,12 @@ def test_a_function_that_does_wrong_is_named_in_rehearsal(function, expected: st
 
 def test_the_users_own_traceback_is_kept():
     with pytest.raises(TaskError) as caught:
-        task_of(_failure).rehearse()
+        task_of(_failure).self_test()
     assert isinstance(caught.value.__cause__, KeyError)
     assert caught.value.__cause__.__traceback__.tb_next.tb_frame.f_code.co_name == "_failure"
 
 
-def test_rehearsal_asks_each_function_once_about_two_completions_of_real_rows():
+def test_the_self_test_calls_each_function_once_with_two_completions_of_real_rows():
     calls = []
 
     def spy(prompts, completions, answer, **kwargs):
@@ -103,13 +103,13 @@ def test_rehearsal_asks_each_function_once_about_two_completions_of_real_rows():
         return [0.0, 1.0]
 
     task = task_of([spy, spy])
-    task.rehearse()
+    task.self_test()
     assert len(calls) == 2
     prompts, completions, answer = calls[0]
     assert sorted(prompts) == sorted(row["prompt"] for row in ROWS)
     assert len(completions) == len(set(completions)) == 2
     assert dict(zip(prompts, answer, strict=True)) == {row["prompt"]: row["answer"] for row in ROWS}
-    task_of(constant(0.0), ROWS[:1]).rehearse()  # one row is enough
+    task_of(constant(0.0), ROWS[:1]).self_test()  # one row is enough
 
 
 @pytest.mark.parametrize(
@@ -147,10 +147,10 @@ def test_rehearsal_asks_each_function_once_about_two_completions_of_real_rows():
         ),
         (
             {"train": [{"prompt": "x", "completions": 1}]},
-            "train: the rows given: a column is called 'completions', as is an argument of every",
+            "train: the rows given: column 'completions' has the name of an argument of every",
         ),
     ],
 )
-def test_options_that_do_not_fit(options, expected: str):
+def test_invalid_options_are_named(options, expected: str):
     given = {"functions": [constant(1), constant(2)], "train": ROWS, **options}
     assert refusal("reward", **given).startswith(f"task.options.{expected}")

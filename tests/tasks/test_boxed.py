@@ -10,7 +10,7 @@ import pytest
 
 from hacrl.tasks.splits import question_key
 from hacrl.types import Turn
-from tests.tasks.saying import SHARED_DATA, build, needs_shared_data, refusal, says
+from tests.tasks.helpers import SHARED_DATA, build, needs_shared_data, refusal, rollout_of
 
 SUFFIX = " Let's think step by step and output the final answer within \\boxed{}."
 PLAIN = [{"problem": f"What is {i} + {i}?", "answer": str(2 * i)} for i in range(1, 41)]
@@ -73,7 +73,7 @@ def test_without_a_test_set_a_tenth_is_held_out_unless_said_otherwise():
     assert len(build("boxed", train=PLAIN, test=OTHER, limit=7).train) == 7
 
 
-def test_answers_from_boxes_and_hashes_are_told_by_the_column():
+def test_the_kind_of_answer_is_detected():
     task = build("boxed", train=MATH_HUB[:3], test=GSM_HUB)
     assert answers(task.train) == {
         "What is $\\frac{1}{4}+\\frac14$?": "\\frac{1}{2}",
@@ -83,7 +83,7 @@ def test_answers_from_boxes_and_hashes_are_told_by_the_column():
     assert answers(task.test) == {"Clips?": "72", "Thousands?": "1200", "Debt?": "-5"}
 
 
-def test_what_the_column_holds_can_be_said():
+def test_answer_from_sets_the_kind_of_answer():
     rows = [{"problem": "a", "answer": "see \\boxed{1}"}, {"problem": "b", "answer": "2"}]
     message = refusal("boxed", train=rows, test=OTHER)
     assert message == (
@@ -127,11 +127,11 @@ def refuse_rows(*rows, **options) -> str:
     return refusal("boxed", **{"train": list(rows), "test": OTHER, **options})
 
 
-def test_columns_that_are_not_there():
+def test_missing_columns_are_named():
     row = {"problm": "a", "answer": "1", "meta": {"level": 1}}
     assert refuse_rows(row) == (
         "task.options.train: the rows given: has no column 'problem' or 'question'; it has problm, answer, "
-        "meta, meta.level; did you mean 'problm'?; say which it is with columns: {problem: NAME}"
+        "meta, meta.level; did you mean 'problm'?; name it with columns: {problem: NAME}"
     )
     assert refuse_rows(row, columns={"problem": "problm", "answer": "anser"}) == (
         "task.options.train: the rows given: has no column 'anser' (columns.answer); it has problm, answer, "
@@ -153,18 +153,18 @@ def test_missing_answers_are_counted_and_the_first_is_named(tmp_path: Path, empt
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     message = refusal("boxed", train=str(path), test=OTHER)
     assert message == (
-        f"task.options.train: {path}:2: no answer in column 'answer' (2 rows of 3 without); fill it "
-        "in, or leave such rows out with skip_missing_answers: true"
+        f"task.options.train: {path}:2: no answer in column 'answer' (2 rows of 3 without); add it, "
+        "or skip such rows with skip_missing_answers: true"
     )
     task = build("boxed", train=str(path), test=OTHER, skip_missing_answers=True)
     assert answers(task.train) == {"a": "1"}
     assert task.notes == ("2 training rows left out: they have no answer",)
 
 
-def test_rows_that_cannot_be_asked_or_judged():
+def test_rows_without_a_problem_or_an_answer_are_refused():
     good = {"problem": "a", "answer": "1"}
     assert refuse_rows(good, {"problem": " ", "answer": "1"}).endswith(
-        "row 2: column 'problem' is empty; every row needs a question"
+        "row 2: column 'problem' is empty; every row needs a problem"
     )
     assert refuse_rows(good, {"problem": "b", "answer": ["1"]}).endswith(
         "row 2: column 'answer' holds a list, must be text or a number"
@@ -193,14 +193,14 @@ def test_rows_that_cannot_be_asked_or_judged():
         ({"demonstrations": "a"}, "demonstrations='a': must be a list of"),
         ({"limit": 0}, "limit=0: must be a whole number of at least 1"),
         ({"limit": 2.5}, "limit=2.5: must be a whole number"),
-        ({"test_share": 0.5}, "test_share=0.5: there is a test set already; leave one of the two out"),
+        ({"test_share": 0.5}, "test_share=0.5: there is a test set already; give only one of the two"),
         ({"test": None, "test_share": 1}, "test_share=1: must be at least 0 and less than 1"),
         ({"columns": ["a"]}, "columns=['a']: must map problem or answer or id to the name of a column"),
         ({"trian": "x"}, "trian: unknown option of task 'boxed'; did you mean 'train'?"),
         ({"verifier": {}}, "verifier: unknown option of task 'boxed'"),
     ],
 )
-def test_options_that_do_not_fit(options, expected: str):
+def test_invalid_options_are_named(options, expected: str):
     assert refusal("boxed", **{"train": PLAIN, "test": OTHER, **options}).startswith(
         f"task.options.{expected}"
     )
@@ -284,10 +284,10 @@ def test_responses_are_judged_as_mathematics():
         assert task.verify([]) == []
         verdicts = task.verify(
             [
-                says(half, "So \\boxed{0.5}."),
-                says(task.test[0], "\\boxed{100}"),
-                says(half, "\\boxed{\\frac{1}{3}}"),
-                says(half, "1/2"),
+                rollout_of(half, "So \\boxed{0.5}."),
+                rollout_of(task.test[0], "\\boxed{100}"),
+                rollout_of(half, "\\boxed{\\frac{1}{3}}"),
+                rollout_of(half, "1/2"),
             ]
         )
     finally:
@@ -313,6 +313,6 @@ def test_close_ends_the_verifier_and_a_later_verify_starts_another(monkeypatch):
     monkeypatch.setattr(pool, "MathVerifier", Counted)
     task = build("boxed", train=PLAIN, test=OTHER)
     for _ in range(2):
-        assert task.verify([says(task.test[0], "\\boxed{100}")])[0].label == "correct"
+        assert task.verify([rollout_of(task.test[0], "\\boxed{100}")])[0].label == "correct"
         task.close()
     assert len(closed) == len(set(map(id, closed))) == 2

@@ -12,12 +12,12 @@ import pytest
 
 from hacrl.config.schema import TaskSettings, VerifierSettings
 from hacrl.processes import LONGEST_MESSAGE
+from hacrl.tasks.gym.formats import FORMATS
 from hacrl.tasks.gym.processes import draw_questions
-from hacrl.tasks.gym.scoring import FORMATS
 from hacrl.tasks.registry import make_task
 from hacrl.tasks.splits import question_key
 from hacrl.types import Turn
-from tests.tasks.saying import build, refusal, says
+from tests.tasks.helpers import build, refusal, rollout_of
 
 pytest.importorskip("reasoning_gym")
 SMALL = {
@@ -41,7 +41,7 @@ def questions(problems) -> list[str]:
 
 
 def labels(task, problem, *answers: str) -> list[str]:
-    verdicts = task.verify([says(problem, text) for text in answers])
+    verdicts = task.verify([rollout_of(problem, text) for text in answers])
     assert all(one.reward == (1.0 if one.label == "correct" else 0.0) for one in verdicts)
     return [one.label for one in verdicts]
 
@@ -57,7 +57,7 @@ def test_train_test_and_demonstrations_share_no_question(sums):
     shown = [question_key(turn.content.removesuffix(ENDING)) for turn in sums.train[0].context[1::2]]
     assert len({*questions(sums.train), *questions(sums.test), *shown}) == 200
     assert len({one.id for one in (*sums.train, *sums.test)}) == 198
-    assert sums.notes[0].endswith("questions were drawn to get 200 different ones")
+    assert sums.notes[0].startswith("200 different questions took ")
 
 
 def test_answers_are_right_and_demonstrations_too(sums):
@@ -86,7 +86,7 @@ def test_strict_verdicts(sums):
 
 
 def test_formats_carry_the_answer():
-    read = {name: form.read for name, form in FORMATS.items()}
+    read = {name: form.extract for name, form in FORMATS.items()}
     for name, form in FORMATS.items():
         assert read[name](form.write(" 12 ")) == "12"
     assert read["last_line"]("Hm.\n 7 \n\n") == "7"
@@ -133,7 +133,7 @@ def test_a_scorer_that_hangs_or_dies_costs_one_verdict():
     assert child.exit_code is not None
 
 
-def test_a_task_let_go_of_leaves_no_process_behind():
+def test_a_closed_task_leaves_no_process_behind():
     task = build("gym:gcd", size=2, test_size=1)
     task.close()  # nothing started yet
     labels(task, task.train[0], "\\boxed{1}")
@@ -143,7 +143,7 @@ def test_a_task_let_go_of_leaves_no_process_behind():
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_demonstrations_of_ones_own_are_not_asked():
+def test_the_users_demonstrations_are_in_no_split():
     own = [
         {"problem": "State the final answer to the following arithmetic problem: 1 + 1 =", "solution": "2"}
     ]
@@ -214,7 +214,7 @@ def test_questions_do_not_depend_on_the_process():
         ),
     ],
 )
-def test_what_cannot_be_made(kind: str, options, expected: str):
+def test_invalid_gym_tasks_are_refused(kind: str, options, expected: str):
     assert refusal(f"gym:{kind}", **options).startswith(expected)
 
 

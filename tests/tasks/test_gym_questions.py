@@ -68,17 +68,17 @@ def test_a_scorer_that_raises_is_a_crash():
     assert _label(dataset, "x", entry) == "crash"  # int("x") there
 
 
-def test_a_small_space_is_used_up_exactly_and_never_beyond():
+def test_a_kind_with_few_questions_is_exhausted_exactly():
     # Two numbers of one digit (0 to 9) and two operators: 10 * 10 * 2 = 200 questions.
     reply = asked(count=200, config=SMALL)
     assert len(set(keys(reply))) == 200
     assert reply["draws"] > 200
     message = asked(count=201, config=SMALL)["error"]
     assert message.startswith(f"size: gym:chain_sum has only 200 different questions with config {SMALL} (")
-    assert message.endswith("but size, test_size and demonstrations ask for 201; lower them or widen config")
+    assert message.endswith("but size, test_size and demonstrations need 201; lower them or widen config")
 
 
-def test_questions_to_be_avoided_are():
+def test_avoided_questions_are_not_drawn():
     shown = asked(count=200, config=SMALL)["questions"][7]["question"]
     reply = asked(count=199, config=SMALL, avoid=[f" {shown}"])
     assert question_key(shown) not in keys(reply)
@@ -91,7 +91,7 @@ def test_a_seed_gives_other_questions_and_the_same_seed_the_same():
     assert len(set(keys(replies[0])) & set(keys(replies[2]))) < 5
 
 
-def test_the_order_is_that_of_no_generator():
+def test_the_order_is_not_that_of_the_generator():
     drawn = reasoning_gym.create_dataset("gcd", size=60, seed=0)
     generated = [question_key(drawn[i]["question"]) for i in range(60)]
     reply = keys(asked("gcd", count=60))
@@ -114,12 +114,12 @@ def test_the_order_is_that_of_no_generator():
             {"config": {"zzz": 2}},
             "config.zzz: unknown setting of gym:chain_sum; it takes min_terms, max_terms, ",
         ),
-        ({"config": {"size": 2}}, "config.size: give size beside config, not in it"),
+        ({"config": {"size": 2}}, "config.size: give size next to config, not inside it"),
         ({"config": {"min_terms": 9, "max_terms": 2}}, "config: gym:chain_sum refuses {'min_terms': 9, "),
-        ({"kind": "mini_sudoku", "answer": "last_line"}, "answer='last_line': the right answer "),
+        ({"kind": "mini_sudoku", "answer": "last_line"}, "answer='last_line': the correct answer "),
     ],
 )
-def test_what_is_refused(request_, expected: str):
+def test_invalid_requests_are_refused(request_, expected: str):
     assert asked(**request_)["error"].startswith(expected)
 
 

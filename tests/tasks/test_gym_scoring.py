@@ -22,7 +22,7 @@ def first_of(kind: str, **config):
     return dataset, dataset[0]
 
 
-def test_all_kinds_that_evaluate_are_known():
+def test_all_kinds_that_call_eval_are_known():
     evaluates = re.compile(r"\b(eval|exec|parse_expr|sympify)\(")
     found = {
         kind
@@ -98,7 +98,7 @@ def test_a_question_of_a_composite_is_judged_by_its_own_kind(tmp_path: Path):
 def test_a_kind_whose_scorer_takes_one_answer_for_all_is_refused(kind: str):
     request = {"kind": kind, "count": 12, "config": {}, "seed": 0, "avoid": [], "answer": "boxed"}
     message = answer_request(request)["error"]
-    start = rf"task\.name: the scorer of gym:{kind} cannot be trusted: it calls '0' right for \d of \d "
+    start = rf"task\.name: the scorer of gym:{kind} cannot be trusted: it scores '0' as correct for \d of \d "
     assert re.match(start, message)
 
 

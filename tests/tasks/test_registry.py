@@ -11,7 +11,7 @@ from hacrl.config.load import build_config, config_to_yaml
 from hacrl.config.schema import TaskSettings, VerifierSettings
 from hacrl.errors import ConfigError, TaskError
 from hacrl.tasks.registry import TASKS, make_task
-from tests.tasks.saying import build, refusal
+from tests.tasks.helpers import build, refusal
 
 AGENTS = [{"name": "ada", "model": "bundled:qwen-small-a"}]
 
@@ -25,7 +25,7 @@ def test_names():
     )
 
 
-def test_options_of_another_type_are_explained():
+def test_options_of_a_wrong_type_are_explained():
     with pytest.raises(TaskError, match=r"task.options: .* do not fit task 'arithmetic'"):
         build("arithmetic", largest="x")
 
@@ -53,7 +53,7 @@ def test_a_recipe_carries_options_and_verifier_and_reads_back():
         build_config({**data, "task": {"verifier": {"timelimit": 2.0}}})
 
 
-def test_tasks_import_nothing_heavy_until_they_are_asked_for():
+def test_tasks_import_nothing_heavy_before_first_use():
     code = (
         "import sys, hacrl.tasks.registry, hacrl.tasks.boxed, hacrl.tasks.gym.task, hacrl.tasks.rewards\n"
         "print(sorted({'torch', 'numpy', 'datasets', 'pyarrow', 'reasoning_gym', 'sympy', 'math_verify'} "

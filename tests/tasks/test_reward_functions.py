@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.tasks.saying import build, refusal, says
+from tests.tasks.helpers import build, refusal, rollout_of
 
 ROWS = [{"prompt": "What is 2+2?", "answer": "4"}]
 EXAMPLES = "tests.tasks.reward_examples"
 
 
 def rewards(task, *texts: str) -> list[float]:
-    return [one.reward for one in task.verify([says(task.train[0], text) for text in texts])]
+    return [one.reward for one in task.verify([rollout_of(task.train[0], text) for text in texts])]
 
 
 def test_functions_by_name(tmp_path: Path, monkeypatch):

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
+import os
 import re
+import subprocess
+import sys
+import warnings
 
 import pytest
 
 from hacrl.errors import TaskError
 from hacrl.tasks.rewards import RewardTask
 from hacrl.types import Turn
+from tests.tasks.helpers import rollout_of
 from tests.tasks.reward_tasks import constant, prompt_of, rewards, task_of
-from tests.tasks.saying import says
 
 
 def test_a_function_gets_prompts_completions_ids_and_every_column():
@@ -25,8 +30,8 @@ def test_a_function_gets_prompts_completions_ids_and_every_column():
     task = task_of(spy)
     verdicts = task.verify(
         [
-            says(prompt_of(task, "What is 2+2?"), "four", (1, 2, 3)),
-            says(prompt_of(task, "Say hello."), "", (9,)),
+            rollout_of(prompt_of(task, "What is 2+2?"), "four", (1, 2, 3)),
+            rollout_of(prompt_of(task, "Say hello."), "", (9,)),
         ]
     )
     assert [(one.reward, one.label) for one in verdicts] == [(0.5, "scored"), (-2.0, "scored")]
@@ -41,7 +46,7 @@ def test_a_function_gets_prompts_completions_ids_and_every_column():
     assert task.verify([]) == []
 
 
-def test_it_is_called_with_what_it_takes():
+def test_a_function_gets_only_the_arguments_that_it_takes():
     def few(completions, task):
         return [len(text) + (kind == "math") for text, kind in zip(completions, task, strict=True)]
 
@@ -84,8 +89,8 @@ def test_the_examples_of_trls_documentation_by_length():
         task = task_of(function, rows)
         verdicts = task.verify(
             [
-                says(prompt_of(task, "The sky is"), " blue.", (6303, 13)),
-                says(prompt_of(task, "The sun is"), " in the sky.", (304, 279, 12884, 13)),
+                rollout_of(prompt_of(task, "The sky is"), " blue.", (6303, 13)),
+                rollout_of(prompt_of(task, "The sun is"), " in the sky.", (304, 279, 12884, 13)),
             ]
         )
         assert [one.reward for one in verdicts] == expected
@@ -105,7 +110,10 @@ def test_the_examples_of_trls_documentation_in_conversations():
     task = task_of(format_reward, rows)
     first, second = (prompt_of(task, row["prompt"][0]["content"]) for row in rows)
     good = "<think>1 and 2 is 3, times 4 is 12.</think><answer>(1 + 2) * 4 = 12</answer>"
-    assert [one.reward for one in task.verify([says(first, good), says(second, "It is 8.")])] == [1.0, 0.0]
+    assert [one.reward for one in task.verify([rollout_of(first, good), rollout_of(second, "It is 8.")])] == [
+        1.0,
+        0.0,
+    ]
 
 
 def test_the_examples_of_trls_documentation_with_a_reference():
@@ -118,8 +126,8 @@ def test_the_examples_of_trls_documentation_with_a_reference():
     task = task_of(reward, rows)
     judged = task.verify(
         [
-            says(prompt_of(task, "2x + 3 = 7"), r" The solution is \boxed{2}."),
-            says(prompt_of(task, "3x - 5 = 10"), r" The solution is \boxed{6}."),
+            rollout_of(prompt_of(task, "2x + 3 = 7"), r" The solution is \boxed{2}."),
+            rollout_of(prompt_of(task, "3x - 5 = 10"), r" The solution is \boxed{6}."),
         ]
     )
     assert [one.reward for one in judged] == [1.0, 0.0]
@@ -142,7 +150,7 @@ def test_conversations_are_passed_as_messages():
     one = task.train[0]
     assert one.prompt == "2+2?"
     assert one.context == (Turn("system", "Be brief."), Turn("user", "Hi"), Turn("assistant", "Hello."))
-    task.verify([says(one, "4")])
+    task.verify([rollout_of(one, "4")])
     assert seen == {"prompts": [messages], "completions": [[{"role": "assistant", "content": "4"}]]}
 
 
@@ -208,7 +216,7 @@ def test_the_range_of_rewards():
     assert task.max_reward == 0.3
     assert rewards(task, "x") == [pytest.approx(0.3)]  # 0.1 + 0.2 is a little more than 0.3 in floats
     with pytest.raises(TaskError, match=r"^reward_range=\[0.0, 0.25\]: the reward functions gave 0.3"):
-        task_of([constant(0.1), constant(0.2)], reward_range=[0, 0.25]).rehearse()
+        task_of([constant(0.1), constant(0.2)], reward_range=[0, 0.25]).self_test()
 
 
 def test_splits_by_prompt_keep_rows_that_differ_in_other_columns():
@@ -241,6 +249,60 @@ def test_rows_of_datasets_and_columns_by_another_name():
 
     task = RewardTask(functions=spy, train=made, columns={"prompt": "question", "answer": "gold.v"})
     assert (task.train[0].prompt, task.train[0].answer) == ("a", "4")
-    task.rehearse()
+    task.self_test()
     assert set(seen) == {"prompts", "completions", "completion_ids", "question", "gold", "trainer_state"}
     assert seen["gold"] == [{"v": 4}, {"v": 4}]
+
+
+def test_a_coroutine_is_closed_if_another_function_raises():
+    async def late(completions, **_):
+        return [0.0] * len(completions)
+
+    def broken(completions, **_):
+        raise KeyError("oops")
+
+    task = RewardTask(functions=[late, broken], train=[{"prompt": "What is 2+2?"}])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with pytest.raises(TaskError, match="'broken' raised KeyError"):
+            task.verify([rollout_of(task.train[0], "4")])
+        gc.collect()
+    assert [str(warning.message) for warning in caught] == []
+    task.close()
+
+
+PRINT_IDS = """
+from hacrl.tasks.rewards import RewardTask
+class Checker:  # its repr has an address
+    pass
+rows = [{"prompt": f"{i} + 1", "checker": Checker(), "words": {"one", "two", "three"}} for i in range(6)]
+waste = [object() for _ in range(%d)]
+task = RewardTask(functions=lambda completions, **_: [0.0], train=rows)
+print([(one.prompt, one.id) for one in task.train])
+"""
+
+
+def test_equal_data_has_equal_ids_and_order_in_every_process():
+    def printed(seed: int) -> str:
+        environment = {**os.environ, "PYTHONHASHSEED": str(seed)}
+        command = [sys.executable, "-c", PRINT_IDS % (seed * 1000)]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+    assert printed(1) == printed(2)
+
+
+def test_rows_that_differ_in_an_object_only_are_all_kept():
+    rows = [{"prompt": "Say seven.", "level": 3, "checker": object(), "pair": (1, 2)} for _ in range(3)]
+    given = []
+
+    def reward(completions, level, checker, pair, **_):
+        given.extend(zip(level, checker, pair, strict=True))
+        return [0.0] * len(completions)
+
+    task = RewardTask(functions=reward, train=rows)
+    assert len({one.id for one in task.train}) == 3
+    # fields hold plain JSON only; the function gets every column as it was given
+    assert [one.fields for one in task.train] == [{"level": 3}] * 3
+    task.verify([rollout_of(one, "7") for one in task.train])
+    assert {id(checker) for _, checker, _ in given} == {id(row["checker"]) for row in rows}
+    assert [(level, pair) for level, _, pair in given] == [(3, (1, 2))] * 3

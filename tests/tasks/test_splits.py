@@ -46,7 +46,7 @@ def test_repeats_are_kept_once_and_conflicting_answers_counted():
     )
 
 
-def test_what_a_demonstration_shows_is_not_asked():
+def test_demonstrated_questions_are_in_no_split():
     splits = make_splits(asked("a", "b"), asked("c", "d"), shown=["b", " c"])
     assert (ids(splits.train), ids(splits.test)) == (ids_of("a"), ids_of("d"))
     assert splits.notes == (
@@ -105,7 +105,7 @@ def test_rows_with_one_prompt_and_different_columns_stay_together():
     assert [one.prompt for one in make_splits(rows, asked("q ")).train] == ["r"]
 
 
-def test_nothing_left():
+def test_empty_splits_are_refused():
     with pytest.raises(
         TaskError, match=r"^train: no training question is left; 1 training question removed: it is"
     ):

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from hacrl.errors import TaskError
-from hacrl.tasks.splits import ProblemStream
+from hacrl.tasks.stream import ProblemStream
 from hacrl.types import Problem
 from tests.support.sevens import problem
 
@@ -18,21 +18,21 @@ def ids(batch: list[Problem]) -> list[str]:
     return [one.id for one in batch]
 
 
-def test_a_pass_asks_every_problem_once() -> None:
+def test_an_epoch_contains_every_problem_once() -> None:
     stream = ProblemStream(PROBLEMS, batch_size=5, seed=0)
     for epoch in range(3):
         asked = ids(stream.batch(2 * epoch)) + ids(stream.batch(2 * epoch + 1))
         assert sorted(asked) == sorted(ids(PROBLEMS))
 
 
-def test_passes_are_shuffled_anew() -> None:
+def test_each_epoch_has_its_own_order() -> None:
     stream = ProblemStream(PROBLEMS, batch_size=10, seed=0)
     orders = [tuple(ids(stream.batch(step))) for step in range(5)]
     assert len(set(orders)) == 5
     assert tuple(ids(PROBLEMS)) not in orders
 
 
-def test_what_does_not_fill_a_batch_is_left_out_of_a_pass() -> None:
+def test_an_epoch_drops_an_incomplete_batch() -> None:
     # 10 problems in batches of 4: a pass has 2 batches, and two problems wait for another pass
     stream = ProblemStream(PROBLEMS, batch_size=4, seed=3)
     seen: Counter[str] = Counter()
@@ -61,7 +61,7 @@ def test_a_step_depends_on_the_seed_and_its_number_alone() -> None:
     assert other != forward
 
 
-def test_more_problems_a_step_than_there_are() -> None:
+def test_a_batch_larger_than_the_data_is_refused() -> None:
     ProblemStream(PROBLEMS, 10, seed=0)
     with pytest.raises(TaskError, match=r"rollout\.prompts_per_step=11, but the task has only 10 "):
         ProblemStream(PROBLEMS, 11, seed=0)

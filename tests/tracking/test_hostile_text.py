@@ -14,7 +14,7 @@ from rich.console import Console
 from hacrl.cli.evaluate import EvaluationProgress, _rich_table
 from hacrl.config.load import build_config
 from hacrl.evaluation.folder import EvaluationFolder
-from hacrl.evaluation.results import Mark
+from hacrl.evaluation.results import ScoredResponse
 from hacrl.evaluation.tables import TextTable
 from hacrl.plain_text import printable
 from hacrl.rollouts.log import RolloutLog
@@ -166,8 +166,10 @@ def test_the_folders_of_runs_and_evaluations(tmp_path: Path) -> None:
     assert notes == f"step 1: {printable(EVERYTHING)}\nstep 2: second\n"
 
     evaluation = EvaluationFolder(tmp_path / "run")
-    evaluation._marks = {("qwen", "task"): []}
-    evaluation.append(("qwen", "task"), [Mark(EVERYTHING, 0, 1.0, "correct", 3, "stop")], [EVERYTHING])
+    evaluation._responses = {("qwen", "task"): []}
+    evaluation.append(
+        ("qwen", "task"), [ScoredResponse(EVERYTHING, 0, 1.0, "correct", 3, "stop")], [EVERYTHING]
+    )
     evaluation.write_results({"notes": [EVERYTHING]}, "")
     responses = (tmp_path / "run" / "responses.jsonl").read_text("utf-8")
     assert controls(responses) == []

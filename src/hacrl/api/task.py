@@ -12,7 +12,7 @@ from typing import Any
 from hacrl.api.config import HACRLConfig, plain_section
 from hacrl.config.schema import TaskSettings
 from hacrl.errors import ConfigError, TaskError
-from hacrl.tasks.base import Task
+from hacrl.tasks.base import REQUIRED_MEMBERS, Task
 
 # The reward task's own words for what is called otherwise here.
 _OUR_WORDS = {
@@ -22,7 +22,6 @@ _OUR_WORDS = {
     "weights": "reward_weights",
     "test_share": "eval_share",
 }
-_TASK_PARTS = ("name", "max_reward", "train", "test", "verify", "close")
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ def _given_task(task: Any) -> TaskChoice:
         return TaskChoice({"name": task})
     if isinstance(task, TaskSettings | Mapping):
         return TaskChoice(plain_section(task))
-    lacking = [part for part in _TASK_PARTS if not hasattr(task, part)]
+    lacking = [part for part in REQUIRED_MEMBERS if not hasattr(task, part)]
     if lacking or isinstance(task, type):
         what = f"the class {task.__name__}" if isinstance(task, type) else type(task).__name__
         without = f" without {', '.join(lacking)}" if lacking and not isinstance(task, type) else ""

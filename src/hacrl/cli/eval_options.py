@@ -63,6 +63,12 @@ Prompt = Annotated[
     ),
 ]
 Seed = Annotated[int, typer.Option(help="Random seed.")]
+Engine = Annotated[
+    str,
+    typer.Option(
+        help="What generates: transformers; vllm (with the run's vllm settings); or module:attribute."
+    ),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Batch = Annotated[
     int | None, typer.Option(min=1, help="Responses decoded side by side; default 64 (task: the run's).")

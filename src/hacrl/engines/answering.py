@@ -126,7 +126,7 @@ class _EarlyVerifier:
     def __init__(self, task: Task, lock: AbstractContextManager[object]) -> None:
         self._task = task
         self._lock = lock
-        self._is_early = bool(getattr(task, "judges_singly", False))
+        self._is_early = bool(getattr(task, "independent_verdicts", False))
         self._waiting: queue.SimpleQueue[tuple[int, Rollout] | None] = queue.SimpleQueue()
         self._verdicts: dict[int, Verdict] = {}
         self._error: BaseException | None = None

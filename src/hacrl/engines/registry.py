@@ -18,7 +18,7 @@ from hacrl.errors import ConfigError
 from hacrl.models.agent import Agent
 from hacrl.plugins import installed_plugins, is_reference, load_reference
 from hacrl.seeding import derive_seed
-from hacrl.tasks.base import Checked
+from hacrl.tasks.base import CheckedTask
 
 BUILT_IN = {
     "transformers": "hacrl.engines.hf.kind:TransformersKind",
@@ -73,7 +73,7 @@ def engine_notes(config: RunConfig, devices: Mapping[str, str]) -> tuple[str, ..
     return notes
 
 
-def make_engine(config: RunConfig, settings: AgentSettings, agent: Agent, checked: Checked) -> Engine:
+def make_engine(config: RunConfig, settings: AgentSettings, agent: Agent, checked: CheckedTask) -> Engine:
     """Return the agent's engine for a run; one with a process of its own starts at its first use."""
     problems = (checked.train or checked.test)[:NUM_PROBES]
     spec = EngineSpec(
@@ -93,7 +93,7 @@ def engine_seed(config: RunConfig, agent: str) -> int:
     return derive_seed(config.seed, "engine", agent)
 
 
-def longest_exchange(config: RunConfig, agent: Agent, checked: Checked) -> int:
+def longest_exchange(config: RunConfig, agent: Agent, checked: CheckedTask) -> int:
     """Return the tokens of the longest prompt with a full response, over training and evaluation."""
     training, evaluation = config.rollout.sampling, config.evaluation.sampling(config.rollout.max_new_tokens)
     parts = [(checked.train, training.max_new_tokens), (checked.test, evaluation.max_new_tokens)]

@@ -1,6 +1,6 @@
-"""An evaluation cut into pieces: each is asked, judged and written down before the next is begun.
+"""Split an evaluation into chunks: a chunk is generated, verified and saved before the next one starts.
 
-A piece has its own seed, so an interrupted evaluation goes on where it stopped, to the same responses.
+Each chunk has its own seed, so an interrupted evaluation continues where it stopped, with the same responses.
 """
 
 from __future__ import annotations
@@ -11,58 +11,58 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Some problems, and some of their samples, that are decoded together."""
+    """Some samples of some problems, which are generated together."""
 
-    positions: tuple[int, ...]  # of the problems, in the order of the evaluation
+    positions: tuple[int, ...]  # of the problems in the benchmark
     first_sample: int
     samples: int
-    max_new_tokens: int  # 0: the prompt leaves no room for a response; nothing is asked
+    max_new_tokens: int  # 0: the prompt leaves no room for a response; nothing is generated
 
     @property
-    def responses(self) -> int:
-        """How many responses the chunk has."""
+    def response_count(self) -> int:
+        """Number of responses in the chunk."""
         return len(self.positions) * self.samples
 
     @property
     def slots(self) -> list[tuple[int, int]]:
-        """Problem position and sample of each response, in the order they are generated."""
+        """Problem position and sample number of each response, in the order of generation."""
         samples = range(self.first_sample, self.first_sample + self.samples)
         return [(position, sample) for position in self.positions for sample in samples]
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkPlan:
-    """All chunks of one agent on one benchmark, and what its context length did to them."""
+    """All chunks of one model on one benchmark, and how the model's context length limits them."""
 
     chunks: tuple[Chunk, ...]
-    max_new_tokens: int  # of all problems but the shortened and the unanswered
-    shortened: tuple[int, ...]  # positions of long prompts that leave less room
-    unanswered: tuple[int, ...]  # positions of prompts that leave none
+    max_new_tokens: int  # of all problems except the shortened and the unanswered ones
+    shortened: tuple[int, ...]  # positions of long prompts, which leave room for fewer tokens
+    unanswered: tuple[int, ...]  # positions of prompts that leave no room
 
     @property
-    def responses(self) -> int:
-        """How many responses there will be."""
-        return sum(chunk.responses for chunk in self.chunks)
+    def response_count(self) -> int:
+        """Number of responses in all chunks."""
+        return sum(chunk.response_count for chunk in self.chunks)
 
 
 def plan_chunks(
     prompt_lengths: Sequence[int], context: int | None, max_new_tokens: int, samples: int, batch: int
 ) -> ChunkPlan:
-    """Cut an evaluation into chunks of at most ``batch`` responses.
+    """Split an evaluation into chunks of at most ``batch`` responses.
 
-    All problems get the same number of new tokens: what was asked for, or what the longest prompt of up to
-    half the context leaves. Longer prompts get what is left of the context, one at a time, so that a few
-    of them do not shorten everybody's responses.
+    All problems get the same number of new tokens: ``max_new_tokens``, or less if the longest prompt of up to
+    half the context leaves less. Longer prompts get the rest of the context, one problem a chunk, so that a
+    few long prompts do not shorten all responses.
     """
     usual = [length for length in prompt_lengths if context is None or 2 * length <= context]
     budget = max_new_tokens
     if context is not None and usual:
         budget = min(budget, context - max(usual))
     room = [max_new_tokens if context is None else max(0, context - length) for length in prompt_lengths]
-    together = [position for position, left in enumerate(room) if left >= budget]
-    alone = [position for position, left in enumerate(room) if left < budget]
-    at_once = max(1, batch // samples)
-    groups = [together[i : i + at_once] for i in range(0, len(together), at_once)]
+    batched = [position for position, tokens in enumerate(room) if tokens >= budget]
+    alone = [position for position, tokens in enumerate(room) if tokens < budget]
+    group_size = max(1, batch // samples)
+    groups = [batched[i : i + group_size] for i in range(0, len(batched), group_size)]
     chunks = [
         Chunk(tuple(group), first, min(batch, samples - first), new_tokens)
         for group, new_tokens in [(g, budget) for g in groups] + [([p], room[p]) for p in alone]

@@ -1,9 +1,9 @@
-"""The folder of an evaluation: every response, the numbers, and what it takes to go on after an interruption.
+"""The folder of an evaluation, from which an interrupted evaluation continues.
 
-plan.json       what was asked: one record per agent and benchmark
-responses.jsonl every response with its verdict, written as they come
-results.json    the numbers
-results.md      the same, as tables
+plan.json       one record per model and benchmark: everything that decides the responses
+responses.jsonl every response with its verdict, appended chunk by chunk
+results.json    the metrics
+results.md      the metrics as tables
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any, get_args
 
 from hacrl.errors import ConfigError
 from hacrl.evaluation.chunks import Chunk, ChunkPlan
-from hacrl.evaluation.results import Mark
+from hacrl.evaluation.results import ScoredResponse
 from hacrl.files import MissingFileError, UnreadableFileError, iterate_jsonl, open_inside, read_json
 from hacrl.plain_text import json_text
 from hacrl.types import FinishReason, VerdictLabel
 
 FILES = ("plan.json", "responses.jsonl", "results.json", "results.md")
-# what a process that was killed while it wrote one of them may leave behind
+# what a process that is killed while it writes may leave behind
 UNFINISHED = ("plan.unfinished", "responses.unfinished", "results.unfinished")
 
 
-_START_ANEW = "use --overwrite to start anew"
-_MARK: dict[str, type | tuple[type, ...]] = {
+_OVERWRITE_HINT = "use --overwrite to start again"
+_FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
     "problem": str,
     "sample": int,
     "reward": (int, float),
@@ -39,12 +39,12 @@ _MARK: dict[str, type | tuple[type, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class PairRecord:
-    """Everything that decides the responses of one agent to one benchmark."""
+    """Everything that decides the responses of one model to one benchmark."""
 
     agent: str
     benchmark: str
     model: str
-    weights: str  # a digest of the weights' files; empty for a model of the hub
+    weights: str  # a digest of the weight files; empty for a model of the hub
     problem_count: int
     problems: str  # a digest of ids, prompts and answers
     samples: int
@@ -53,6 +53,7 @@ class PairRecord:
     max_new_tokens: int
     seed: int
     batch: int
+    engine: str
     device: str
     precision: str
     chat_template: bool
@@ -60,19 +61,19 @@ class PairRecord:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Which pair it is."""
+        """Model and benchmark."""
         return self.agent, self.benchmark
 
 
 class EvaluationFolder:
-    """Writes responses a chunk at a time; keeps whole chunks of an evaluation that was broken off."""
+    """Writes responses chunk by chunk; keeps the complete chunks of an interrupted evaluation."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._marks: dict[tuple[str, str], list[Mark]] = {}
+        self._responses: dict[tuple[str, str], list[ScoredResponse]] = {}
 
     def check(self, records: Sequence[PairRecord], overwrite: bool) -> None:
-        """Refuse a folder that holds something else, or another evaluation that may not be replaced."""
+        """Raise ConfigError if the folder holds other files, or another evaluation without ``overwrite``."""
         try:
             present = {entry.name for entry in self.path.iterdir()} if os.path.lexists(self.path) else set()
         except OSError as error:
@@ -80,14 +81,14 @@ class EvaluationFolder:
         foreign = sorted(present - {*FILES, *UNFINISHED})
         if foreign:
             raise ConfigError(
-                f"--output: {self.path} holds more than an evaluation ({', '.join(foreign[:3])}); "
+                f"--output: {self.path} holds files of something else ({', '.join(foreign[:3])}); "
                 "use another folder"
             )
         if present and not overwrite:
             difference = self._difference(records)
             if difference:
                 raise ConfigError(
-                    f"--output: {self.path} holds an evaluation with {difference}, and is kept; use another "
+                    f"--output: {self.path} holds an evaluation with {difference}; use another "
                     "--output FOLDER, or --overwrite to replace it"
                 )
 
@@ -97,94 +98,96 @@ class EvaluationFolder:
         plans: Mapping[tuple[str, str], ChunkPlan],
         overwrite: bool = False,
     ) -> None:
-        """Go on with the evaluation of these pairs, or start it; anew if what is there is to be replaced."""
+        """Continue or start the evaluation of these pairs. ``overwrite`` deletes the old files first."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            if overwrite:  # equal ones too: their files may be damaged
+            if overwrite:  # also an evaluation of the same pairs: its files may be damaged
                 for name in (*FILES, *UNFINISHED):
                     (self.path / name).unlink(missing_ok=True)
             self._write("plan.json", json_text([asdict(record) for record in records], indent=2) + "\n")
-            self._marks = {record.key: [] for record in records}
+            self._responses = {record.key: [] for record in records}
             self._keep_whole_chunks(plans)
         except OSError as error:
             raise ConfigError(f"--output: cannot write to {self.path}: {error}") from error
 
-    def marks(self, pair: tuple[str, str]) -> list[Mark]:
-        """The responses of a pair that are there already, in the order of its plan."""
-        return self._marks[pair]
+    def responses(self, pair: tuple[str, str]) -> list[ScoredResponse]:
+        """Return the responses of a pair so far, in the order of its plan."""
+        return self._responses[pair]
 
     def chunks_left(self, pair: tuple[str, str], plan: ChunkPlan) -> list[Chunk]:
-        """What is still to be asked."""
-        done = len(self._marks[pair])
-        left = []
+        """Return the chunks that have no responses yet."""
+        done = len(self._responses[pair])
+        remaining = []
         for chunk in plan.chunks:
             if done <= 0:
-                left.append(chunk)
-            done -= chunk.responses
-        return left
+                remaining.append(chunk)
+            done -= chunk.response_count
+        return remaining
 
-    def append(self, pair: tuple[str, str], marks: Sequence[Mark], texts: Sequence[str]) -> None:
+    def append(
+        self, pair: tuple[str, str], responses: Sequence[ScoredResponse], texts: Sequence[str]
+    ) -> None:
         """Write the responses of one chunk."""
         agent, benchmark = pair
         lines = []
-        for mark, text in zip(marks, texts, strict=True):
-            record = {"agent": agent, "benchmark": benchmark, **asdict(mark), "response": text}
+        for response, text in zip(responses, texts, strict=True):
+            record = {"agent": agent, "benchmark": benchmark, **asdict(response), "response": text}
             lines.append(json_text(record) + "\n")
         with open_inside(self.path / "responses.jsonl", self.path, "ab") as file:
             file.write("".join(lines).encode("utf-8", errors="backslashreplace"))
-        self._marks[pair] += marks
+        self._responses[pair] += responses
 
     def write_results(self, results: Mapping[str, Any], tables: str) -> None:
-        """The numbers so far."""
+        """Write the metrics of the pairs that are finished."""
         self._write("results.json", json_text(results, indent=2) + "\n")
         with open_inside(self.path / "results.md", self.path, "wb") as file:
             file.write(tables.encode("utf-8", errors="backslashreplace"))
 
     def _write(self, name: str, text: str) -> None:
-        """Whole or not at all."""
+        """Write a file atomically."""
         unfinished = (self.path / name).with_suffix(".unfinished")
         with open_inside(unfinished, self.path, "wb") as file:
             file.write(text.encode("utf-8", errors="backslashreplace"))
         os.replace(unfinished, self.path / name)
 
     def _difference(self, records: Sequence[PairRecord]) -> str:
-        """In which way the evaluation that is there differs from these pairs; empty if it can go on."""
+        """Return how the folder's evaluation differs from these pairs; empty if it can continue."""
         planned = {record.key: asdict(record) for record in records}
         try:
             plan = read_json(self.path / "plan.json", self.path)
-            there = [(str(entry["agent"]), str(entry["benchmark"]), dict(entry)) for entry in plan]
+            existing = [(str(entry["agent"]), str(entry["benchmark"]), dict(entry)) for entry in plan]
         except MissingFileError:
             return "no readable plan.json" if any((self.path / name).exists() for name in FILES) else ""
         except UnreadableFileError as error:
             return f"no readable plan.json ({error})"
         except (ValueError, KeyError, TypeError):
             return "no readable plan.json"
-        for agent, benchmark, entry in there:
+        for agent, benchmark, entry in existing:
             if (agent, benchmark) not in planned:
-                return f"{agent} on {benchmark}, which is not asked for now"
+                return f"{agent} on {benchmark}, which this command does not request"
             for key, value in planned[agent, benchmark].items():
                 if entry.get(key) != value:
-                    return _told_difference(key, entry.get(key), value)
+                    return _describe_difference(key, entry.get(key), value)
         return ""
 
     def _keep_whole_chunks(self, plans: Mapping[tuple[str, str], ChunkPlan]) -> None:
-        """Read the responses back; of a chunk that was broken off nothing is kept."""
+        """Read the responses back and drop those of an incomplete chunk."""
         path = self.path / "responses.jsonl"
         if not os.path.lexists(path):
             return
         ends: dict[tuple[str, str], list[int]] = {pair: [] for pair in plans}
-        starts: dict[int, int] = {}  # of each line, by its end
-        for pair, mark, start, end in _read_marks(path, plans.keys()):
-            self._marks[pair].append(mark)
+        starts: dict[int, int] = {}  # end of a line -> start of the line
+        for pair, response, start, end in _read_responses(path, plans.keys()):
+            self._responses[pair].append(response)
             ends[pair].append(end)
             starts[end] = start
         for pair, plan in plans.items():
-            whole = _whole_responses(plan, len(self._marks[pair]))
-            del self._marks[pair][whole:], ends[pair][whole:]
-            if not _fit(self._marks[pair], plan):
+            whole = _whole_responses(plan, len(self._responses[pair]))
+            del self._responses[pair][whole:], ends[pair][whole:]
+            if not _follow_plan(self._responses[pair], plan):
                 raise ConfigError(
                     f"{path} is damaged: responses of {pair[0]} on {pair[1]} are missing in the middle; "
-                    f"{_START_ANEW}"
+                    f"{_OVERWRITE_HINT}"
                 )
         kept = path.with_suffix(".unfinished")
         with open_inside(path, self.path) as source, open_inside(kept, self.path, "wb") as target:
@@ -194,53 +197,61 @@ class EvaluationFolder:
         os.replace(kept, path)
 
 
-def _whole_responses(plan: ChunkPlan, there: int) -> int:
-    """How many of so many responses make whole chunks."""
+def _whole_responses(plan: ChunkPlan, count: int) -> int:
+    """Return how many of the first ``count`` responses belong to complete chunks."""
     whole = 0
     for chunk in plan.chunks:
-        if whole + chunk.responses > there:
+        if whole + chunk.response_count > count:
             break
-        whole += chunk.responses
+        whole += chunk.response_count
     return whole
 
 
-def _fit(marks: Sequence[Mark], plan: ChunkPlan) -> bool:
-    """Whether responses are those of the plan, in its order: one problem for each position and back."""
-    slots = [slot for chunk in plan.chunks for slot in chunk.slots][: len(marks)]
-    pairs = {(position, mark.problem) for (position, _), mark in zip(slots, marks, strict=True)}
+def _follow_plan(responses: Sequence[ScoredResponse], plan: ChunkPlan) -> bool:
+    """Return whether the responses are those of the plan, in order: one problem id for each position."""
+    slots = [slot for chunk in plan.chunks for slot in chunk.slots][: len(responses)]
+    pairs = {(position, response.problem) for (position, _), response in zip(slots, responses, strict=True)}
     one_to_one = len(pairs) == len({position for position, _ in pairs}) == len({name for _, name in pairs})
-    return one_to_one and all(mark.sample == sample for (_, sample), mark in zip(slots, marks, strict=True))
+    samples = [sample for _, sample in slots]
+    return one_to_one and samples == [response.sample for response in responses]
 
 
-def _read_marks(
+def _read_responses(
     path: Path, pairs: Collection[tuple[str, str]]
-) -> Iterator[tuple[tuple[str, str], Mark, int, int]]:
-    """Pair, mark and place of every line; a last line that was broken off ends it."""
+) -> Iterator[tuple[tuple[str, str], ScoredResponse, int, int]]:
+    """EvaluationPair, response and place of every line; a last line that was broken off ends it."""
     start = 0
     try:
         for line in iterate_jsonl(path, path.parent):
             pair = (line.record.get("agent"), line.record.get("benchmark"))
             if not isinstance(pair[0], str) or not isinstance(pair[1], str) or pair not in pairs:
-                raise UnreadableFileError(f"{path}, line {line.number}, is damaged: of no pair of plan.json")
-            yield (pair[0], pair[1]), _mark(line.record, f"{path}, line {line.number},"), start, line.end
+                raise UnreadableFileError(
+                    f"{path}, line {line.number}, is damaged: its pair is not in plan.json"
+                )
+            yield (
+                (pair[0], pair[1]),
+                _parse_response(line.record, f"{path}, line {line.number},"),
+                start,
+                line.end,
+            )
             start = line.end
     except UnreadableFileError as error:
-        raise ConfigError(f"{error}; {_START_ANEW}") from error
+        raise ConfigError(f"{error}; {_OVERWRITE_HINT}") from error
 
 
-def _mark(record: Mapping[str, Any], where: str) -> Mark:
-    for field in fields(Mark):
+def _parse_response(record: Mapping[str, Any], where: str) -> ScoredResponse:
+    for field in fields(ScoredResponse):
         value = record.get(field.name)
-        if not isinstance(value, _MARK[field.name]) or isinstance(value, bool):
+        if not isinstance(value, _FIELD_TYPES[field.name]) or isinstance(value, bool):
             raise UnreadableFileError(f"{where} is damaged or of another version: {field.name}")
     if record["verdict"] not in get_args(VerdictLabel) or record["finish_reason"] not in get_args(
         FinishReason
     ):
         raise UnreadableFileError(f"{where} is damaged or of another version: verdict or finish_reason")
-    return Mark(**{field.name: record[field.name] for field in fields(Mark)})
+    return ScoredResponse(**{field.name: record[field.name] for field in fields(ScoredResponse)})
 
 
-def _told_difference(key: str, there: object, now: object) -> str:
+def _describe_difference(key: str, existing: object, now: object) -> str:
     if key in ("weights", "problems"):
         return f"other {key}"
-    return f"{key} {there}, not {now}"
+    return f"{key} {existing}, not {now}"

@@ -1,4 +1,4 @@
-"""An evaluation decided on in full before the first response: who is asked what, and whether it fits."""
+"""Plan an evaluation before the first response: every pair of model and benchmark, and its chunks."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hacrl.config.schema import ExamSettings
 from hacrl.errors import ConfigError, ModelError
 from hacrl.evaluation.chunks import Chunk, ChunkPlan, plan_chunks
 from hacrl.evaluation.folder import PairRecord
-from hacrl.evaluation.results import Mark, PairResult, score
-from hacrl.evaluation.specs import Exam, ExamMaker
-from hacrl.evaluation.targets import Candidate, looks_like_a_hub_id, weights_digest
+from hacrl.evaluation.results import PairResult, ScoredResponse, score
+from hacrl.evaluation.specs import BenchmarkSpec, BenchmarkSpecs
+from hacrl.evaluation.targets import Target, looks_like_a_hub_id, weights_digest
 from hacrl.models.loading import check_weights_exist, load_text_codec
 from hacrl.models.tokenizing import TextCodec
 from hacrl.seeding import derive_seed
@@ -22,142 +22,152 @@ from hacrl.seeding import derive_seed
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationRequest:
-    """Who is evaluated, on what, how, and where it is written."""
+    """What ``hacrl eval`` is to evaluate, on which benchmarks, and where to write the results."""
 
     targets: tuple[str, ...]
-    on: tuple[str, ...] = ()  # benchmarks; empty: a run's own task
+    on: tuple[str, ...] = ()  # names of benchmarks; empty: the run's own task
     settings: ExamSettings = field(default_factory=ExamSettings)
     data: Path | None = None
     prompt: str | None = None
     before: bool = False
+    engine: str = "transformers"  # transformers, vllm, or module:attribute
     device: str = "auto"
     output: Path | None = None
     overwrite: bool = False
 
 
 @dataclass(frozen=True)
-class Pair:
-    """One model and one exam, with all that is decided before asking."""
+class EvaluationPair:
+    """One model and one benchmark, with everything that is decided before generation."""
 
-    candidate: Candidate
-    exam: Exam
+    target: Target
+    spec: BenchmarkSpec
     plan: ChunkPlan
     record: PairRecord
 
-    def result(self, marks: Sequence[Mark], settings: ExamSettings) -> PairResult:
-        """The pair's numbers."""
-        ks = settings.pass_at or ((self.exam.samples,) if self.exam.samples > 1 else ())
+    def result(self, responses: Sequence[ScoredResponse], settings: ExamSettings) -> PairResult:
+        """Return the pair's result."""
+        ks = settings.pass_at or ((self.spec.samples,) if self.spec.samples > 1 else ())
         return PairResult(
-            label=self.candidate.label,
-            agent=self.candidate.agent,
-            stage=self.candidate.stage,
-            run=None if self.candidate.folder is None else str(self.candidate.folder),
-            model=self.candidate.settings.model,
-            benchmark=self.exam.name,
-            source=self.exam.source,
-            temperature=self.exam.sampling.temperature,
-            top_p=self.exam.sampling.top_p,
-            score=score(marks, self.plan, ks),
+            label=self.target.label,
+            agent=self.target.agent,
+            stage=self.target.stage,
+            run=None if self.target.folder is None else str(self.target.folder),
+            model=self.target.settings.model,
+            benchmark=self.spec.name,
+            source=self.spec.source,
+            temperature=self.spec.sampling.temperature,
+            top_p=self.spec.sampling.top_p,
+            score=score(responses, self.plan, ks),
         )
 
 
 def plan_pairs(
     request: EvaluationRequest,
-    candidates: Sequence[Candidate],
+    targets: Sequence[Target],
     names: Sequence[str],
-    maker: ExamMaker,
+    specs: BenchmarkSpecs,
     device: str,
-) -> tuple[list[Pair], tuple[str, ...]]:
-    """Every pair, checked, in the order of the models; and what the user should know about them."""
+) -> tuple[list[EvaluationPair], tuple[str, ...]]:
+    """Check all pairs; return them in the order of the models, and notes for the user."""
     pairs = []
     notes: list[str] = []
-    for candidate in candidates:
-        codec = _load_codec(candidate)  # first: a folder that is not there has no task either
-        exams = [maker.make(name, candidate) for name in names]
-        for name, count in Counter(exam.name for exam in exams).items():
+    for target in targets:
+        codec = _load_codec(target)  # first: without its folder, a run has no task either
+        target_specs = [specs.build(name, target) for name in names]
+        for name, count in Counter(spec.name for spec in target_specs).items():
             if count > 1:
                 raise ConfigError(f"--on: two benchmarks are called {name!r}; rename one of the files")
-        check_weights_exist(candidate.settings)
-        weights = weights_digest(candidate.settings)
-        for exam in exams:
-            plan = _fit(exam, candidate, codec, request.settings)
-            notes += _notes_on(plan, exam, candidate, codec)
+        check_weights_exist(target.settings)
+        weights = weights_digest(target.settings)
+        for spec in target_specs:
+            plan = _chunks_of_pair(spec, target, codec, request.settings)
+            notes += _notes_on(plan, spec, target, codec)
             pairs.append(
-                Pair(candidate, exam, plan, _record(exam, candidate, plan, request, device, weights))
+                EvaluationPair(target, spec, plan, _record(spec, target, plan, request, device, weights))
             )
-    return pairs, tuple(dict.fromkeys([*maker.notes, *notes]))
+    return pairs, tuple(dict.fromkeys([*specs.notes, *notes]))
 
 
-def _load_codec(candidate: Candidate) -> TextCodec:
+def _load_codec(target: Target) -> TextCodec:
     try:
-        return load_text_codec(candidate.settings)
+        return load_text_codec(target.settings)
     except ModelError as error:
-        model = candidate.settings.model
-        if candidate.run is not None or not looks_like_a_hub_id(model):
+        model = target.settings.model
+        if target.run is not None or not looks_like_a_hub_id(model):
             raise
-        reason = str(error).removeprefix(f"agents.{candidate.settings.name}.model: ")
-        raise ModelError(f"{model} is no folder here, and as a model of the hub: {reason}") from error
+        reason = str(error).removeprefix(f"agents.{target.settings.name}.model: ")
+        raise ModelError(f"{model} is not a local folder, and as a hub model: {reason}") from error
 
 
-def _fit(exam: Exam, candidate: Candidate, codec: TextCodec, settings: ExamSettings) -> ChunkPlan:
-    """The chunks of a pair; a length the user asked for is never cut in silence."""
-    lengths = [len(codec.encode_prompt(problem)) for problem in exam.problems]
-    context, asked = codec.context_length, exam.sampling.max_new_tokens
-    plan = plan_chunks(lengths, context, asked, exam.samples, exam.batch)
+def _chunks_of_pair(
+    spec: BenchmarkSpec, target: Target, codec: TextCodec, settings: ExamSettings
+) -> ChunkPlan:
+    """Return the chunks of a pair. Raise ConfigError if a length that the user gave does not fit."""
+    lengths = [len(codec.encode_prompt(problem)) for problem in spec.problems]
+    context, requested = codec.context_length, spec.sampling.max_new_tokens
+    plan = plan_chunks(lengths, context, requested, spec.samples, spec.batch)
     if len(plan.unanswered) == len(lengths):
         raise ConfigError(
-            f"{candidate.label} cannot be asked {exam.name}: its context has {context} tokens, and its "
-            f"shortest problem needs {min(lengths)}"
+            f"{target.label} cannot answer {spec.name}: its context has {context} tokens, and the "
+            f"shortest prompt has {min(lengths)}"
         )
-    if settings.max_new_tokens and (plan.max_new_tokens < asked or plan.shortened):
+    if settings.max_new_tokens and (plan.max_new_tokens < requested or plan.shortened):
         assert context is not None
         position = max((p for p, n in enumerate(lengths) if n < context), key=lambda p: lengths[p])
         raise ConfigError(
-            f"--max-new-tokens {asked}: problem {exam.problems[position].id[:80]!r} of {exam.name} is "
-            f"{lengths[position]} tokens long for {candidate.label}, whose context has {context}: at most "
-            f"{context - lengths[position]} new tokens fit; leave --max-new-tokens out to use what fits"
+            f"--max-new-tokens {requested}: problem {spec.problems[position].id[:80]!r} of {spec.name} is "
+            f"{lengths[position]} tokens long for {target.label}, whose context has {context}: at most "
+            f"{context - lengths[position]} new tokens fit; omit --max-new-tokens to use what fits"
         )
     return plan
 
 
-def _notes_on(plan: ChunkPlan, exam: Exam, candidate: Candidate, codec: TextCodec) -> list[str]:
-    who = f"{candidate.label} on {exam.name}"
+def _notes_on(plan: ChunkPlan, spec: BenchmarkSpec, target: Target, codec: TextCodec) -> list[str]:
+    pair = f"{target.label} on {spec.name}"
     context = f"the context of {codec.context_length} tokens"
     notes = []
-    if plan.max_new_tokens < exam.sampling.max_new_tokens:
+    if plan.max_new_tokens < spec.sampling.max_new_tokens:
         notes.append(
-            f"{who}: at most {plan.max_new_tokens} new tokens instead of {exam.sampling.max_new_tokens}, "
-            f"for {context}"
+            f"{pair}: at most {plan.max_new_tokens} new tokens instead of {spec.sampling.max_new_tokens}, "
+            f"because of {context}"
         )
     if plan.shortened:
         notes.append(
-            f"{who}: {len(plan.shortened)} long problems get only the new tokens that {context} leaves"
+            f"{pair}: {len(plan.shortened)} long prompts get only the new tokens that {context} leaves"
         )
     if plan.unanswered:
-        first = exam.problems[plan.unanswered[0]].id[:80]
+        first = spec.problems[plan.unanswered[0]].id[:80]
         notes.append(
-            f"{who}: {len(plan.unanswered)} problems did not fit {context} and count as wrong, e.g. {first!r}"
+            f"{pair}: {len(plan.unanswered)} prompts do not fit into {context} and count as wrong, "
+            f"e.g. {first!r}"
         )
     return notes
 
 
 def _record(
-    exam: Exam, candidate: Candidate, plan: ChunkPlan, request: EvaluationRequest, device: str, weights: str
+    spec: BenchmarkSpec,
+    target: Target,
+    plan: ChunkPlan,
+    request: EvaluationRequest,
+    device: str,
+    weights: str,
 ) -> PairRecord:
-    agent = candidate.settings
+    agent = target.settings
     return PairRecord(
-        agent=candidate.label,
-        benchmark=exam.name,
+        agent=target.label,
+        benchmark=spec.name,
         model=agent.model if agent.revision is None else f"{agent.model}@{agent.revision}",
         weights=weights,
-        problem_count=len(exam.problems),
-        problems=exam.digest,
-        samples=exam.samples,
-        temperature=exam.sampling.temperature,
-        top_p=exam.sampling.top_p,
+        problem_count=len(spec.problems),
+        problems=spec.digest,
+        samples=spec.samples,
+        temperature=spec.sampling.temperature,
+        top_p=spec.sampling.top_p,
         max_new_tokens=plan.max_new_tokens,
         seed=request.settings.seed,
-        batch=exam.batch,
+        batch=spec.batch,
+        engine=request.engine,
         device=device.partition(":")[0],
         precision=agent.precision,
         chat_template=agent.chat_template,
@@ -165,12 +175,12 @@ def _record(
     )
 
 
-def chunk_seed(pair: Pair, chunk: Chunk, seed: int) -> int:
-    """Depends on agent, benchmark and chunk alone, not on what else is evaluated.
+def chunk_seed(pair: EvaluationPair, chunk: Chunk, seed: int) -> int:
+    """Return the seed of a chunk. It depends on agent, benchmark and chunk, not on what else is evaluated.
 
-    The first chunk of a run's own task is drawn as in the run's own evaluation.
+    The first chunk of a run's own task gets the seed of the run's own evaluation.
     """
-    parts: tuple[str | int, ...] = ("evaluate", pair.candidate.agent, *pair.exam.seed_parts)
+    parts: tuple[str | int, ...] = ("evaluate", pair.target.agent, *pair.spec.seed_parts)
     if chunk is not pair.plan.chunks[0]:
         parts = (*parts, chunk.positions[0], chunk.first_sample)
     return derive_seed(seed, *parts)

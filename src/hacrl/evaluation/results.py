@@ -1,7 +1,4 @@
-"""From judged responses of one agent to one benchmark to the numbers that are reported.
-
-What an evaluation found: one score per agent and benchmark, and how training changed them.
-"""
+"""The results of an evaluation: one score per model and benchmark, and how training changed the scores."""
 
 from __future__ import annotations
 
@@ -17,8 +14,8 @@ from hacrl.types import FinishReason, VerdictLabel
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """What is kept in memory of one response: everything but its text."""
+class ScoredResponse:
+    """One verified response without its text."""
 
     problem: str  # id
     sample: int
@@ -30,43 +27,43 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One agent on one benchmark."""
+    """The metrics of one model on one benchmark."""
 
     problems: int
     samples: int  # k of avg@k
     max_new_tokens: int
     average: Estimate
-    pass_at: dict[int, Estimate]  # empty where rewards are scores, not right or wrong
+    pass_at: dict[int, Estimate]  # empty if rewards are scores, without correct and wrong
     best_at: dict[int, Estimate]
-    stopped: float  # share of responses that ended by themselves
+    stopped: float  # share of responses that ended with a stop token
     mean_tokens: float
     verdicts: dict[VerdictLabel, int]
-    shortened: int  # problems whose prompt left less room than max_new_tokens
-    unanswered: int  # problems whose prompt left no room: counted as wrong
-    problem_averages: tuple[float, ...]  # for changes, which are paired by problem
+    shortened: int  # problems whose prompt left room for fewer than max_new_tokens
+    unanswered: int  # problems whose prompt left no room for a response: counted as wrong
+    problem_averages: tuple[float, ...]  # for changes, which pair values by problem
 
     def as_dict(self) -> dict[str, Any]:
-        """As in results.json."""
+        """Return the record that results.json holds."""
         record = asdict(self)
         del record["problem_averages"]
         return record
 
 
-def score(marks: Sequence[Mark], plan: ChunkPlan, ks: Iterable[int]) -> Score:
-    """Sum up the marks of one pair, given in the order of its plan."""
-    rewards = by_problem(marks, plan)
-    counts = Counter(mark.verdict for mark in marks)
-    judged = not counts["scored"]
-    asked = sorted(set(ks))
+def score(responses: Sequence[ScoredResponse], plan: ChunkPlan, at: Iterable[int]) -> Score:
+    """Return the metrics of one pair; its responses are in the order of the plan."""
+    rewards = by_problem(responses, plan)
+    counts = Counter(response.verdict for response in responses)
+    has_verdicts = not counts["scored"]
+    ks = sorted(set(at))
     return Score(
         problems=len(rewards),
         samples=len(rewards[0]),
         max_new_tokens=plan.max_new_tokens,
         average=average_at(rewards),
-        pass_at={k: pass_at(rewards, k) for k in asked} if judged else {},
-        best_at={k: best_at(rewards, k) for k in asked},
-        stopped=sum(mark.finish_reason == "stop" for mark in marks) / len(marks),
-        mean_tokens=math.fsum(mark.tokens for mark in marks) / len(marks),
+        pass_at={k: pass_at(rewards, k) for k in ks} if has_verdicts else {},
+        best_at={k: best_at(rewards, k) for k in ks},
+        stopped=sum(response.finish_reason == "stop" for response in responses) / len(responses),
+        mean_tokens=math.fsum(response.tokens for response in responses) / len(responses),
         verdicts={label: counts[label] for label in get_args(VerdictLabel)},
         shortened=len(plan.shortened),
         unanswered=len(plan.unanswered),
@@ -74,28 +71,28 @@ def score(marks: Sequence[Mark], plan: ChunkPlan, ks: Iterable[int]) -> Score:
     )
 
 
-def by_problem(marks: Sequence[Mark], plan: ChunkPlan) -> list[list[float]]:
-    """Rewards per problem, in the order of the problems and of their samples."""
+def by_problem(responses: Sequence[ScoredResponse], plan: ChunkPlan) -> list[list[float]]:
+    """Return the rewards per problem, in the order of the problems and of their samples."""
     slots = [slot for chunk in plan.chunks for slot in chunk.slots]
-    ordered = sorted(zip(slots, marks, strict=True), key=lambda pair: pair[0])
+    ordered = sorted(zip(slots, responses, strict=True), key=lambda pair: pair[0])
     rewards: list[list[float]] = []
-    for (position, _), mark in ordered:
+    for (position, _), response in ordered:
         if position == len(rewards):
             rewards.append([])
-        rewards[position].append(mark.reward)
+        rewards[position].append(response.reward)
     return rewards
 
 
-FORMAT = 1  # of results.json; goes up when a field changes its meaning
+FORMAT = 1  # of results.json; increased when a field changes its meaning
 
 
 @dataclass(frozen=True)
 class PairResult:
-    """One agent on one benchmark."""
+    """The result of one pair of model and benchmark."""
 
     label: str  # unique among the models of an evaluation, e.g. "small (before)"
     agent: str
-    stage: str | None  # of a run's agents: "before" or "after" training
+    stage: str | None  # for a run's agents: "before" or "after" training
     run: str | None
     model: str
     benchmark: str
@@ -105,14 +102,14 @@ class PairResult:
     score: Score
 
     def as_dict(self) -> dict[str, Any]:
-        """As in results.json."""
+        """Return the record that results.json holds."""
         record = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "score"}
         return {**record, **self.score.as_dict()}
 
 
 @dataclass(frozen=True)
 class Change:
-    """How training changed one agent's average on one benchmark, problem by problem."""
+    """How training changed one agent's average on one benchmark, paired by problem."""
 
     agent: str
     run: str | None
@@ -122,14 +119,14 @@ class Change:
 
 @dataclass(frozen=True)
 class Results:
-    """All pairs that are done, in the order they were asked for."""
+    """All finished pairs, in the order of the request."""
 
     pairs: tuple[PairResult, ...]
     seed: int
     notes: tuple[str, ...] = ()
 
     def changes(self) -> Iterator[Change]:
-        """Of every agent that was evaluated before and after training."""
+        """Yield the change of every agent that was evaluated before and after training."""
         before = {
             (pair.run, pair.agent, pair.benchmark): pair for pair in self.pairs if pair.stage == "before"
         }
@@ -140,7 +137,7 @@ class Results:
                 yield Change(after.agent, after.run, after.benchmark, change)
 
     def as_dict(self) -> dict[str, Any]:
-        """As in results.json."""
+        """Return the record that results.json holds."""
         return {
             "format": FORMAT,
             "seed": self.seed,

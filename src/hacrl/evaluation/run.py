@@ -1,49 +1,55 @@
-"""``hacrl eval``: every model alone, on every benchmark, one model in memory at a time.
+"""``hacrl eval``: evaluate every model alone on every benchmark, with one model in memory at a time.
 
-Everything that can be wrong is found before the first response: models, benchmarks, devices, prompts that do
-not fit. Then each chunk of problems is asked, judged and written down, and only then the next is begun.
+Everything that can be wrong is found before the first response: models, engines, benchmarks, devices, prompts
+that do not fit. Then the problems are answered, verified and written down chunk by chunk.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
-from contextlib import closing, nullcontext
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from hacrl.config.schema import ExamSettings
+from hacrl.config.schema import AgentSettings, ExamSettings, RolloutSettings
 from hacrl.engines.answering import Answerer
-from hacrl.engines.hf.engine import TransformersEngine
+from hacrl.engines.base import Engine
+from hacrl.engines.kinds import EngineSpec
+from hacrl.engines.registry import engine_kind
 from hacrl.evaluation.benchmarks import BENCHMARKS
 from hacrl.evaluation.chunks import Chunk
 from hacrl.evaluation.folder import EvaluationFolder
-from hacrl.evaluation.plan import EvaluationRequest, Pair, chunk_seed, plan_pairs
-from hacrl.evaluation.results import Mark, PairResult, Results
-from hacrl.evaluation.specs import OWN_TASK, ExamMaker, split_names
+from hacrl.evaluation.plan import EvaluationPair, EvaluationRequest, chunk_seed, plan_pairs
+from hacrl.evaluation.results import PairResult, Results, ScoredResponse
+from hacrl.evaluation.specs import OWN_TASK, BenchmarkSpecs, split_names
 from hacrl.evaluation.tables import results_markdown
-from hacrl.evaluation.targets import Candidate, default_output, looks_like_a_hub_id, resolve_targets
+from hacrl.evaluation.targets import Target, default_output, looks_like_a_hub_id, resolve_targets
 from hacrl.models.agent import Agent
 from hacrl.models.device import check_device
 from hacrl.runs.hub import cache_only_if_unreachable, data_needs_hub
+from hacrl.seeding import derive_seed
+
+ENGINE_FOLDER = "engines"  # in the evaluation's folder: logs, and files that engines start from
+USABLE_SHARE = 0.92  # of a GPU's free memory, for an engine beside the agent's own weights
 
 
 class EvaluationObserver:
-    """Told what happens; every method may be left out."""
+    """Watches an evaluation; subclasses override what they care about."""
 
     def on_start(self, folder: Path, pairs: int) -> None:
         """Everything is checked and the work begins."""
 
     def on_note(self, note: str) -> None:
-        """Something the user should know."""
+        """There is something the user should know."""
 
     def on_load(self, label: str) -> None:
         """A model is being loaded."""
 
     def on_progress(self, label: str, benchmark: str, done: int, total: int, reward: float | None) -> None:
-        """So many responses of a pair are there, of this mean reward."""
+        """``done`` of ``total`` responses of a pair are verified, with this mean reward."""
 
     def on_score(self, pair: PairResult) -> None:
         """A pair is finished."""
@@ -52,31 +58,34 @@ class EvaluationObserver:
 def evaluate_targets(
     request: EvaluationRequest, observer: EvaluationObserver | None = None
 ) -> tuple[Results, Path]:
-    """Evaluate; results and the folder they are in. An evaluation that was broken off goes on."""
+    """Return the results and their folder. An evaluation that was interrupted continues."""
     watch = observer or EvaluationObserver()
     device = _device(request.device)
-    candidates = resolve_targets(request.targets, request.before)
+    targets = resolve_targets(request.targets, request.before)
+    for target in targets:
+        engine_kind(request.engine).check(target.settings)
     names = split_names(request.on) or [OWN_TASK]
-    hub = cache_only_if_unreachable() if _needs_hub(candidates, names, request.data) else nullcontext()
-    with hub, closing(ExamMaker(request.settings, request.data, request.prompt)) as maker:
-        pairs, notes = plan_pairs(request, candidates, names, maker, device)
-        folder = EvaluationFolder(request.output or default_output(candidates, names))
+    hub = cache_only_if_unreachable() if _needs_hub(targets, names, request.data) else nullcontext()
+    with hub, closing(BenchmarkSpecs(request.settings, request.data, request.prompt)) as specs:
+        pairs, notes = plan_pairs(request, targets, names, specs, device)
+        folder = EvaluationFolder(request.output or default_output(targets, names))
         records = [pair.record for pair in pairs]
         folder.check(records, request.overwrite)
         folder.open(records, {pair.record.key: pair.plan for pair in pairs}, request.overwrite)
         watch.on_start(folder.path, len(pairs))
         for note in notes:
             watch.on_note(note)
-        return _run(pairs, notes, folder, request.settings, device, watch), folder.path
+        evaluation = _Evaluation(request.engine, device, request.settings, folder, watch)
+        return evaluation.run(pairs, notes), folder.path
 
 
-def _needs_hub(candidates: Sequence[Candidate], names: Sequence[str], data: Path | None) -> bool:
+def _needs_hub(targets: Sequence[Target], names: Sequence[str], data: Path | None) -> bool:
     """Whether a model or a benchmark may have to come from the hub."""
-    if any(looks_like_a_hub_id(candidate.settings.model) for candidate in candidates):
+    if any(looks_like_a_hub_id(target.settings.model) for target in targets):
         return True
     if data is None and any(name in BENCHMARKS for name in names):
         return True
-    runs = [candidate.run for candidate in candidates if candidate.run is not None]
+    runs = [target.run for target in targets if target.run is not None]
     return OWN_TASK in names and any(data_needs_hub(run.task) for run in runs)
 
 
@@ -87,75 +96,122 @@ def _device(asked: str) -> str:
     return asked
 
 
-def _run(
-    pairs: Sequence[Pair],
-    notes: tuple[str, ...],
-    folder: EvaluationFolder,
-    settings: ExamSettings,
-    device: str,
-    watch: EvaluationObserver,
-) -> Results:
-    results = Results((), settings.seed, notes)
-    loaded: tuple[str, Agent, TransformersEngine] | None = None
-    for pair in pairs:
-        left = folder.chunks_left(pair.record.key, pair.plan)
-        if left and (loaded is None or loaded[0] != pair.candidate.label):
-            loaded = None  # the last model goes before the next one comes
-            _free_memory()
-            watch.on_load(pair.candidate.label)
-            agent = Agent.load(pair.candidate.settings, device)
-            most = max(chunk.responses for chunk in pair.plan.chunks)
-            loaded = (pair.candidate.label, agent, TransformersEngine(agent, max(most, pair.exam.batch)))
-            del agent
-        _report_progress(pair, folder, watch)
-        for chunk in left:
-            assert loaded is not None
-            folder.append(pair.record.key, *_answers(loaded[1], loaded[2], pair, chunk, settings.seed))
-            for note in loaded[2].take_notes():
-                watch.on_note(note)
-            _report_progress(pair, folder, watch)
-        result = pair.result(folder.marks(pair.record.key), settings)
-        results = replace(results, pairs=(*results.pairs, result))
-        folder.write_results(results.as_dict(), results_markdown(results))
-        watch.on_score(result)
-    return results
+@dataclass
+class _Evaluation:
+    """One evaluation under way."""
 
+    engine: str
+    device: str
+    settings: ExamSettings
+    folder: EvaluationFolder
+    watch: EvaluationObserver
 
-def _answers(
-    agent: Agent, engine: TransformersEngine, pair: Pair, chunk: Chunk, seed: int
-) -> tuple[list[Mark], list[str]]:
-    """The chunk's responses, judged. Nothing outlives the call that would keep the model in memory."""
-    problems = [pair.exam.problems[position] for position in chunk.positions]
-    if not chunk.max_new_tokens:
-        slots = [(pair.exam.problems[position].id, sample) for position, sample in chunk.slots]
-        return [Mark(name, sample, 0.0, "unparsable", 0, "length") for name, sample in slots], [""] * len(
-            slots
+    def run(self, pairs: Sequence[EvaluationPair], notes: tuple[str, ...]) -> Results:
+        """Evaluate target by target; write the results after every pair."""
+        results = Results((), self.settings.seed, notes)
+        for label in dict.fromkeys(pair.target.label for pair in pairs):
+            own = [pair for pair in pairs if pair.target.label == label]
+            unfinished = [pair for pair in own if self.folder.chunks_left(pair.record.key, pair.plan)]
+            with self._loaded(unfinished) as loaded:
+                for pair in own:
+                    if loaded is not None:
+                        self._answer(pair, *loaded)
+                    result = pair.result(self.folder.responses(pair.record.key), self.settings)
+                    results = replace(results, pairs=(*results.pairs, result))
+                    self.folder.write_results(results.as_dict(), results_markdown(results))
+                    self.watch.on_score(result)
+        return results
+
+    @contextmanager
+    def _loaded(self, pairs: Sequence[EvaluationPair]) -> Iterator[tuple[Agent, Engine] | None]:
+        """Load the pairs' model and make its engine for the block; None if no pair is left to answer."""
+        if not pairs:
+            yield None
+            return
+        target = pairs[0].target
+        self.watch.on_load(target.label)
+        agent = Agent.load(target.settings, self.device)
+        engine = self._make_engine(agent, pairs)
+        try:
+            yield agent, engine
+        finally:
+            engine.close()
+            del agent, engine
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+
+    def _make_engine(self, agent: Agent, pairs: Sequence[EvaluationPair]) -> Engine:
+        chunks = [chunk for pair in pairs for chunk in pair.plan.chunks]
+        largest = max([pair.spec.batch for pair in pairs] + [chunk.response_count for chunk in chunks])
+        prompts = {
+            pair.spec.problems[position]: pair.spec.sampling.max_new_tokens
+            for pair in pairs
+            for chunk in pair.plan.chunks
+            for position in chunk.positions
+        }
+        lengths = [len(agent.encode_prompt(problem)) + tokens for problem, tokens in prompts.items()]
+        longest = min(max(lengths, default=1), agent.context_length or max(lengths, default=1))
+        target = pairs[0].target
+        spec = EngineSpec(
+            agent=agent,
+            settings=with_free_memory(target.settings, agent.device),
+            rollout=RolloutSettings(max_batch=largest),
+            probes=[agent.encode_prompt(problem) for problem in pairs[0].spec.problems],
+            max_length=longest,
+            folder=self.folder.path / ENGINE_FOLDER / target.agent,
+            seed=derive_seed(self.settings.seed, "engine", target.label),
         )
-    sampling = replace(pair.exam.sampling, max_new_tokens=chunk.max_new_tokens)
-    chosen = chunk_seed(pair, chunk, seed)
-    answerer = Answerer(agent, engine, pair.exam.task)
-    verified = answerer.answer(problems, chunk.samples, sampling, chosen)
-    marks = [
-        Mark(
-            one.rollout.problem.id,
+        return engine_kind(self.engine).make(spec)
+
+    def _answer(self, pair: EvaluationPair, agent: Agent, engine: Engine) -> None:
+        """Answer what is left of a pair; write down every chunk."""
+        answerer = Answerer(agent, engine, pair.spec.task)
+        _report_progress(pair, self.folder, self.watch)
+        for chunk in self.folder.chunks_left(pair.record.key, pair.plan):
+            responses, texts = _answer_chunk(answerer, pair, chunk, self.settings.seed)
+            self.folder.append(pair.record.key, responses, texts)
+            for note in engine.take_notes():
+                self.watch.on_note(note)
+            _report_progress(pair, self.folder, self.watch)
+
+
+def with_free_memory(settings: AgentSettings, device: torch.device) -> AgentSettings:
+    """Give a vLLM engine what is free on the agent's GPU, unless the settings say how much it takes."""
+    if device.type != "cuda" or settings.vllm.memory is not None:
+        return settings
+    free, total = torch.cuda.mem_get_info(device)
+    return replace(settings, vllm=replace(settings.vllm, memory=round(USABLE_SHARE * free / total, 3)))
+
+
+def _answer_chunk(
+    answerer: Answerer, pair: EvaluationPair, chunk: Chunk, seed: int
+) -> tuple[list[ScoredResponse], list[str]]:
+    """Return the chunk's verified responses and their texts."""
+    problems = [pair.spec.problems[position] for position in chunk.positions]
+    if not chunk.max_new_tokens:  # the context leaves no room for a response
+        unanswered = [
+            ScoredResponse(pair.spec.problems[position].id, sample, 0.0, "unparsable", 0, "length")
+            for position, sample in chunk.slots
+        ]
+        return unanswered, [""] * len(unanswered)
+    sampling = replace(pair.spec.sampling, max_new_tokens=chunk.max_new_tokens)
+    verified = answerer.answer(problems, chunk.samples, sampling, chunk_seed(pair, chunk, seed))
+    responses = [
+        ScoredResponse(
+            answer.rollout.problem.id,
             sample,
-            one.reward,
-            one.verdict.label,
-            one.rollout.num_tokens,
-            one.rollout.finish_reason,
+            answer.reward,
+            answer.verdict.label,
+            answer.rollout.num_tokens,
+            answer.rollout.finish_reason,
         )
-        for one, (_, sample) in zip(verified, chunk.slots, strict=True)
+        for answer, (_, sample) in zip(verified, chunk.slots, strict=True)
     ]
-    return marks, [one.rollout.text for one in verified]
+    return responses, [answer.rollout.text for answer in verified]
 
 
-def _report_progress(pair: Pair, folder: EvaluationFolder, watch: EvaluationObserver) -> None:
-    marks = folder.marks(pair.record.key)
-    reward = sum(mark.reward for mark in marks) / len(marks) if marks else None
-    watch.on_progress(pair.candidate.label, pair.exam.name, len(marks), pair.plan.responses, reward)
-
-
-def _free_memory() -> None:
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+def _report_progress(pair: EvaluationPair, folder: EvaluationFolder, watch: EvaluationObserver) -> None:
+    responses = folder.responses(pair.record.key)
+    reward = sum(response.reward for response in responses) / len(responses) if responses else None
+    watch.on_progress(pair.target.label, pair.spec.name, len(responses), pair.plan.response_count, reward)

@@ -1,4 +1,4 @@
-"""What a model is asked in ``hacrl eval``: problems, how many responses to each, and how they are drawn."""
+"""Benchmark specs: the problems, samples per problem and sampling settings of a benchmark for one model."""
 
 from __future__ import annotations
 
@@ -18,21 +18,20 @@ from hacrl.evaluation.benchmarks import (
     load_file,
     looks_like_a_file,
 )
-from hacrl.evaluation.targets import Candidate
+from hacrl.evaluation.targets import Target
 from hacrl.tasks.base import Task
 from hacrl.tasks.boxed import DEFAULT_PROMPT
 from hacrl.tasks.prompts import SLOT
-from hacrl.tasks.registry import make_task
+from hacrl.tasks.registry import GYM_PREFIX, make_task
 from hacrl.types import Problem, Sampling
 
 OWN_TASK = "task"  # --on task: the held-out split of a run's own task
-WITHOUT_DATA = ("arithmetic",)  # tasks that make their own problems ...
-GYM_PREFIX = "gym:"  # ... as all of this family do
+WITHOUT_DATA = ("arithmetic",)  # tasks that generate their own problems, as those with GYM_PREFIX do
 
 
 @dataclass(frozen=True)
-class Exam:
-    """One benchmark as it is put to one model."""
+class BenchmarkSpec:
+    """One benchmark for one model."""
 
     name: str
     task: Task
@@ -41,17 +40,17 @@ class Exam:
     samples: int
     sampling: Sampling
     batch: int
-    seed_parts: tuple[str, ...]  # keeps the draws of one benchmark apart from those of another
+    seed_parts: tuple[str, ...]  # separates the random draws of benchmarks
 
     @property
     def digest(self) -> str:
-        """Equal for equal problems in equal order."""
+        """A digest of the problems in their order."""
         content = [(p.id, p.prompt, p.answer, p.context) for p in self.problems]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
 
-class ExamMaker:
-    """Makes exams; models that are asked the same share the task, and so its verifier."""
+class BenchmarkSpecs:
+    """Builds benchmark specs. Models with the same benchmark share its task and verifier."""
 
     def __init__(self, settings: ExamSettings, data: Path | None = None, prompt: str | None = None) -> None:
         if prompt is not None and SLOT not in prompt:
@@ -62,16 +61,16 @@ class ExamMaker:
         self._tasks: dict[tuple[str, str], Task] = {}
         self.notes: list[str] = []
 
-    def make(self, name: str, candidate: Candidate) -> Exam:
-        """The exam of that name for one model."""
+    def build(self, name: str, target: Target) -> BenchmarkSpec:
+        """Return the benchmark of that name for one model."""
         if name == OWN_TASK:
-            return self._own_task(candidate)
+            return self._own_task(target)
         default_samples = BENCHMARKS[name].samples if name in BENCHMARKS else 1
         task = self._task(name, "", None)
-        if name.startswith(GYM_PREFIX) and candidate.run is not None and candidate.run.task.name == name:
+        if name.startswith(GYM_PREFIX) and target.run is not None and target.run.task.name == name:
             self.notes.append(
-                f"{name} draws its own questions, and {candidate.label} may have been trained on some of "
-                f"them; --on {OWN_TASK} asks those its run has held out"
+                f"{name} generates its own questions, and {target.label} may have been trained on some of "
+                f"them; --on {OWN_TASK} uses those that its run held out"
             )
         source = getattr(task, "source", f"task {name}")
         samples = self._settings.samples_of(default_samples)
@@ -82,30 +81,30 @@ class ExamMaker:
         )
         batch = self._settings.batch or DEFAULT_BATCH
         label = label_of(name)
-        return Exam(label, task, self._chosen(task), source, samples, sampling, batch, (label,))
+        return BenchmarkSpec(label, task, self._problems(task), source, samples, sampling, batch, (label,))
 
     def close(self) -> None:
-        """Let go of the verifiers' worker processes."""
+        """End the verifiers' worker processes."""
         for task in self._tasks.values():
             task.close()
 
-    def _own_task(self, candidate: Candidate) -> Exam:
-        """As the run evaluates itself. The first chunk's draws are those of the run's own evaluation."""
-        run = candidate.run
-        if run is None or candidate.folder is None:
+    def _own_task(self, target: Target) -> BenchmarkSpec:
+        """Return the spec of the run's own evaluation; the first chunk has the same random draws."""
+        run = target.run
+        if run is None or target.folder is None:
             raise ConfigError(
-                f"--on task: {candidate.settings.model} is a model, not a run, and has no task of its own; "
+                f"--on task: {target.settings.model} is a model, not a run, and has no task of its own; "
                 "say e.g. --on math500,gsm8k, --on arithmetic for the bundled agents, or --on FILE.jsonl"
             )
-        task = self._task(OWN_TASK, str(candidate.folder.resolve()), run)
+        task = self._task(OWN_TASK, str(target.folder.resolve()), run)
         own = run.evaluation
         samples = self._settings.samples_of(own.samples_per_problem)
         temperature = own.temperature if self._settings.temperature is None else self._settings.temperature
         new_tokens = self._settings.max_new_tokens or own.sampling(run.rollout.max_new_tokens).max_new_tokens
-        return Exam(
+        return BenchmarkSpec(
             OWN_TASK,
             task,
-            self._chosen(task),
+            self._problems(task),
             f"held-out split of {task.name}",
             samples,
             Sampling(new_tokens, temperature, top_p=self._settings.top_p),
@@ -113,10 +112,10 @@ class ExamMaker:
             (),
         )
 
-    def _chosen(self, task: Task) -> Sequence[Problem]:
+    def _problems(self, task: Task) -> Sequence[Problem]:
         problems = task.test[: self._settings.limit]
         if not problems:
-            raise TaskError(f"--on: task {task.name!r} holds out no problems to be evaluated on")
+            raise TaskError(f"--on: task {task.name!r} holds out no problems to evaluate on")
         return problems
 
     def _task(self, name: str, owner: str, run: RunConfig | None) -> Task:
@@ -138,6 +137,6 @@ class ExamMaker:
 
 
 def split_names(on: Sequence[str]) -> list[str]:
-    """``--on a,b --on c`` as a, b, c; each once."""
+    """Return the distinct names in ``--on a,b --on c``: a, b, c."""
     names = [name.strip() for given in on for name in given.split(",")]
     return list(dict.fromkeys(name for name in names if name))

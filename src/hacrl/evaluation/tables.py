@@ -1,4 +1,4 @@
-"""An evaluation's results as tables of text, for the terminal and for results.md."""
+"""Tables of an evaluation's results, for the terminal and for results.md."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _VERDICTS: tuple[VerdictLabel, ...] = ("correct", "wrong", "unparsable", "timeou
 
 @dataclass(frozen=True)
 class TextTable:
-    """A title, headings, and rows of as many cells."""
+    """A title, headings, and rows with one cell per heading."""
 
     title: str
     headings: tuple[str, ...]
@@ -23,31 +23,31 @@ class TextTable:
 
     @property
     def width(self) -> int:
-        """Characters of a line when printed, with two between columns."""
+        """Characters of a printed line, with two spaces between columns."""
         return sum(max(map(len, column)) + 2 for column in zip(self.headings, *self.rows, strict=True))
 
     def without(self, heading: str) -> TextTable:
-        """The same without a column."""
+        """Return the table without one column."""
         kept = [i for i, name in enumerate(self.headings) if name != heading]
         rows = tuple(tuple(row[i] for i in kept) for row in self.rows)
         return TextTable(self.title, tuple(self.headings[i] for i in kept), rows)
 
     def markdown(self) -> str:
-        """As a Markdown table under its title."""
+        """Return the table as Markdown, below its title."""
         lines = [f"**{markdown_text(self.title)}**", "", _line(self.headings)]
         lines.append("|" + "---|" * len(self.headings))
         return "\n".join([*lines, *(_line(row) for row in self.rows)]) + "\n"
 
 
 def result_tables(results: Results) -> list[TextTable]:
-    """A table per benchmark; with several benchmarks, a summary first."""
+    """Return one table per benchmark; with several benchmarks, a summary first."""
     benchmarks = list(dict.fromkeys(pair.benchmark for pair in results.pairs))
     tables = [_benchmark_table(name, results) for name in benchmarks]
     return [_summary(benchmarks, results), *tables] if len(benchmarks) > 1 else tables
 
 
 def results_markdown(results: Results) -> str:
-    """All tables and notes."""
+    """Return all tables and notes as Markdown."""
     parts = [table.markdown() for table in result_tables(results)]
     if results.notes:
         parts.append("\n".join(f"- {markdown_text(note)}" for note in results.notes) + "\n")
@@ -56,12 +56,14 @@ def results_markdown(results: Results) -> str:
 
 def _benchmark_table(name: str, results: Results) -> TextTable:
     pairs = [pair for pair in results.pairs if pair.benchmark == name]
-    changes = {(one.run, one.agent): one.change for one in results.changes() if one.benchmark == name}
+    changes = {
+        (change.run, change.agent): change.change for change in results.changes() if change.benchmark == name
+    }
     ks = sorted({k for pair in pairs for k in pair.score.best_at})
     verdicts = [label for label in _VERDICTS if any(pair.score.verdicts[label] for pair in pairs)]
     samples = sorted({pair.score.samples for pair in pairs})
     headings = ["agent", f"avg@{'/'.join(map(str, samples))}"]
-    headings += [f"{_sort_of_best(pairs)}@{k}" for k in ks]
+    headings += [f"{_best_or_pass(pairs)}@{k}" for k in ks]
     headings += ["change"] if changes else []
     headings += ["stopped", "tokens", *verdicts]
     rows = []
@@ -78,11 +80,11 @@ def _benchmark_table(name: str, results: Results) -> TextTable:
         row += [f"{score.stopped:.0%}", f"{score.mean_tokens:.0f}"]
         row += [f"{score.verdicts[label]:,}" for label in verdicts]
         rows.append(tuple(row))
-    return TextTable(f"{name}: {_asked(pairs)}", tuple(headings), tuple(rows))
+    return TextTable(f"{name}: {_sampling_text(pairs)}", tuple(headings), tuple(rows))
 
 
 def _summary(benchmarks: Sequence[str], results: Results) -> TextTable:
-    """One row per agent, one column per metric, as papers print it."""
+    """Return one row per agent and one column per metric."""
     found = {(pair.label, pair.benchmark): pair for pair in results.pairs}
     labels = list(dict.fromkeys(pair.label for pair in results.pairs))
     headings = ["agent"]
@@ -93,7 +95,7 @@ def _summary(benchmarks: Sequence[str], results: Results) -> TextTable:
         headings.append(f"{name} avg@{pairs[0].score.samples}")
         for k in sorted({k for pair in pairs for k in pair.score.best_at}):
             columns.append((name, k))
-            headings.append(f"{name} {_sort_of_best(pairs)}@{k}")
+            headings.append(f"{name} {_best_or_pass(pairs)}@{k}")
     rows = []
     for label in labels:
         cells = [label]
@@ -106,7 +108,7 @@ def _summary(benchmarks: Sequence[str], results: Results) -> TextTable:
 
 
 def with_interval(estimate: Estimate) -> str:
-    """``0.432 ± 0.044``: the mean and half its 95% interval, whose ends are in results.json."""
+    """Return ``0.432 ± 0.044``: the mean and half the width of its 95% interval."""
     return f"{estimate.mean:.3f} ± {estimate.margin:.3f}"
 
 
@@ -114,33 +116,33 @@ def _signed(change: Estimate) -> str:
     return f"{change.mean:+.3f} ± {change.margin:.3f}"
 
 
-def _sort_of_best(pairs: Sequence[PairResult]) -> str:
-    """Where every answer is right or wrong, the best of k is whether one passes."""
+def _best_or_pass(pairs: Sequence[PairResult]) -> str:
+    """Return the metric's name: with correct and wrong responses, best@k is pass@k."""
     return "pass" if all(pair.score.pass_at for pair in pairs) else "best"
 
 
-def _asked(pairs: Sequence[PairResult]) -> str:
-    """How it was asked, where all agents were asked alike."""
-    words = [
-        _alike([f"{pair.score.problems:,} problems" for pair in pairs]),
-        _alike([_responses(pair.score.samples) for pair in pairs]),
-        _alike([_drawn(pair) for pair in pairs]),
-        _alike([f"at most {pair.score.max_new_tokens:,} new tokens" for pair in pairs]),
+def _sampling_text(pairs: Sequence[PairResult]) -> str:
+    """Describe the problems and sampling settings that all pairs have in common."""
+    parts = [
+        _if_equal([f"{pair.score.problems:,} problems" for pair in pairs]),
+        _if_equal([_samples_text(pair.score.samples) for pair in pairs]),
+        _if_equal([_temperature_text(pair) for pair in pairs]),
+        _if_equal([f"at most {pair.score.max_new_tokens:,} new tokens" for pair in pairs]),
     ]
-    return ", ".join(word for word in words if word)
+    return ", ".join(part for part in parts if part)
 
 
-def _responses(samples: int) -> str:
+def _samples_text(samples: int) -> str:
     return "1 response each" if samples == 1 else f"{samples} responses each"
 
 
-def _drawn(pair: PairResult) -> str:
+def _temperature_text(pair: PairResult) -> str:
     if pair.temperature == 0:
         return "greedy"
     return f"temperature {pair.temperature:g}" + (f", top-p {pair.top_p:g}" if pair.top_p < 1 else "")
 
 
-def _alike(values: Sequence[str]) -> str:
+def _if_equal(values: Sequence[str]) -> str:
     return values[0] if len(set(values)) == 1 else ""
 
 

@@ -1,4 +1,4 @@
-"""Whom ``hacrl eval`` is about: a run's agents, one agent of a run, or any model."""
+"""The models that ``hacrl eval`` evaluates: a run's agents, one agent of a run, or any model."""
 
 from __future__ import annotations
 
@@ -20,49 +20,49 @@ from hacrl.models.model_sources import resolve_model
 from hacrl.runs.folder import RUN_FILES
 
 Stage = Literal["before", "after"]
-_LEVELS_UP = 4  # RUN/agents/NAME, or a checkpoint a little deeper
-_BLOCK, _BLOCKS = 65536, 64  # bytes, and samples of a large file
-_LONGEST_NAME = 80  # of a folder
+_LEVELS_UP = 4  # parents searched for the run: of RUN/agents/NAME or a checkpoint
+_BLOCK, _BLOCKS = 65536, 64  # bytes a block, blocks read of a large file
+_MAX_NAME = 80  # characters of a folder name
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """One model to be evaluated, and how it is loaded and asked."""
+class Target:
+    """One model to evaluate, with the settings to load and sample it."""
 
-    label: str  # in tables and files; different for all candidates of an evaluation
+    label: str  # in tables and files; unique in an evaluation
     agent: str  # name of the agent; the same before and after training
     settings: AgentSettings
-    stage: Stage | None = None  # of a run's agents: its original model, or the trained one
+    stage: Stage | None = None  # for a run's agents: the original model or the trained one
     run: RunConfig | None = None
     folder: Path | None = None  # of the run
 
 
-def resolve_targets(references: Sequence[str], before: bool = False) -> list[Candidate]:
-    """Every model the references stand for, in order. Nothing is loaded; what is missing is an error here."""
-    found: list[Candidate] = []
+def resolve_targets(references: Sequence[str], before: bool = False) -> list[Target]:
+    """Return the models that the references name, in order. Load nothing; raise if one is missing."""
+    found: list[Target] = []
     for reference in dict.fromkeys(references):
-        path = Path(os.path.expanduser(reference))  # Path's own way fails where there is no such user
+        path = Path(os.path.expanduser(reference))  # Path.expanduser raises for an unknown user
         if os.path.lexists(path / "config.yaml"):
             found += _agents_of_run(path, before)
         elif os.path.isdir(path):
             found += _agent_folder(path, before)
         else:
             found.append(_model(reference, before))
-    return _with_different_labels(found)
+    return _with_unique_labels(found)
 
 
-def _agents_of_run(path: Path, before: bool) -> list[Candidate]:
+def _agents_of_run(path: Path, before: bool) -> list[Target]:
     config = load_config(path / "config.yaml", inside=path)
-    candidates = []
+    targets = []
     for agent in config.agents:
         if before:
-            candidates.append(_original(agent, config, path))
-        candidates.append(_trained(agent, config, path, path / "agents" / agent.name))
-    return candidates
+            targets.append(_original(agent, config, path))
+        targets.append(_trained(agent, config, path, path / "agents" / agent.name))
+    return targets
 
 
-def _agent_folder(path: Path, before: bool) -> list[Candidate]:
-    """A folder with a model. If a run wrote it, it is asked the way that run asked it."""
+def _agent_folder(path: Path, before: bool) -> list[Target]:
+    """Return the model of a folder. If a run wrote it, use that run's settings."""
     for parent in list(path.resolve().parents)[:_LEVELS_UP]:
         written_by_a_run = path.resolve().relative_to(parent).parts[0] in RUN_FILES
         if written_by_a_run and os.path.lexists(parent / "config.yaml"):
@@ -79,58 +79,62 @@ def _agent_folder(path: Path, before: bool) -> list[Candidate]:
     return [_model(str(path), before)]
 
 
-def _original(agent: AgentSettings, config: RunConfig, run: Path) -> Candidate:
+def _original(agent: AgentSettings, config: RunConfig, run: Path) -> Target:
     try:
         resolve_model(agent.model)
     except ModelError as error:
-        raise ModelError(f"--before: the original model of agent {agent.name!r} is gone: {error}") from error
-    return Candidate(f"{agent.name} (before)", agent.name, _asked_only(agent), "before", config, run)
+        raise ModelError(
+            f"--before: the original model of agent {agent.name!r} is missing: {error}"
+        ) from error
+    return Target(
+        f"{agent.name} (before)", agent.name, _without_training_settings(agent), "before", config, run
+    )
 
 
-def _trained(agent: AgentSettings, config: RunConfig, run: Path, folder: Path) -> Candidate:
+def _trained(agent: AgentSettings, config: RunConfig, run: Path, folder: Path) -> Target:
     check_inside(folder, run)
     if not (folder / "config.json").is_file():
         raise ModelError(
             f"{folder} has no trained agent: agents are saved at the end of a run; "
             f"let the run {run} finish first"
         )
-    check_tree(folder, run)  # transformers would follow any link, and wait for any pipe
-    settings = replace(_asked_only(agent), model=str(folder), revision=None)
-    return Candidate(agent.name, agent.name, settings, "after", config, run)
+    check_tree(folder, run)  # transformers would follow links out of the run and block on pipes
+    settings = replace(_without_training_settings(agent), model=str(folder), revision=None)
+    return Target(agent.name, agent.name, settings, "after", config, run)
 
 
-def _asked_only(agent: AgentSettings) -> AgentSettings:
-    """Without what only learning needs. A run's adapters are merged into the agents it saves."""
+def _without_training_settings(agent: AgentSettings) -> AgentSettings:
+    """Return the settings without those of training. A run merges adapters into the agents that it saves."""
     return replace(agent, lora=None, gradient_checkpointing=False)
 
 
-def _model(reference: str, before: bool) -> Candidate:
+def _model(reference: str, before: bool) -> Target:
     if before:
-        raise ConfigError(f"--before is for runs: {reference} is a model, it has nothing before it")
+        raise ConfigError(f"--before needs a run: {reference} is a model without a state before training")
     resolve_model(reference)
     last = reference.rstrip("/").rsplit("/", 1)[-1].removeprefix("bundled:")
     name = re.sub(r"[^A-Za-z0-9._-]", "-", last).lstrip("._-") or "model"
-    return Candidate(name, name, AgentSettings(name=name, model=reference))
+    return Target(name, name, AgentSettings(name=name, model=reference))
 
 
-def _with_different_labels(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Equal names get the run's folder in front, and a number if that does not help."""
+def _with_unique_labels(targets: Sequence[Target]) -> list[Target]:
+    """Prefix equal labels with the run's folder; number those that are still equal."""
     for prefixed in (False, True):
-        counts = Counter(candidate.label for candidate in candidates)
-        labelled: list[Candidate] = []
-        for i, candidate in enumerate(candidates):
-            label = candidate.label
+        counts = Counter(target.label for target in targets)
+        labelled: list[Target] = []
+        for i, target in enumerate(targets):
+            label = target.label
             if counts[label] > 1 and prefixed:
-                label = f"{label} #{sum(other.label == label for other in candidates[:i]) + 1}"
-            elif counts[label] > 1 and candidate.folder is not None:
-                label = f"{candidate.folder.resolve().name}/{label}"
-            labelled.append(replace(candidate, label=label))
-        candidates = labelled
-    return list(candidates)
+                label = f"{label} #{sum(other.label == label for other in targets[:i]) + 1}"
+            elif counts[label] > 1 and target.folder is not None:
+                label = f"{target.folder.resolve().name}/{label}"
+            labelled.append(replace(target, label=label))
+        targets = labelled
+    return list(targets)
 
 
 def weights_digest(settings: AgentSettings) -> str:
-    """Tells other weights in the same place; empty for hub models. Of large files samples are read."""
+    """Return a digest that changes with the weights; empty for hub models. Reads parts of large files."""
     folder = Path(resolve_model(settings.model))
     if not folder.is_dir():
         return ""
@@ -147,24 +151,24 @@ def weights_digest(settings: AgentSettings) -> str:
 
 
 def looks_like_a_hub_id(reference: str) -> bool:
-    """Whether a reference is neither bundled nor a folder."""
+    """Return whether a reference is neither bundled nor a folder."""
     return reference == resolve_model(reference) and not os.path.exists(reference)
 
 
-def default_output(candidates: Sequence[Candidate], names: Sequence[str]) -> Path:
-    """``RUN/evaluations/BENCHMARKS`` for one run, else ``evaluations/MODELS/BENCHMARKS``."""
+def default_output(targets: Sequence[Target], names: Sequence[str]) -> Path:
+    """Return ``RUN/evaluations/BENCHMARKS`` for one run, else ``evaluations/MODELS/BENCHMARKS``."""
     benchmarks = _folder_name([label_of(name) for name in names])
-    folders = {candidate.folder for candidate in candidates}
-    folder = candidates[0].folder
+    folders = {target.folder for target in targets}
+    folder = targets[0].folder
     if len(folders) == 1 and folder is not None:
         output = folder / "evaluations" / benchmarks
         check_inside(output, folder)
         return output
-    return Path("evaluations") / _folder_name([candidate.label for candidate in candidates]) / benchmarks
+    return Path("evaluations") / _folder_name([target.label for target in targets]) / benchmarks
 
 
 def _folder_name(parts: Sequence[str]) -> str:
     name = "+".join(re.sub(r"[^A-Za-z0-9._-]+", "-", part).strip("-") for part in parts)
-    if len(name) <= _LONGEST_NAME:
+    if len(name) <= _MAX_NAME:
         return name
-    return f"{name[:_LONGEST_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return f"{name[:_MAX_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

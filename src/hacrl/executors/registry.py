@@ -10,16 +10,16 @@ from hacrl.errors import ConfigError
 from hacrl.executors.workers import make_local_executor
 from hacrl.models.agent import Agent
 from hacrl.plugins import installed_plugins, is_reference, load_reference
-from hacrl.tasks.base import Checked
+from hacrl.tasks.base import CheckedTask
 from hacrl.training.executor import Executor
 
-ExecutorFactory = Callable[[RunConfig, Checked, Mapping[str, Agent]], Executor]
+ExecutorFactory = Callable[[RunConfig, CheckedTask, Mapping[str, Agent]], Executor]
 
 BUILT_IN: dict[str, ExecutorFactory] = {"local": make_local_executor}
 ENTRY_POINTS = "hacrl.executors"  # group under which installed packages offer executors
 
 
-def make_executor(config: RunConfig, checked: Checked, loaded: Mapping[str, Agent]) -> Executor:
+def make_executor(config: RunConfig, checked: CheckedTask, loaded: Mapping[str, Agent]) -> Executor:
     """Place all agents' workers; ``loaded`` agents (by name) are used as they are."""
     return find_executor(config.executor)(config, checked, loaded)
 

@@ -21,14 +21,16 @@ from hacrl.models.loading import check_weights_exist
 from hacrl.models.own_policy import rollout_limit
 from hacrl.models.retokenizing import Retokeniser
 from hacrl.seeding import derive_seed
-from hacrl.tasks.base import Checked
+from hacrl.tasks.base import CheckedTask
 from hacrl.training.learner import Learner
 from hacrl.training.offload import Transfers
 from hacrl.training.samples import SampleBuilder
 from hacrl.training.worker import AgentWorker, WorkerSettings
 
 
-def make_local_executor(config: RunConfig, checked: Checked, loaded: Mapping[str, Agent]) -> LocalExecutor:
+def make_local_executor(
+    config: RunConfig, checked: CheckedTask, loaded: Mapping[str, Agent]
+) -> LocalExecutor:
     """Load all agents into this process and decide how those that share a device take turns on it."""
     agents = load_agents(config, checked, loaded)
     decided = decide_memory(config, checked, agents)
@@ -57,7 +59,7 @@ def make_worker(
     config: RunConfig,
     settings: AgentSettings,
     agent: Agent,
-    checked: Checked,
+    checked: CheckedTask,
     *,
     micro_batch_tokens: int | None = None,
     transfers: Transfers | None = None,
@@ -96,7 +98,7 @@ def make_worker(
     return AgentWorker(agent, engine, learner, builder, checked.task, worker_settings, verify_lock)
 
 
-def load_agents(config: RunConfig, checked: Checked, loaded: Mapping[str, Agent]) -> list[Agent]:
+def load_agents(config: RunConfig, checked: CheckedTask, loaded: Mapping[str, Agent]) -> list[Agent]:
     """Return all agents in the config's order; missing weights are noticed before any are loaded."""
     for settings in config.agents:
         if settings.name not in loaded:

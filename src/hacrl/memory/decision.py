@@ -21,7 +21,7 @@ from hacrl.models.agent import Agent
 from hacrl.models.footprint import ParameterCounts
 from hacrl.models.lm_head import separate_head
 from hacrl.models.lora import is_adapted
-from hacrl.tasks.base import Checked
+from hacrl.tasks.base import CheckedTask
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class MemoryDecision:
     notes: tuple[str, ...] = ()
 
 
-def decide_memory(config: RunConfig, checked: Checked, agents: Sequence[Agent]) -> MemoryDecision:
+def decide_memory(config: RunConfig, checked: CheckedTask, agents: Sequence[Agent]) -> MemoryDecision:
     """By what the agents' memory is estimated to be, on the GPUs they are on."""
     levels: dict[str, OffloadLevel] = {agent.name: "never" for agent in agents}
     asked, tokens = config.learning.offload, config.learning.micro_batch_tokens
@@ -66,7 +66,7 @@ def decide_memory(config: RunConfig, checked: Checked, agents: Sequence[Agent]) 
     return MemoryDecision(levels, sizes, config, tuple(notes))
 
 
-def _sized(config: RunConfig, checked: Checked, agents: Sequence[Agent]) -> Sized:
+def _sized(config: RunConfig, checked: CheckedTask, agents: Sequence[Agent]) -> Sized:
     """What is known of agents that are loaded: everything."""
     settings = {one.name: one for one in config.agents}
     problems = (*checked.train, *checked.test)

@@ -24,7 +24,7 @@ from hacrl.models.tokenizing import TextCodec
 from hacrl.runs.folder import check_output
 from hacrl.runs.hub import hub_if_needed, is_unreachable
 from hacrl.runs.preflight import check_agents, check_ids, check_sizes, preflight
-from hacrl.tasks.base import Checked, Rehearsable, Task
+from hacrl.tasks.base import CheckedTask, SelfTesting, Task
 from hacrl.tasks.registry import make_task
 from hacrl.tracking.registry import make_trackers
 
@@ -148,7 +148,7 @@ class _Look:
         self.not_checked.append(f"{what}: {self._reason}")
 
 
-def _checked(config: RunConfig, task: Task | None, codecs: Mapping[str, TextCodec]) -> Checked | None:
+def _checked(config: RunConfig, task: Task | None, codecs: Mapping[str, TextCodec]) -> CheckedTask | None:
     """A run's own checks, for those agents whose tokenizer is at hand."""
     if task is None:
         return None
@@ -157,12 +157,12 @@ def _checked(config: RunConfig, task: Task | None, codecs: Mapping[str, TextCode
         return preflight(replace(config, agents=agents), task, codecs)
     check_sizes(config, task)
     check_ids(task)
-    if isinstance(task, Rehearsable):
-        task.rehearse()
+    if isinstance(task, SelfTesting):
+        task.self_test()
     return None
 
 
-def _longest_prompt(codec: TextCodec, checked: Checked) -> int:
+def _longest_prompt(codec: TextCodec, checked: CheckedTask) -> int:
     return max(len(codec.encode_prompt(problem)) for problem in (*checked.train, *checked.test))
 
 

@@ -10,21 +10,21 @@ from hacrl.models.device import agent_device, check_device
 from hacrl.models.loading import load_text_codec
 from hacrl.models.model_sources import resolve_model
 from hacrl.models.tokenizing import TextCodec
-from hacrl.tasks.base import Checked, Rehearsable, Task
-from hacrl.tasks.splits import ProblemStream
+from hacrl.tasks.base import CheckedTask, SelfTesting, Task
+from hacrl.tasks.stream import ProblemStream
 from hacrl.types import Problem
 
 LOOKED_AT = 100  # problems
 MUCH = 0.1  # of the prompts' tokens
 
 
-def preflight(config: RunConfig, task: Task, loaded: Mapping[str, TextCodec] | None = None) -> Checked:
+def preflight(config: RunConfig, task: Task, loaded: Mapping[str, TextCodec] | None = None) -> CheckedTask:
     """Models that can be found, devices that are there, tokenizers that can stop, problems that fit."""
     devices = check_agents(config, loaded or ())
     check_sizes(config, task)
     check_ids(task)
-    if isinstance(task, Rehearsable):
-        task.rehearse()
+    if isinstance(task, SelfTesting):
+        task.self_test()
     codecs = [(loaded or {}).get(agent.name) or load_text_codec(agent) for agent in config.agents]
     train, left_out = fitting_problems(config, task.train, codecs, "training", config.rollout.max_new_tokens)
     if len(train) < config.rollout.prompts_per_step:
@@ -39,7 +39,7 @@ def preflight(config: RunConfig, task: Task, loaded: Mapping[str, TextCodec] | N
     notes = [*getattr(task, "notes", ()), *left_out, *test_left_out, *unreadable(codecs, train)]
     if config.evaluation.problems is None and not task.test:
         notes.append(f"task {task.name!r} holds out no problems, so the agents are not evaluated")
-    return Checked(task, train, test, devices, tuple(notes))
+    return CheckedTask(task, train, test, devices, tuple(notes))
 
 
 def check_agents(config: RunConfig, loaded: Collection[str]) -> dict[str, str]:

@@ -21,9 +21,9 @@ from hacrl.runs.preflight import check_agents, preflight
 from hacrl.runs.results import RunResult
 from hacrl.runs.resume import ResumePoint
 from hacrl.runs.watchdog import Watchdog
-from hacrl.tasks.base import Checked, Task
+from hacrl.tasks.base import CheckedTask, Task
 from hacrl.tasks.registry import make_task
-from hacrl.tasks.splits import ProblemStream
+from hacrl.tasks.stream import ProblemStream
 from hacrl.tracking.registry import make_trackers
 from hacrl.training.accuracy import Accuracy
 from hacrl.training.observer import Observer, Observers
@@ -194,7 +194,7 @@ def with_threads(config: RunConfig) -> RunConfig:
 
 def build_trainer(
     config: RunConfig,
-    checked: Checked | None = None,
+    checked: CheckedTask | None = None,
     observer: Observer | None = None,
     loaded: Mapping[str, Agent] | None = None,
     log: RolloutLog | None = None,

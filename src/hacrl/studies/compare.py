@@ -1,4 +1,4 @@
-"""The same recipe under several variants and seeds, a process each."""
+"""Run a study: one recipe under several variants and seeds, each run in a process of its own."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from hacrl.runs.resume import changes, changes_rounding_only
 from hacrl.studies.variants import Recipe, variant_recipe
 from hacrl.tasks.registry import make_task
 
-# What a study's runs do without unless the recipe asks for it: a run that was broken off is begun again, so
-# checkpoints would only fill the disk.
+# Defaults of a study's runs, which the recipe may override. A study restarts an interrupted run from the
+# beginning, so checkpoints would only fill the disk.
 STUDY_DEFAULTS: Recipe = {
     "threads": 1,
     "logged_rollouts": 0,
@@ -32,12 +32,12 @@ STUDY_DEFAULTS: Recipe = {
 }
 
 
-PARENT_LOOKED_AFTER = 1.0  # seconds
+PARENT_CHECK_SECONDS = 1.0  # interval at which a worker checks that its parent lives
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One cell of a study."""
+    """One variant with one seed."""
 
     variant: str
     seed: int
@@ -45,43 +45,43 @@ class PlannedRun:
 
     @property
     def folder(self) -> Path:
-        """Where the run is or will be."""
+        """The run's folder, which may not exist yet."""
         return Path(self.config.output)
 
 
 def plan_runs(recipe: Recipe, variants: Sequence[str], seeds: int, output: Path) -> list[PlannedRun]:
-    """All runs of a study, every config checked; equal seeds are asked the same problems.
+    """Return all runs of a study, with checked configs. Runs with equal seeds see the same problems.
 
-    Seeds count up from the recipe's. One thread each unless the recipe says otherwise: processes are the
-    better use of cores.
+    Seeds count up from the recipe's. A run uses one thread unless the recipe sets another number, because
+    several processes use the cores better.
     """
     if "output" in recipe:
-        raise ConfigError("output: a study has many runs; say --output FOLDER instead of output=")
+        raise ConfigError("output: a study has many runs; give --output FOLDER instead of output=")
     base = build_config({**recipe, "output": str(output)}, "recipe")
     if base.steps == 0 or base.evaluation.problems == 0:
         raise ConfigError("a study compares accuracies: steps and evaluation.problems must not be 0")
     runs = []
-    tasks = _Tasks()
+    checks = _PreflightChecks()
     for seed in range(base.seed, base.seed + seeds):
         for variant in dict.fromkeys(variants):
             folder = output / variant.replace("/", "_") / f"seed-{seed}"
             data = {**STUDY_DEFAULTS, **variant_recipe(recipe, variant)}
             config = build_config({**data, "seed": seed, "output": str(folder)}, f"variant {variant}")
-            tasks.check(config)
+            checks.check(config)
             runs.append(PlannedRun(variant, seed, config))
     return runs
 
 
-class _Tasks:
-    """Preflight of many alike runs: seed, method and learning rate change nothing of what it looks at."""
+class _PreflightChecks:
+    """Checks each distinct config once: seed, method and learning rate do not affect the checks."""
 
     def __init__(self) -> None:
-        self._seen: set[str] = set()
+        self._checked: set[str] = set()
 
     def check(self, config: RunConfig) -> None:
-        same = replace(config, seed=0, output="-", method=HacpoSettings(), learning=LearningSettings())
-        key = config_to_yaml(same)
-        if key in self._seen:
+        relevant = replace(config, seed=0, output="-", method=HacpoSettings(), learning=LearningSettings())
+        key = config_to_yaml(relevant)
+        if key in self._checked:
             return
         task = make_task(config.task)
         try:
@@ -92,7 +92,7 @@ class _Tasks:
                 )
         finally:
             task.close()
-        self._seen.add(key)
+        self._checked.add(key)
 
 
 def run_study(
@@ -101,7 +101,7 @@ def run_study(
     on_done: Callable[[PlannedRun, RunResult], None],
     overwrite: bool = False,
 ) -> dict[tuple[str, int], RunResult]:
-    """Run what is not there yet, ``jobs`` at a time; what an earlier, broken-off study finished is kept."""
+    """Run the runs that are not finished, ``jobs`` at a time, and return the results of all runs."""
     results: dict[tuple[str, int], RunResult] = {}
 
     def keep(run: PlannedRun) -> None:
@@ -109,24 +109,24 @@ def run_study(
         on_done(run, results[run.variant, run.seed])
 
     for run in runs:
-        check_inside(run.folder, run.folder.parent.parent)  # of the study: FOLDER/VARIANT/seed-N
-    finished = [_is_finished(run, overwrite) for run in runs]  # of all, before any is announced or started
+        check_inside(run.folder, run.folder.parent.parent)  # the study's folder of FOLDER/VARIANT/seed-N
+    finished = [_is_finished(run, overwrite) for run in runs]  # check all runs first
     missing = [run for run, done in zip(runs, finished, strict=True) if not done]
     for run, done in zip(runs, finished, strict=True):
         if done:
             keep(run)
     pool = ProcessPoolExecutor(
-        jobs, mp_context=get_context("spawn"), initializer=_depend_on, initargs=(os.getpid(),)
+        jobs, mp_context=get_context("spawn"), initializer=_exit_with_parent, initargs=(os.getpid(),)
     )
     try:
         futures = {
-            pool.submit(_run_one, run.config if jobs == 1 else _among_others(run.config)): run
+            pool.submit(_run, run.config if jobs == 1 else _with_fixed_micro_batches(run.config)): run
             for run in missing
         }
         for future in as_completed(futures):
             future.result()
             keep(futures[future])
-    except BaseException:  # one failed run, or Ctrl-C, ends the study: no further run is started
+    except BaseException:  # a failed run or Ctrl-C ends the study: start no further run
         for process in list((pool._processes or {}).values()):
             process.terminate()
         pool.shutdown(wait=False, cancel_futures=True)
@@ -136,56 +136,56 @@ def run_study(
 
 
 def _is_finished(run: PlannedRun, overwrite: bool) -> bool:
-    """Whether this very config has been run to its end: a run's last act is to save the agents."""
+    """Return whether this config has run to its end: saving the agents is a run's last action."""
     config = run.folder / "config.yaml"
     if not os.path.lexists(config):
         return False
-    if others := _other_settings(config, run):
+    if changed := _changed_settings(config, run):
         if overwrite:
             return False
         raise ConfigError(
-            f"{run.folder} holds a run with other settings ({', '.join(others)}) and is kept; use another "
+            f"{run.folder} holds a run with other settings ({', '.join(changed)}); use another "
             "--output, or --overwrite to replace such runs"
         )
     return all((run.folder / "agents" / agent.name / "config.json").is_file() for agent in run.config.agents)
 
 
-def _other_settings(path: Path, run: PlannedRun) -> list[str]:
-    """Keys whose values were others, but for those that change sums in their last digits at most."""
+def _changed_settings(path: Path, run: PlannedRun) -> list[str]:
+    """Return the settings that differ, except those that affect rounding only."""
     try:
-        began = build_config(read_recipe(path, run.folder), str(path))
+        existing = build_config(read_recipe(path, run.folder), str(path))
     except ConfigError as error:
         return [str(error)]
-    return [key for key in changes(began, run.config) if not changes_rounding_only(key)]
+    return [key for key in changes(existing, run.config) if not changes_rounding_only(key)]
 
 
-def _among_others(config: RunConfig) -> RunConfig:
-    """Runs that share a device with others do not choose as if it were theirs alone."""
+def _with_fixed_micro_batches(config: RunConfig) -> RunConfig:
+    """Set the micro-batch size: automatic sizing assumes that a run has the device to itself."""
     tokens = config.learning.micro_batch_tokens or FEW_TOKENS
     return replace(config, learning=replace(config.learning, micro_batch_tokens=tokens))
 
 
 def _result(run: PlannedRun) -> RunResult:
-    """What a finished run came to. Half of it would be compared as if it were the whole."""
+    """Return the result of a finished run; raise ConfigError if its files are incomplete."""
     try:
         return read_finished(run.folder, run.config.steps, [agent.name for agent in run.config.agents])
     except UnreadableFileError as error:
-        raise ConfigError(f"{error}; delete {run.folder} to have this run made again") from error
+        raise ConfigError(f"{error}; delete {run.folder} to repeat this run") from error
 
 
-def _depend_on(parent: int) -> None:
-    """Ctrl-C reaches the whole group, but the parent decides what becomes of a worker, which ends with it."""
+def _exit_with_parent(parent: int) -> None:
+    """Ignore Ctrl-C, which the parent handles, and exit when the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def watch() -> None:
         while os.getppid() == parent:
-            time.sleep(PARENT_LOOKED_AFTER)
+            time.sleep(PARENT_CHECK_SECONDS)
         os._exit(1)
 
     threading.Thread(target=watch, name="hacrl-parent", daemon=True).start()
 
 
-def _run_one(config: RunConfig) -> None:
+def _run(config: RunConfig) -> None:
     from transformers.utils import logging
 
     from hacrl.runs.run import run_locally

@@ -1,4 +1,4 @@
-"""The demo: the same bundled agents once together with HACPO and once each alone with GSPO."""
+"""The demo: the same bundled agents, once each alone with GSPO and once together with HACPO."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from hacrl.training.observer import Observer
 
 METHOD_LABELS = {"gspo": "GSPO, alone", "hacpo": "HACPO, together"}
 
-# Opens a progress display for one run.
+# Returns a progress display for one run.
 WatchRun = Callable[[RunConfig], AbstractContextManager[Observer]]
 
 
 def demo_config(method: str, output: Path, seed: int = 0, steps: int | None = None) -> RunConfig:
-    """The demo's recipe under one method."""
+    """Return the config of the demo's recipe under one method."""
     data = variant_recipe(read_recipe(Path("demo")), method)
     data |= {"output": str(output / method), "seed": seed}
     if steps is not None:
@@ -29,7 +29,7 @@ def demo_config(method: str, output: Path, seed: int = 0, steps: int | None = No
 
 
 def run_demo_methods(output: Path, seed: int, steps: int | None, watch: WatchRun) -> dict[str, RunResult]:
-    """Train under each method; equal seeds, so both are asked the same problems."""
+    """Train under each method with the same seed, so that both see the same problems."""
     results = {}
     for method in METHOD_LABELS:
         config = demo_config(method, output, seed, steps)

@@ -1,6 +1,7 @@
-"""Runs of the same agents under different methods, side by side.
+"""Tables that compare methods on the same agents.
 
-Several variants over several seeds: means, spread over seeds, and paired differences.
+A :class:`Comparison` has one run per method (the demo). A :class:`Study` has several seeds per variant, with
+means, spread over seeds, and differences paired by seed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from hacrl.training.accuracy import Accuracy
 
 @dataclass(frozen=True)
 class AgentOutcome:
-    """One agent under one method."""
+    """The result of one agent under one method."""
 
     before: Accuracy
     after: Accuracy
@@ -31,26 +32,26 @@ class AgentOutcome:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Method -> agent -> outcome; all methods started from the same agents and asked the same problems."""
+    """Method -> agent -> outcome. All methods started from the same agents and used the same problems."""
 
     outcomes: dict[str, dict[str, AgentOutcome]]
 
     @property
     def methods(self) -> list[str]:
-        """Methods, in the order they were run."""
+        """The methods in the order of their runs."""
         return list(self.outcomes)
 
     @property
     def agents(self) -> list[str]:
-        """Agents, in the recipe's order."""
+        """The agents in the recipe's order."""
         return list(next(iter(self.outcomes.values())))
 
     def before(self, agent: str) -> Accuracy:
-        """Accuracy before any training, the same for all methods."""
+        """Return the accuracy before training, which is the same for all methods."""
         return self.outcomes[self.methods[0]][agent].before
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready: agent -> before, and per method after, rollouts and updates."""
+        """Return plain data: agent -> before, and per method after, rollouts and updates."""
         return {
             agent: {
                 "before": asdict(self.before(agent)),
@@ -68,7 +69,7 @@ class Comparison:
 
 
 def compare(results: Mapping[str, RunResult]) -> Comparison:
-    """Gather finished runs, one per method, each evaluated before and after training."""
+    """Return the comparison of finished runs, one per method, each evaluated before and after training."""
     return Comparison({method: _outcomes(result) for method, result in results.items()})
 
 
@@ -87,7 +88,7 @@ def _outcomes(result: RunResult) -> dict[str, AgentOutcome]:
 
 
 def comparison_table(comparison: Comparison, labels: Mapping[str, str]) -> Table:
-    """Accuracy before and after, by method; rollouts are each agent's own."""
+    """Return a table of accuracy before and after training by method, with each agent's own rollouts."""
     table = Table(title="Sampled accuracy on held-out problems (± standard error)")
     table.add_column("agent")
     table.add_column("before", justify="right")
@@ -97,17 +98,17 @@ def comparison_table(comparison: Comparison, labels: Mapping[str, str]) -> Table
     for agent in comparison.agents:
         afters = [comparison.outcomes[method][agent].after for method in comparison.methods]
         best = max(after.mean for after in afters)
-        cells = [_bold(f"{after.mean:.3f} ± {after.stderr:.3f}", after.mean == best) for after in afters]
-        spent = sorted({comparison.outcomes[method][agent].rollouts for method in comparison.methods})
+        cells = [_bold_if(after.mean == best, f"{after.mean:.3f} ± {after.stderr:.3f}") for after in afters]
+        rollouts = sorted({comparison.outcomes[method][agent].rollouts for method in comparison.methods})
         before = comparison.before(agent)
         table.add_row(
-            literal(agent), f"{before.mean:.3f}", *cells, " / ".join(f"{count:,}" for count in spent)
+            literal(agent), f"{before.mean:.3f}", *cells, " / ".join(f"{count:,}" for count in rollouts)
         )
     return table
 
 
-def _bold(text: str, emphasised: bool) -> str:
-    return f"[bold]{text}[/bold]" if emphasised else text
+def _bold_if(condition: bool, text: str) -> str:
+    return f"[bold]{text}[/bold]" if condition else text
 
 
 @dataclass(frozen=True)
@@ -123,37 +124,37 @@ class Spread:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Over seeds."""
+    """Return mean and standard deviation of one value per seed."""
     std = statistics.stdev(values) if len(values) > 1 else None
     return Spread(statistics.fmean(values), std, len(values))
 
 
 @dataclass(frozen=True)
 class StudyCell:
-    """One agent under one variant."""
+    """The results of one agent under one variant, over all seeds."""
 
     before: Spread
     after: Spread
-    difference: Spread  # to the reference variant, paired by seed
-    wins: int  # seeds in which it ended above the reference
+    difference: Spread  # from the reference variant, paired by seed
+    wins: int  # seeds in which the variant ended above the reference
     rollouts: int
     updates: int
 
 
 @dataclass(frozen=True)
 class Study:
-    """Variant -> agent -> cell; differences are to ``reference``."""
+    """Variant -> agent -> cell. Differences are from the variant ``reference``."""
 
     reference: str
     cells: dict[str, dict[str, StudyCell]]
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """Return plain data."""
         return asdict(self)
 
 
 def make_study(results: Mapping[tuple[str, int], RunResult], reference: str) -> Study:
-    """Aggregate runs keyed by (variant, seed)."""
+    """Aggregate the runs over seeds; keys are (variant, seed)."""
     variants = list(dict.fromkeys(variant for variant, _ in results))
     seeds = sorted({seed for _, seed in results})
     agents = list(next(iter(results.values())).rewards)
@@ -164,7 +165,7 @@ def make_study(results: Mapping[tuple[str, int], RunResult], reference: str) -> 
 
     def cell(variant: str, agent: str) -> StudyCell:
         after, baseline = final(variant, agent), final(reference, agent)
-        differences = [a - b for a, b in zip(after, baseline, strict=True)]
+        differences = [own - other for own, other in zip(after, baseline, strict=True)]
         first = results[variant, seeds[0]]
         return StudyCell(
             before=spread([results[variant, seed].accuracies[0][agent].mean for seed in seeds]),
@@ -181,7 +182,7 @@ def make_study(results: Mapping[tuple[str, int], RunResult], reference: str) -> 
 
 
 def study_markdown(study: Study) -> str:
-    """One row per variant, one column per agent; rollouts and updates are per agent."""
+    """Return Markdown with a row per variant and a column per agent; rollouts and updates are per agent."""
     agents = list(next(iter(study.cells.values())))
     seeds = next(iter(study.cells[study.reference].values())).after.seeds
     lines = [
@@ -198,8 +199,8 @@ def study_markdown(study: Study) -> str:
         updates = max(cell.updates for cell in cells.values())
         lines.append(f"| {markdown_text(variant)} | {values} | {mean:.3f} | {rollouts:,} | {updates:,} |")
     note = (
-        f"Mean ± standard deviation over {seeds} seeds; in brackets the mean paired difference to "
-        f"{markdown_text(study.reference)} and the seeds in which it was above."
+        f"Mean ± standard deviation over {seeds} seeds. In brackets: the mean paired difference from "
+        f"{markdown_text(study.reference)}, and in how many seeds it is positive."
     )
     return "\n".join([*lines, "", note])
 

@@ -1,7 +1,7 @@
-"""Named variations of one recipe: the baselines and the ablations of the paper, at stated costs.
+"""Named variants of a recipe: the baselines and the ablations of the paper.
 
-A variant keeps everything of the recipe that it does not speak of. ``gspo@lr=1e-4`` is the variant
-``gspo`` with an override, ``gspo@lr=1e-4@steps=50`` with two.
+A variant changes only the settings that define it. ``gspo@lr=1e-4`` is the variant ``gspo`` with one
+override, ``gspo@lr=1e-4@steps=50`` with two.
 """
 
 from __future__ import annotations
@@ -15,28 +15,32 @@ from hacrl.config.schema import AgentSettings, LearningSettings, RolloutSettings
 from hacrl.errors import ConfigError
 
 Recipe = dict[str, Any]
-_OWN_CLIP = ("clip_low", "clip_high", "kl_coefficient")  # method keys that all sequence-level methods share
+_SHARED_KEYS = (
+    "clip_low",
+    "clip_high",
+    "kl_coefficient",
+)  # options of all sequence-level methods
 
 
 def _method(name: str, **options: Any) -> Callable[[Recipe], None]:
-    """Another method with the recipe's own-response clipping, or the recipe's method with other options."""
+    """Return a change to another method with the recipe's clipping, or to other options of its method."""
 
     def change(recipe: Recipe) -> None:
         current = recipe["method"]
         if current["name"] != name:
-            current = {key: current[key] for key in _OWN_CLIP if key in current}
+            current = {key: current[key] for key in _SHARED_KEYS if key in current}
         recipe["method"] = {**current, "name": name, **options}
 
     return change
 
 
 def _token_level(recipe: Recipe) -> None:
-    """GRPO's ratio is per token: the recipe's sequence-level clip range does not carry over."""
+    """Use GRPO with its default clip range: the recipe's range is for sequence-level ratios."""
     recipe["method"] = {"name": "grpo"}
 
 
 def _times_two(recipe: Recipe) -> None:
-    """2G responses and twice the updates: double rollout cost."""
+    """Use GSPO with twice the responses and twice the updates, at twice the rollout cost."""
     _method("gspo")(recipe)
     rollout, learning = recipe.setdefault("rollout", {}), recipe.setdefault("learning", {})
     _double(rollout, "rollouts_per_prompt", RolloutSettings.rollouts_per_prompt)
@@ -47,14 +51,14 @@ def _times_two(recipe: Recipe) -> None:
 
 
 def _double(section: dict[str, Any], key: str, default: int | None) -> None:
-    """Twice the value or its default; a key that means "not set" stays so."""
+    """Double a value or its default; None (not set) stays None."""
     value = section.get(key, default)
     if value is not None:
         section[key] = 2 * value
 
 
 def _same_updates(recipe: Recipe) -> None:
-    """As many updates as with sharing, made by as many passes over the agent's own responses."""
+    """Use GSPO with as many updates as with sharing: one epoch over own responses per agent."""
     _method("gspo")(recipe)
     learning = recipe.setdefault("learning", {})
     learning["epochs"] = len(recipe["agents"]) * learning.get("epochs", 1)
@@ -78,7 +82,7 @@ VARIANTS: dict[str, Callable[[Recipe], None]] = {
 
 
 def variant_recipe(recipe: Recipe, variant: str) -> Recipe:
-    """A copy of the recipe under a variant, e.g. ``gspo_x2`` or ``gspo@lr=1e-4``."""
+    """Return a copy of the recipe under a variant, e.g. ``gspo_x2`` or ``gspo@lr=1e-4``."""
     name, *overrides = variant.split("@")
     if name not in VARIANTS:
         raise ConfigError(f"there is no variant {name!r}; there are {', '.join(VARIANTS)}")

@@ -1,12 +1,12 @@
-"""Two-operation arithmetic, worked from left to right: small enough to enumerate, hard enough to get wrong.
+"""The ``arithmetic`` task: two operations, from left to right. Few enough problems to enumerate.
 
-A problem is ``(23+14)*2``, its prompt ``(23+14)*2:``, its gold answer ``74``, and a full response is
-``23+14=37;37*2=74#74``: one step each, then ``#`` and the answer. The whole space is listed once; a hash of
-the problem's id decides its order and its split, so every process and every choice of ranges agrees on
-what is held out.
+A problem is ``(23+14)*2``, its prompt ``(23+14)*2:`` and its gold answer ``74``. A full response is
+``23+14=37;37*2=74#74``: one equation per step, then ``#`` and the answer. The task enumerates all problems.
+A hash of the problem's id decides order and split, so every process and every choice of ranges holds out the
+same problems.
 
-There are far more terms than factors, so only a tenth of the space has a product in it. By default at most
-``per_pattern`` problems are kept of each of the nine pairs of operators, so that half of them have one.
+Terms have a wider range than factors, so only a tenth of all problems contains a product. By default the
+task keeps at most ``per_pattern`` problems of each of the nine operator pairs; then half contain one.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from hacrl.errors import TaskError
 from hacrl.types import Problem, Rollout, Verdict
 
 OPERATORS = "+-*"
-TEST_SHARE = 10  # one problem in TEST_SHARE is held out
-LARGEST_SPACE = 5_000_000  # candidates: the whole space is listed
-DEFAULT_PROMPT = "{problem}:"  # what the bundled agents were taught
-DEFAULT_PER_PATTERN = 1000  # about as many as the scarcer pairs with one product have
+TEST_EVERY = 10  # one problem in ten is held out
+MAX_EXPRESSIONS = 5_000_000  # all of them are enumerated
+DEFAULT_PROMPT = "{problem}:"  # the format that the bundled agents were trained on
+DEFAULT_PER_PATTERN = 1000  # about the number of problems of the rarer operator pairs with one product
 
 _EXPRESSION = re.compile(r"\(([0-9]+)([-+*])([0-9]+)\)([-+*])([0-9]+)")
-_INTEGER = re.compile(r"0|-?[1-9][0-9]*")  # [0-9], not \d: that would also accept other scripts' digits
+_INTEGER = re.compile(r"0|-?[1-9][0-9]*")  # not \d, which also matches digits of other scripts
 
 Range = tuple[int, int]  # both ends included
 
@@ -41,7 +41,7 @@ class Step(NamedTuple):
     operand: int
 
     def apply(self, value: int) -> int:
-        """The right result of this step from ``value``."""
+        """Return the correct result of this step applied to ``value``."""
         if self.operator == "+":
             return value + self.operand
         if self.operator == "-":
@@ -58,28 +58,28 @@ class Expression(NamedTuple):
 
     @property
     def id(self) -> str:
-        """The text that names the problem, e.g. ``(23+14)*2``."""
+        """The problem's id, e.g. ``(23+14)*2``."""
         (op1, by1), (op2, by2) = self.first, self.second
         return f"({self.start}{op1}{by1}){op2}{by2}"
 
     @property
     def pattern(self) -> str:
-        """The two operators, e.g. ``+*``."""
+        """The operator pair, e.g. ``+*``."""
         return self.first.operator + self.second.operator
 
     def results(self) -> tuple[int, int]:
-        """The right intermediate and final value."""
+        """Return the correct intermediate and final value."""
         middle = self.first.apply(self.start)
         return middle, self.second.apply(middle)
 
     def write(self, middle: int, final: int) -> str:
-        """The response with these results, right or not: ``23+14=37;37*2=74#74``."""
+        """Return the response with these results, correct or not: ``23+14=37;37*2=74#74``."""
         (op1, by1), (op2, by2) = self.first, self.second
         return f"{self.start}{op1}{by1}={middle};{middle}{op2}{by2}={final}#{final}"
 
 
 class Ranges(NamedTuple):
-    """Which expressions exist; all ends included."""
+    """The operands and results that occur; all ends included."""
 
     start: Range = (10, 39)
     term: Range = (2, 19)  # operands of + and -
@@ -88,7 +88,7 @@ class Ranges(NamedTuple):
 
 
 def parse_expression(problem_id: str) -> Expression:
-    """Read ``(23+14)*2`` back into its parts."""
+    """Parse an id such as ``(23+14)*2``."""
     match = _EXPRESSION.fullmatch(problem_id)
     if match is None:
         raise TaskError(f"problem_id: {problem_id!r} is not of the form (23+14)*2")
@@ -97,13 +97,13 @@ def parse_expression(problem_id: str) -> Expression:
 
 
 def worked_solution(problem_id: str) -> str:
-    """The right response in full: ``worked_solution("(23+14)*2") == "23+14=37;37*2=74#74"``."""
+    """Return the correct response: ``worked_solution("(23+14)*2") == "23+14=37;37*2=74#74"``."""
     expression = parse_expression(problem_id)
     return expression.write(*expression.results())
 
 
 def enumerate_expressions(ranges: Ranges) -> Iterator[Expression]:
-    """Every expression of the space, in lexical order of its parts."""
+    """Yield every expression within the ranges, in lexical order of its parts."""
     steps = [
         Step(operator, operand)
         for operator in OPERATORS
@@ -119,11 +119,11 @@ def enumerate_expressions(ranges: Ranges) -> Iterator[Expression]:
 
 
 class ArithmeticTask:
-    """The task; its knobs are those of :class:`Ranges`, plus how many problems each operator pair keeps.
+    """The task. Its options are those of :class:`Ranges`, the cap per operator pair, and the prompt.
 
-    ``prompt`` is how a problem is put: models that were not taught this notation need an instruction, e.g.
+    Models that were not trained on this notation need an instruction as the ``prompt``, e.g.
     ``"Compute {problem} step by step and end with # and the result, like #42."``
-    ``per_pattern=None`` keeps the whole space. A problem is in the same split whatever the knobs.
+    ``per_pattern=None`` keeps all problems. The options never move a problem to the other split.
     """
 
     def __init__(
@@ -138,16 +138,16 @@ class ArithmeticTask:
     ) -> None:
         self.name = "arithmetic"
         self.max_reward: float | None = 1.0
-        self.judges_singly = True
+        self.independent_verdicts = True
         if "{problem}" not in prompt:
             raise TaskError(f"prompt={prompt!r}: must contain {{problem}}, where the expression goes")
         if largest < 0:
-            raise TaskError(f"largest={largest!r}: results are not negative; give 0 or more")
+            raise TaskError(f"largest={largest!r}: results are never negative; give 0 or more")
         if per_pattern is not None and per_pattern < 1:
-            raise TaskError(f"per_pattern={per_pattern!r}: give 1 or more, or None for the whole space")
-        pairs = (_checked("start", start), _checked("term", term), _checked("factor", factor))
+            raise TaskError(f"per_pattern={per_pattern!r}: give 1 or more, or None for all problems")
+        pairs = (_parse_range("start", start), _parse_range("term", term), _parse_range("factor", factor))
         starts, terms, factors = (len(_span(ends)) for ends in pairs)
-        if starts * (2 * terms + factors) ** 2 > LARGEST_SPACE:
+        if starts * (2 * terms + factors) ** 2 > MAX_EXPRESSIONS:
             raise TaskError(
                 f"start={start}, term={term}, factor={factor}: too many problems; narrow the ranges"
             )
@@ -160,7 +160,7 @@ class ArithmeticTask:
 
     @property
     def train(self) -> Sequence[Problem]:
-        """Problems that may be used for learning, in a fixed shuffled order."""
+        """Problems to train on, in a fixed shuffled order."""
         return self._train
 
     @property
@@ -169,14 +169,14 @@ class ArithmeticTask:
         return self._test
 
     def verify(self, rollouts: Sequence[Rollout]) -> list[Verdict]:
-        """See :class:`hacrl.tasks.base.Task`."""
+        """Return one verdict per rollout, in order."""
         return [self.judge(rollout.problem, rollout.text) for rollout in rollouts]
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there are no worker processes."""
 
     def judge(self, problem: Problem, response: str) -> Verdict:
-        """Judge what stands after the last ``#``: the plain integer and nothing else."""
+        """Compare the text after the last ``#``, which must be a plain integer, with the answer."""
         _, mark, answer = response.rpartition("#")
         if not mark or not _INTEGER.fullmatch(answer):
             return Verdict(0.0, "unparsable")
@@ -188,10 +188,10 @@ class ArithmeticTask:
 def _splits(
     ranges: Ranges, per_pattern: int | None, prompt: str
 ) -> tuple[tuple[Problem, ...], tuple[Problem, ...]]:
-    """Train and test. Three parts of one hash thin out, shuffle and split, each blind to the others."""
+    """Return train and test. Independent parts of one hash select, shuffle and split the problems."""
     hashed = sorted((_digest(expression.id), expression) for expression in enumerate_expressions(ranges))
     kept = _first_per_pattern(hashed, len(hashed) if per_pattern is None else per_pattern)
-    # Thinning took the smallest of frequent patterns, so that order is no fair shuffle: take the low bits.
+    # The smallest hashes of each pattern were kept, so the whole hash is no fair order: sort by its low bits.
     kept.sort(key=lambda entry: entry[0] % 2**64)
     train: list[Problem] = []
     test: list[Problem] = []
@@ -199,7 +199,7 @@ def _splits(
         problem = Problem(
             expression.id, prompt.replace("{problem}", expression.id), str(expression.results()[1])
         )
-        (test if digest % TEST_SHARE == 0 else train).append(problem)
+        (test if digest % TEST_EVERY == 0 else train).append(problem)
     return tuple(train), tuple(test)
 
 
@@ -218,7 +218,7 @@ def _span(ends: Range) -> range:
     return range(ends[0], ends[1] + 1)
 
 
-def _checked(name: str, ends: Sequence[int]) -> Range:
+def _parse_range(name: str, ends: Sequence[int]) -> Range:
     whole = isinstance(ends, Sequence) and all(type(end) is int for end in ends)
     if not whole or len(ends) != 2 or not 0 <= ends[0] <= ends[1]:
         raise TaskError(f"{name}={ends!r}: give two whole numbers, low and high, with 0 <= low <= high")

@@ -1,4 +1,15 @@
-"""What a task is: problems to learn from, problems to be tested on, and a judge."""
+"""The task protocol: problems to train on, held-out problems, and a verifier.
+
+Any object with the members of :class:`Task` is a task; it needs no base class. Optional members:
+
+=========================  =================================================================================
+``independent_verdicts``   True if a verdict depends on its own response alone and another thread may call
+                           ``verify``: responses are then verified while others are being generated.
+``self_test()``            Try the task's own code before models load; see :class:`SelfTesting`.
+``notes``                  Sentences that the user should read, e.g. how many rows were left out.
+``source``                 Where the problems come from, as the results of ``hacrl eval`` name it.
+=========================  =================================================================================
+"""
 
 from __future__ import annotations
 
@@ -8,51 +19,49 @@ from typing import Protocol, runtime_checkable
 
 from hacrl.types import Problem, Rollout, Verdict
 
+REQUIRED_MEMBERS = ("name", "max_reward", "train", "test", "verify", "close")
+
 
 class Task(Protocol):
-    """A verifiable task. ``train`` and ``test`` never share a problem id.
-
-    A task with an attribute ``judges_singly`` that is true gives each response a verdict that depends on no
-    other one; its :meth:`verify` may then be called, from another thread, while others are being generated.
-    """
+    """A verifiable task. ``train`` and ``test`` never share a problem id."""
 
     name: str
-    max_reward: float | None  # the largest reward there is; None: not known
+    max_reward: float | None  # the largest possible reward; None if unknown
 
     @property
     def train(self) -> Sequence[Problem]:
-        """Problems that may be used for learning."""
+        """Problems to train on."""
         ...
 
     @property
     def test(self) -> Sequence[Problem]:
-        """Held-out problems, in a fixed shuffled order, so that a prefix is a fair sample."""
+        """Held-out problems, in a fixed shuffled order, so that every prefix is a fair sample."""
         ...
 
     def verify(self, rollouts: Sequence[Rollout]) -> list[Verdict]:
-        """Judge responses, one verdict each, in order. No text, whatever it is, makes this raise."""
+        """Return one verdict per rollout, in order. A response's text must never make this raise."""
         ...
 
     def close(self) -> None:
-        """Let go of worker processes, if there are any. May be called more than once."""
+        """End worker processes, if there are any. May be called more than once."""
         ...
 
 
 @runtime_checkable
-class Rehearsable(Protocol):
-    """A task that runs a user's code, which can be tried out before models load."""
+class SelfTesting(Protocol):
+    """A task that runs the user's code and can try it before models load."""
 
-    def rehearse(self) -> None:
-        """Judge a few made-up responses; raises :class:`hacrl.errors.TaskError` if that does not work."""
+    def self_test(self) -> None:
+        """Verify a few made-up responses; raise :class:`hacrl.errors.TaskError` if that fails."""
         ...
 
 
 @dataclass(frozen=True)
-class Checked:
-    """A task whose problems every agent can be asked, and where each agent will live."""
+class CheckedTask:
+    """A task that passed the checks before a run, with the problems and devices that the run will use."""
 
     task: Task
-    train: Sequence[Problem]
-    test: Sequence[Problem]  # as many as are evaluated on
+    train: Sequence[Problem]  # those whose prompts fit every agent
+    test: Sequence[Problem]  # those that evaluations during training use
     devices: Mapping[str, str]  # agent -> device
-    notes: tuple[str, ...]  # what the user should know, a sentence each
+    notes: tuple[str, ...]  # sentences that the user should read

@@ -1,9 +1,4 @@
-"""Maths with a final answer in ``\\boxed{}``, from any data set that has questions and answers.
-
-Well-known data sets, as options of the ``boxed`` task. Any of them can be set otherwise, one by one.
-
-Final answers inside longer text: GSM8K's ``#### 18``, the last line.
-"""
+"""The ``boxed`` task: maths problems of any data set, answered in ``\\boxed{}``; and its presets."""
 
 from __future__ import annotations
 
@@ -13,25 +8,17 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from hacrl.config.schema import VerifierSettings
 from hacrl.errors import TaskError
-from hacrl.tasks.data import (
-    Given,
-    Table,
-    as_text,
-    check_columns,
-    columns_of,
-    find_column,
-    load_table,
-    need_column,
-)
-from hacrl.tasks.math.boxes import extract_answer
+from hacrl.tasks.columns import as_text, check_columns, find_column, merge_columns, require_column
+from hacrl.tasks.data import DataOption, Table, load_table
+from hacrl.tasks.math.extraction import extract_answer
 from hacrl.tasks.prompts import PromptStyle, parse_demonstrations, prompt_style
 from hacrl.tasks.splits import (
     DEFAULT_TEST_SHARE,
     Candidate,
     check_count,
-    check_share,
-    count_of,
+    check_test_share,
     make_splits,
+    plural,
     question_id,
 )
 from hacrl.types import Problem, Rollout, Verdict
@@ -42,24 +29,24 @@ if TYPE_CHECKING:
 AnswerFrom = Literal["auto", "column", "boxed", "hashes"]
 
 DEFAULT_PROMPT = r"{problem} Let's think step by step and output the final answer within \boxed{}."
-PURPOSES = ("problem", "answer", "id")
-USUAL = {"problem": ("problem", "question"), "answer": ("answer", "solution")}
+PURPOSES = ("problem", "answer", "id")  # of columns
+DEFAULT_COLUMNS = {"problem": ("problem", "question"), "answer": ("answer", "solution")}
 
 
 class BoxedTask:
-    """Questions with a mathematical answer; a response is judged by what its last ``\\boxed{}`` holds.
+    """Problems with a mathematical answer; the last ``\\boxed{}`` of a response is compared with it.
 
-    ``train`` and ``test`` are data sources (:mod:`hacrl.tasks.data`); without ``test`` a share of the
-    questions is held out. ``answer_from`` says what the answer's column holds: the answer itself
-    (``column``), a solution with a ``\\boxed{}`` (``boxed``), or one that ends in ``#### 18`` (``hashes``);
-    ``auto`` tells from the column, and refuses one in which rows differ.
+    ``train`` and ``test`` are data sources (:mod:`hacrl.tasks.data`). Without ``test``, a share of the
+    questions is held out. ``answer_from`` says what the answer column holds: the answer itself
+    (``column``), a solution with a ``\\boxed{}`` (``boxed``), or a solution that ends in ``#### 18``
+    (``hashes``). ``auto`` detects which, and refuses a column whose rows differ.
     """
 
     def __init__(
         self,
         *,
-        train: Given,
-        test: Given | None = None,
+        train: DataOption,
+        test: DataOption | None = None,
         test_share: float | None = None,
         columns: Mapping[str, str] | None = None,
         answer_from: AnswerFrom = "auto",
@@ -73,22 +60,22 @@ class BoxedTask:
     ) -> None:
         self.name = name
         self.max_reward: float | None = 1.0
-        self.judges_singly = True
+        self.independent_verdicts = True
         if answer_from not in get_args(AnswerFrom):
             raise TaskError(f"answer_from={answer_from!r}: must be one of {', '.join(get_args(AnswerFrom))}")
-        share = check_share(test_share, test, DEFAULT_TEST_SHARE)
+        share = check_test_share(test_share, test, DEFAULT_TEST_SHARE)
         check_count("limit", limit)
-        shown = parse_demonstrations(demonstrations)
-        reader = _Reader(
+        shots = parse_demonstrations(demonstrations)
+        reader = _RowReader(
             check_columns(columns, PURPOSES),
             answer_from,
             skip_missing_answers,
-            prompt_style(prompt, system, shown),
+            prompt_style(prompt, system, shots),
         )
-        asked = reader.candidates(load_table("train", train))
+        candidates = reader.candidates(load_table("train", train))
         held_out = None if test is None else reader.candidates(load_table("test", test))
         splits = make_splits(
-            asked, held_out, test_share=share, shown=[one.problem for one in shown], limit=limit
+            candidates, held_out, test_share=share, shown=[shot.problem for shot in shots], limit=limit
         )
         self._train, self._test = splits.train, splits.test
         self.notes: tuple[str, ...] = (*reader.notes, *splits.notes)
@@ -97,7 +84,7 @@ class BoxedTask:
 
     @property
     def train(self) -> Sequence[Problem]:
-        """Problems that may be used for learning, in a fixed shuffled order."""
+        """Problems to train on, in a fixed shuffled order."""
         return self._train
 
     @property
@@ -106,7 +93,7 @@ class BoxedTask:
         return self._test
 
     def verify(self, rollouts: Sequence[Rollout]) -> list[Verdict]:
-        """See :class:`hacrl.tasks.base.Task`. Worker processes start with the first call."""
+        """Return one verdict per rollout. Worker processes start when the first answer needs algebra."""
         if not rollouts:
             return []
         if self._verifier is None:
@@ -122,8 +109,8 @@ class BoxedTask:
             self._verifier = None
 
 
-class _Reader:
-    """Rows into candidates, the same way for train and test."""
+class _RowReader:
+    """Turns rows into candidates, in the same way for train and test."""
 
     def __init__(
         self, columns: Mapping[str, str], answer_from: AnswerFrom, skip_missing: bool, style: PromptStyle
@@ -135,9 +122,9 @@ class _Reader:
         self._style = style
 
     def candidates(self, table: Table) -> list[Candidate]:
-        columns = columns_of(table, self._columns, PURPOSES)
-        problem_column = need_column(table, "problem", columns, USUAL["problem"])
-        answer_column = need_column(table, "answer", columns, USUAL["answer"])
+        columns = merge_columns(table, self._columns, PURPOSES)
+        problem_column = require_column(table, "problem", columns, DEFAULT_COLUMNS["problem"])
+        answer_column = require_column(table, "answer", columns, DEFAULT_COLUMNS["answer"])
         id_column = find_column(table, "id", columns)
         found = []
         answers = self._answers(table, answer_column)
@@ -146,7 +133,7 @@ class _Reader:
                 continue
             question = as_text(table, row, problem_column)
             if question is None:
-                raise table.error(f"column {problem_column!r} is empty; every row needs a question", row)
+                raise table.error(f"column {problem_column!r} is empty; every row needs a problem", row)
             own_id = as_text(table, row, id_column) if id_column else question_id(question)
             if own_id is None:
                 raise table.error(f"column {id_column!r} is empty; every row needs an id", row)
@@ -158,36 +145,36 @@ class _Reader:
 
     def _answers(self, table: Table, column: str) -> list[str | None]:
         values = [as_text(table, row, column) for row in table.rows]
-        kind = self._answer_from if self._answer_from != "auto" else _kind_of(table, column, values)
+        kind = self._answer_from if self._answer_from != "auto" else _detect_kind(table, column, values)
         answers = [None if value is None else _final_answer(value, kind) for value in values]
         missing = [row for row, answer in zip(table.rows, answers, strict=True) if answer is None]
         if missing and not self._skip_missing:
-            what = {"boxed": r"no \boxed{} with an answer", "hashes": "no answer after ####"}.get(
+            problem = {"boxed": r"no \boxed{} with an answer", "hashes": "no answer after ####"}.get(
                 kind, "no answer"
             )
             raise table.error(
-                f"{what} in column {column!r} ({count_of(len(missing), 'row')} of {len(values)} without); "
-                "fill it in, or leave such rows out with skip_missing_answers: true",
+                f"{problem} in column {column!r} ({plural(len(missing), 'row')} of {len(values)} without); "
+                "add it, or skip such rows with skip_missing_answers: true",
                 missing[0],
             )
         if missing:
-            which = "training" if table.option == "train" else "test"
+            split = "training" if table.option == "train" else "test"
             have = "it has" if len(missing) == 1 else "they have"
-            self.notes.append(f"{count_of(len(missing), f'{which} row')} left out: {have} no answer")
+            self.notes.append(f"{plural(len(missing), f'{split} row')} left out: {have} no answer")
         return answers
 
 
-def _kind_of(table: Table, column: str, values: Sequence[str | None]) -> AnswerFrom:
-    """What a column holds, if all of its rows agree."""
-    there = [value for value in values if value is not None]
-    hashes, boxes = sum("####" in value for value in there), sum(r"\boxed" in value for value in there)
-    if there and hashes == len(there):
+def _detect_kind(table: Table, column: str, values: Sequence[str | None]) -> AnswerFrom:
+    """Return what the column holds. Raise TaskError if its rows differ."""
+    present = [value for value in values if value is not None]
+    hashes, boxes = sum("####" in value for value in present), sum(r"\boxed" in value for value in present)
+    if present and hashes == len(present):
         return "hashes"
-    if there and boxes == len(there):
+    if present and boxes == len(present):
         return "boxed"
     if hashes or boxes:
         raise table.error(
-            rf"of {len(there)} values in column {column!r}, {boxes} have a \boxed{{}} and {hashes} a ####: "
+            rf"of {len(present)} values in column {column!r}, {boxes} have a \boxed{{}} and {hashes} a ####: "
             "say what the column holds with answer_from: column, boxed or hashes"
         )
     return "column"
@@ -201,7 +188,8 @@ def _final_answer(value: str, kind: AnswerFrom) -> str | None:
     return value.strip()
 
 
-# Column names are those `boxed` looks for by itself, so that a local copy with plain answers works too.
+# Options of `boxed` for well-known data sets; the user may override each. No preset names columns: their
+# names are defaults of `boxed`, so that a local copy with plain answers works too.
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     # problem, level, type, solution (with \boxed{}); 7,500 and 5,000 rows. Two training solutions have an
     # empty box. The test set is the whole of MATH's test split; MATH-500 is 500 of it.
@@ -222,14 +210,8 @@ _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})")
 
 
 def after_hashes(text: str) -> str | None:
-    """What stands after the last ``####`` on its line, without separators: ``1,200`` is ``1200``."""
+    """Return the text after the last ``####``, to the end of its line; ``1,200`` becomes ``1200``."""
     _, mark, rest = text.rpartition("####")
     if not mark:
         return None
     return _THOUSANDS.sub("", rest.strip().partition("\n")[0].strip()) or None
-
-
-def last_line(text: str) -> str | None:
-    """The last line that is not blank."""
-    lines = text.strip().splitlines()
-    return lines[-1].strip() if lines else None

@@ -1,4 +1,4 @@
-"""How a question is put: a template, a system prompt, worked demonstrations as real turns of a chat."""
+"""How a problem becomes a prompt: a template, a system prompt, and demonstrations as turns of a chat."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SLOT = "{problem}"
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """A question and a full answer to it, shown before the real question."""
+    """A problem with a full solution, shown before the real problem."""
 
     problem: str
     solution: str
@@ -22,31 +22,31 @@ class Demonstration:
 
 @dataclass(frozen=True)
 class PromptStyle:
-    """Everything around a question."""
+    """The template of a prompt, and the turns that come before it."""
 
     template: str
     context: tuple[Turn, ...] = ()
 
     def render(self, question: str) -> str:
-        """The template with the question in it; braces elsewhere, as in ``\\boxed{}``, stay."""
+        """Return the template with the question filled in. Other braces, as in ``\\boxed{}``, stay."""
         return self.template.replace(SLOT, question)
 
 
 def prompt_style(template: str, system: str | None, demonstrations: Iterable[Demonstration]) -> PromptStyle:
-    """Check the template, and write system prompt and demonstrations as turns."""
+    """Check the options and return the style, with the system prompt and the demonstrations as turns."""
     if not isinstance(template, str) or SLOT not in template:
         raise TaskError(f"prompt={template!r}: must be text that contains {SLOT}, where the question goes")
     if system is not None and (not isinstance(system, str) or not system.strip()):
         raise TaskError(f"system={system!r}: must be text; leave it out for no system prompt")
     turns = [] if system is None else [Turn("system", system)]
-    for shown in demonstrations:
-        turns.append(Turn("user", template.replace(SLOT, shown.problem)))
-        turns.append(Turn("assistant", shown.solution))
+    for demonstration in demonstrations:
+        turns.append(Turn("user", template.replace(SLOT, demonstration.problem)))
+        turns.append(Turn("assistant", demonstration.solution))
     return PromptStyle(template, tuple(turns))
 
 
 def parse_demonstrations(given: Sequence[Any]) -> tuple[Demonstration, ...]:
-    """A list of ``{problem: ..., solution: ...}``."""
+    """Return the demonstrations of a list of ``{problem: ..., solution: ...}``."""
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise TaskError(f"demonstrations={given!r}: must be a list of {{problem: ..., solution: ...}}")
     parsed = []
@@ -54,8 +54,8 @@ def parse_demonstrations(given: Sequence[Any]) -> tuple[Demonstration, ...]:
         if isinstance(entry, Demonstration):
             parsed.append(entry)
             continue
-        fits = isinstance(entry, dict) and set(entry) == {"problem", "solution"}
-        if not fits or not all(isinstance(text, str) and text.strip() for text in entry.values()):
+        has_keys = isinstance(entry, dict) and set(entry) == {"problem", "solution"}
+        if not has_keys or not all(isinstance(text, str) and text.strip() for text in entry.values()):
             raise TaskError(
                 f"demonstrations: entry {number} must be {{problem: TEXT, solution: TEXT}}, not {entry!r}"
             )

@@ -1,4 +1,4 @@
-"""Tasks by name."""
+"""Make the task that a recipe names: built in, a preset, of reasoning-gym, or the user's own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hacrl.config.schema import TaskSettings
 from hacrl.errors import TaskError
 from hacrl.plugins import installed_plugins, is_reference, load_reference
 from hacrl.tasks.arithmetic import ArithmeticTask
-from hacrl.tasks.base import Task
+from hacrl.tasks.base import REQUIRED_MEMBERS, Task
 from hacrl.tasks.boxed import PRESETS
 
 GYM_PREFIX = "gym:"
@@ -23,14 +23,14 @@ ENTRY_POINTS = "hacrl.tasks"  # group under which installed packages offer tasks
 
 @dataclass(frozen=True)
 class LazyTask:
-    """A kind of task whose module is imported when it is first asked for."""
+    """A task class whose module is imported on first use."""
 
     module: str
     name: str
-    options: Mapping[str, Any] = field(default_factory=dict)  # what a preset sets; a user's own go first
+    options: Mapping[str, Any] = field(default_factory=dict)  # defaults of a preset; the user's options win
 
     def load(self) -> Callable[..., Task]:
-        """The task's class."""
+        """Import and return the task's class."""
         factory: Callable[..., Task] = getattr(import_module(self.module), self.name)
         return factory
 
@@ -42,16 +42,16 @@ TASKS: dict[str, Callable[..., Task] | LazyTask] = {
     **{name: LazyTask(_BOXED, "BoxedTask", {**preset, "name": name}) for name, preset in PRESETS.items()},
     "reward": LazyTask("hacrl.tasks.rewards", "RewardTask"),
 }
-_NO_OPTIONS = ("name", "verifier")  # given by the registry
+_SET_BY_REGISTRY = ("name", "verifier")  # parameters that are no options of the user
 
 
 def make_task(settings: TaskSettings) -> Task:
-    """Build the named task with its options; unknown names and options are refused."""
+    """Return the named task, built with its options. Raise TaskError for unknown names and options."""
     factory, options = _find(settings.name)
     if not callable(factory):
-        raise TaskError(f"task.name: {settings.name!r} is no class or function that makes a task")
+        raise TaskError(f"task.name: {settings.name!r} must be a class or function that returns a task")
     parameters = inspect.signature(factory).parameters
-    known = [name for name in parameters if name not in _NO_OPTIONS]
+    known = [name for name in parameters if name not in _SET_BY_REGISTRY]
     for option in settings.options:
         if option not in known:
             near = get_close_matches(option, known, n=1)
@@ -64,7 +64,7 @@ def make_task(settings: TaskSettings) -> Task:
     if "verifier" in parameters:
         options["verifier"] = settings.verifier
     try:
-        return _checked(settings.name, factory(**options))
+        return _with_required_members(settings.name, factory(**options))
     except TaskError as error:
         message = str(error)
         raise TaskError(message if message.startswith("task") else f"task.options.{message}") from error
@@ -74,19 +74,18 @@ def make_task(settings: TaskSettings) -> Task:
         ) from error
 
 
-def _checked(name: str, task: Task) -> Task:
-    missing = [
-        part for part in ("name", "max_reward", "train", "test", "verify", "close") if not hasattr(task, part)
-    ]
+def _with_required_members(name: str, task: Task) -> Task:
+    missing = [member for member in REQUIRED_MEMBERS if not hasattr(task, member)]
     if missing:
         raise TaskError(
-            f"task.name: {name!r} makes no task: it has no {', '.join(missing)} (docs/extending.md)"
+            f"task.name: what {name!r} returns is not a task: it has no {', '.join(missing)} "
+            "(docs/extending.md)"
         )
     return task
 
 
 def _find(name: str) -> tuple[Callable[..., Task], dict[str, Any]]:
-    """The task's class, and the options its name stands for."""
+    """Return the task's class and the options that its name implies."""
     if name.startswith(GYM_PREFIX):
         from hacrl.tasks.gym.task import GymTask
 

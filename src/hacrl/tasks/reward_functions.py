@@ -1,68 +1,70 @@
-"""An event loop in a thread of its own, so that ``async`` functions can be called from plain code.
-
-One reward function with TRL's signature: found by name, called with what it takes, its values checked.
-
-Rows of a data set into the problems of a ``reward`` task.
-"""
+"""Call reward functions with the signature that TRL's trainers use, plain or ``async``."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 import inspect
-import json
 import math
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any
 
 from hacrl.errors import TaskError
-from hacrl.json_values import is_plain_json
 from hacrl.plugins import is_reference, load_reference
-from hacrl.tasks.data import Row, Table, as_text, columns_of, find_column, is_missing, need_column, value_of
-from hacrl.tasks.splits import Candidate, question_hash
-from hacrl.types import Problem, Role, Turn
-
-
-class LoopThread:
-    """Runs coroutines side by side, all in one loop: clients and locks that belong to it stay valid.
-
-    Its own thread, because a notebook already has a running loop in the main one.
-    """
-
-    def __init__(self) -> None:
-        self._thread: ThreadPoolExecutor | None = None
-        self._runner: asyncio.Runner | None = None
-
-    def gather(self, coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
-        """Their results, in order."""
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hacrl-rewards")
-            self._runner = asyncio.Runner()
-        assert self._runner is not None
-        return self._thread.submit(self._runner.run, _all(coroutines)).result()
-
-    def close(self) -> None:
-        """Close the loop and end the thread; a later call starts new ones."""
-        if self._thread is not None and self._runner is not None:
-            self._thread.submit(self._runner.close).result()
-            self._thread.shutdown()
-            self._thread = self._runner = None
-
-
-async def _all(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
-    return list(await asyncio.gather(*coroutines))
-
 
 RewardFunction = Callable[..., Any]
 
 
+class RewardFunctions:
+    """Several reward functions that are called together; ``async`` ones run concurrently."""
+
+    def __init__(self, functions: Sequence[str | RewardFunction]) -> None:
+        self._functions = [NamedFunction(function) for function in functions]
+        self._loop = EventLoopThread()
+
+    @property
+    def names(self) -> list[str]:
+        """The functions' names, as messages give them."""
+        return [function.name for function in self._functions]
+
+    def call(
+        self, arguments: Mapping[str, Any], extras: Mapping[str, Any], count: int
+    ) -> list[list[float | None]]:
+        """Return each function's values: one finite number or None for each of ``count`` responses.
+
+        ``arguments`` go to functions that name them or take ``**kwargs``, ``extras`` only to the former.
+        """
+        results: list[Any] = []
+        try:
+            for function in self._functions:
+                results.append(function.call(arguments, extras))
+        except TaskError:
+            for result in results:
+                if inspect.iscoroutine(result):
+                    result.close()  # otherwise Python warns that it was never awaited
+            raise
+        pending = [index for index, result in enumerate(results) if inspect.isawaitable(result)]
+        if pending:
+            outcomes = self._loop.gather([_result_or_error(results[index]) for index in pending])
+            for index, outcome in zip(pending, outcomes, strict=True):
+                if isinstance(outcome, (Exception, SystemExit)):
+                    raise self._functions[index].failure(outcome) from outcome
+                results[index] = outcome
+        return [
+            function.check(values, count) for function, values in zip(self._functions, results, strict=True)
+        ]
+
+    def close(self) -> None:
+        """End the thread that runs ``async`` functions, if there is one."""
+        self._loop.close()
+
+
 class NamedFunction:
-    """A reward function and the name that messages give it."""
+    """A reward function, and the name that messages use for it."""
 
     def __init__(self, given: str | RewardFunction) -> None:
         self.function: RewardFunction = load_function(given) if isinstance(given, str) else given
@@ -76,29 +78,26 @@ class NamedFunction:
                 inspect.signature(self.function).parameters.values()
             )
         except (TypeError, ValueError):
-            self._parameters = None  # some built-in callables do not tell: then all is passed
+            self._parameters = None  # some built-ins have no signature: pass them everything
 
-    def start(self, arguments: Mapping[str, Any], extras: Mapping[str, Any]) -> Any:
-        """Call it with those arguments it takes. Its values, or for an ``async`` function an awaitable.
-
-        ``extras`` go only to functions that name them; ``arguments`` also to those with ``**kwargs``.
-        """
-        taken = self._taken(arguments, extras)
+    def call(self, arguments: Mapping[str, Any], extras: Mapping[str, Any]) -> Any:
+        """Call the function with the arguments that it takes. Return its values or its awaitable."""
+        accepted = self._accepted(arguments, extras)
         try:
-            return self.function(**taken)
-        except (Exception, SystemExit) as error:  # exit() in a function must not end a run without a word
-            raise self.raised(error) from error
+            return self.function(**accepted)
+        except (Exception, SystemExit) as error:  # exit() in a function must not end a run silently
+            raise self.failure(error) from error
 
-    def raised(self, error: BaseException) -> TaskError:
-        """The error for a function that raised."""
-        return self.error(f"raised {type(error).__name__}: {error}{_place_in(self.function, error)}")
+    def failure(self, error: BaseException) -> TaskError:
+        """Return the error that reports what the function raised."""
+        return self.error(f"raised {type(error).__name__}: {error}{_location(self.function, error)}")
 
     def error(self, message: str) -> TaskError:
-        """An error that names this function."""
+        """Return an error that names this function."""
         return TaskError(f"reward function {self.name!r} {message}")
 
-    def checked(self, values: Any, count: int) -> list[float | None]:
-        """One finite number or None per response; anything else is refused."""
+    def check(self, values: Any, count: int) -> list[float | None]:
+        """Return one finite number or None per response. Raise TaskError for anything else."""
         if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping):
             raise self.error(
                 f"returned {type(values).__name__}; it must return a list with one number per completion"
@@ -115,37 +114,43 @@ class NamedFunction:
             return None
         try:
             number = float(value) if not isinstance(value, str | bytes) else None
-        except (TypeError, ValueError, RuntimeError):  # RuntimeError: torch, for a tensor of several values
+        except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor of several values
             number = None
         if number is None:
-            raise self.error(
-                f"returned {value!r} for completion {index}, which is not a number (None: does not apply)"
-            )
+            raise self.error(f"returned {value!r} for completion {index}, which is neither a number nor None")
         if not math.isfinite(number):
             raise self.error(f"returned {number} for completion {index}; rewards must be finite")
         return number
 
-    def _taken(self, arguments: Mapping[str, Any], extras: Mapping[str, Any]) -> dict[str, Any]:
+    def _accepted(self, arguments: Mapping[str, Any], extras: Mapping[str, Any]) -> dict[str, Any]:
         if self._parameters is None:
             return dict(arguments)
-        there = {**extras, **arguments}
-        named = [one for one in self._parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
-        lacking = [one.name for one in named if one.default is one.empty and one.name not in there]
-        lacking += [one.name for one in self._parameters if one.kind is one.POSITIONAL_ONLY]
-        if lacking:
-            near = get_close_matches(lacking[0], there, n=1)
+        available = {**extras, **arguments}
+        kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        named = [parameter for parameter in self._parameters if parameter.kind in kinds]
+        missing = [
+            parameter.name
+            for parameter in named
+            if parameter.default is parameter.empty and parameter.name not in available
+        ]
+        missing += [
+            parameter.name for parameter in self._parameters if parameter.kind is parameter.POSITIONAL_ONLY
+        ]
+        if missing:
+            near = get_close_matches(missing[0], available, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise self.error(
-                f"wants {lacking[0]!r}, which is no column of the data; by keyword it can have "
+                f"takes {missing[0]!r}, which is not a column of the data; the keyword arguments are "
                 f"{', '.join(arguments)}{hint}"
             )
-        if any(one.kind is one.VAR_KEYWORD for one in self._parameters):
-            return {**{one.name: extras[one.name] for one in named if one.name in extras}, **arguments}
-        return {one.name: there[one.name] for one in named if one.name in there}
+        names = [parameter.name for parameter in named]
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in self._parameters):
+            return {**{name: extras[name] for name in names if name in extras}, **arguments}
+        return {name: available[name] for name in names if name in available}
 
 
 def load_function(reference: str) -> RewardFunction:
-    """Import the function ``package.module:name`` or ``path/to/file.py:name``."""
+    """Import the function that ``package.module:name`` or ``path/to/file.py:name`` names."""
     if not is_reference(reference):
         raise TaskError(
             f"functions: {reference!r} must be package.module:function or path/to/file.py:function"
@@ -160,8 +165,8 @@ def _name_of(function: Any) -> str:
     return getattr(function, "__name__", None) or type(function).__name__
 
 
-def _place_in(function: Any, error: BaseException) -> str:
-    """`` (rewards.py, line 7)``: where in the user's own file it happened, as a traceback would say."""
+def _location(function: Any, error: BaseException) -> str:
+    """Return `` (rewards.py, line 7)``, the position in the user's own file where the error was raised."""
     while isinstance(function, functools.partial):
         function = function.func
     code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
@@ -170,101 +175,40 @@ def _place_in(function: Any, error: BaseException) -> str:
     return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
 
 
-async def outcome_of(awaitable: Awaitable[Any]) -> Any:
-    """What an ``async`` function returned, or the exception it raised, as a value."""
+class EventLoopThread:
+    """One event loop for all calls, in a thread of its own.
+
+    One loop, because HTTP clients and locks belong to the loop that created them. Its own thread, because a
+    notebook already runs a loop in the main thread.
+    """
+
+    def __init__(self) -> None:
+        self._thread: ThreadPoolExecutor | None = None
+        self._runner: asyncio.Runner | None = None
+
+    def gather(self, coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+        """Run the coroutines concurrently and return their results in order."""
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hacrl-rewards")
+            self._runner = asyncio.Runner()
+        assert self._runner is not None
+        return self._thread.submit(self._runner.run, _gather(coroutines)).result()
+
+    def close(self) -> None:
+        """Close the loop and end the thread; a later call starts new ones."""
+        if self._thread is not None and self._runner is not None:
+            self._thread.submit(self._runner.close).result()
+            self._thread.shutdown()
+            self._thread = self._runner = None
+
+
+async def _gather(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+    return list(await asyncio.gather(*coroutines))
+
+
+async def _result_or_error(awaitable: Awaitable[Any]) -> Any:
+    """Return what an ``async`` function returned, or the exception that it raised."""
     try:
         return await awaitable
     except (Exception, SystemExit) as error:
         return error
-
-
-PURPOSES = ("prompt", "answer")
-# Passed by the trainer itself; TRL leaves columns of the second group out as well.
-_OWN = frozenset(("prompts", "completions", "trainer_state"))
-_DROPPED = frozenset(("completion", "completion_ids"))
-
-
-class PromptReader:
-    """Rows into candidates; prompts are all text or all conversations."""
-
-    def __init__(self, columns: Mapping[str, str]) -> None:
-        self.conversational: bool | None = None
-        # problem id -> the row's columns, of rows with values that JSON cannot hold
-        self.python_columns: dict[str, Mapping[str, Any]] = {}
-        self._columns = columns
-
-    def candidates(self, table: Table) -> list[Candidate]:
-        """Return every row as a candidate, with all columns but the prompt that are plain JSON.
-
-        Columns with other values, such as objects, are kept in ``python_columns``.
-        """
-        columns = columns_of(table, self._columns, PURPOSES)
-        prompt_column = need_column(table, "prompt", columns, ("prompt",))
-        answer_column = find_column(table, "answer", columns)
-        names = dict.fromkeys(key for row in table.rows for key in row.values)
-        clash = _OWN & names.keys()
-        if clash:
-            raise table.error(
-                f"a column is called {min(clash)!r}, as is an argument of every reward function; rename it"
-            )
-        kept = [name for name in names if name not in _DROPPED and name != "prompt"]
-        found = []
-        for row in table.rows:
-            turns = self._turns(table, row, prompt_column)
-            fields = {name: row.values.get(name) for name in kept}
-            # Rows that ask the same and differ in other columns are judged otherwise: all are kept.
-            variant = json.dumps(fields, sort_keys=True, default=partial(_stable_text, row.number))
-            question = "\x1f".join(f"{turn.role}: {turn.content}" for turn in turns)
-            own_id = f"{question_hash(question, variant) >> 192:016x}"
-            answer = (
-                as_text(table, row, answer_column) if answer_column else _plain(row.values.get("answer"))
-            ) or ""
-            plain = {name: value for name, value in fields.items() if is_plain_json(value)}
-            if len(plain) < len(fields):
-                self.python_columns[own_id] = fields
-            problem = Problem(own_id, turns[-1].content, answer, turns[:-1], plain)
-            found.append(Candidate(question, problem, variant))
-        return found
-
-    def _turns(self, table: Table, row: Row, column: str) -> tuple[Turn, ...]:
-        value = value_of(row, column)
-        if is_missing(value):
-            raise table.error(f"column {column!r} is empty; every row needs a prompt", row)
-        conversational = not isinstance(value, str)
-        if self.conversational not in (None, conversational):
-            raise table.error("prompts must be all text or all lists of messages, not both", row)
-        self.conversational = conversational
-        if isinstance(value, str):
-            return (Turn("user", value),)
-        if not isinstance(value, Sequence) or not value or not all(_is_message(one) for one in value):
-            raise table.error(
-                f"column {column!r} must be text or a list of messages {{role: system, user or assistant, "
-                "content: TEXT}",
-                row,
-            )
-        turns = tuple(Turn(cast(Role, one["role"]), one["content"]) for one in value)
-        if turns[-1].role != "user":
-            raise table.error(f"the last message of column {column!r} must be the user's", row)
-        return turns
-
-
-def _stable_text(row: int, value: Any) -> str:
-    """A value that JSON does not know, as text that is the same in every process.
-
-    What Python writes may hold an address or follow the order of hashes: then the row's number stands for it.
-    """
-    written = repr(value)
-    return f"row {row}" if isinstance(value, set | frozenset) or " at 0x" in written else written
-
-
-def _is_message(value: Any) -> bool:
-    return (
-        isinstance(value, Mapping)
-        and value.get("role") in get_args(Role)
-        and isinstance(value.get("content"), str)
-    )
-
-
-def _plain(value: Any) -> str:
-    """An answer for logs only: text and numbers, else nothing."""
-    return str(value) if isinstance(value, str | int | float) else ""

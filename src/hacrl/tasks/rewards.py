@@ -1,42 +1,51 @@
-"""Any prompts, judged by Python reward functions with the signature TRL's trainers use."""
+"""The ``reward`` task: any prompts, judged by Python reward functions with TRL's signature."""
 
 from __future__ import annotations
 
-import inspect
+import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, cast, get_args
 
 from hacrl.errors import TaskError
-from hacrl.tasks.data import Given, check_columns, load_table
-from hacrl.tasks.reward_functions import (
-    PURPOSES,
-    LoopThread,
-    NamedFunction,
-    PromptReader,
-    RewardFunction,
-    outcome_of,
+from hacrl.json_values import is_plain_json
+from hacrl.tasks.columns import (
+    as_text,
+    check_columns,
+    find_column,
+    is_missing,
+    merge_columns,
+    require_column,
+    value_of,
 )
-from hacrl.tasks.splits import check_count, check_share, make_splits
-from hacrl.types import Problem, Rollout, Turn, Verdict
+from hacrl.tasks.data import DataOption, Row, Table, load_table
+from hacrl.tasks.reward_functions import RewardFunction, RewardFunctions
+from hacrl.tasks.splits import Candidate, check_count, check_test_share, make_splits, question_hash
+from hacrl.types import Problem, Role, Rollout, Turn, Verdict
 
-_SAMPLES = (r"The answer is \boxed{0}.", "")  # what rehearse() asks about
+PURPOSES = ("prompt", "answer")  # of columns
+_SELF_TEST_RESPONSES = (r"The answer is \boxed{0}.", "")
+# Arguments of every reward function: no column may have such a name.
+_RESERVED = frozenset(("prompts", "completions", "trainer_state"))
+# Columns that TRL does not pass to reward functions.
+_NOT_PASSED = frozenset(("completion", "completion_ids"))
 
 
 class RewardTask:
     """Prompts from a data set, and functions that give each response a number.
 
     A function is called as ``f(prompts=..., completions=..., completion_ids=..., **columns)`` with one entry
-    per response and returns one number each, or None where it does not apply; with several functions the
-    reward is their weighted sum. ``reward_range`` tells what rewards can be; one outside of it is an error.
+    per response. It returns one number per response, or None where it does not apply. The reward is the
+    weighted sum over the functions. A reward outside ``reward_range`` is an error.
     """
 
     def __init__(
         self,
         *,
         functions: str | RewardFunction | Sequence[str | RewardFunction],
-        train: Given,
-        test: Given | None = None,
+        train: DataOption,
+        test: DataOption | None = None,
         test_share: float | None = None,
         weights: Sequence[float] | None = None,
         columns: Mapping[str, str] | None = None,
@@ -48,24 +57,23 @@ class RewardTask:
         listed = [functions] if isinstance(functions, str) or callable(functions) else list(functions)
         if not listed:
             raise TaskError("functions: give at least one")
-        self._functions = [NamedFunction(function) for function in listed]
+        self._functions = RewardFunctions(listed)
         self._weights = _checked_weights(weights, len(listed))
         self._range = _checked_range(reward_range)
         self.max_reward: float | None = None if self._range is None else self._range[1]
-        share = check_share(test_share, test, default=0.0)
+        share = check_test_share(test_share, test, default=0.0)
         check_count("limit", limit)
-        reader = PromptReader(check_columns(columns, PURPOSES))
-        asked = reader.candidates(load_table("train", train))
+        reader = _RowReader(check_columns(columns, PURPOSES))
+        candidates = reader.candidates(load_table("train", train))
         held_out = None if test is None else reader.candidates(load_table("test", test))
         self._conversational = bool(reader.conversational)
         self._python_columns = reader.python_columns
-        splits = make_splits(asked, held_out, test_share=share, limit=limit)
+        splits = make_splits(candidates, held_out, test_share=share, limit=limit)
         self._train, self._test, self.notes = splits.train, splits.test, splits.notes
-        self._loop = LoopThread()
 
     @property
     def train(self) -> Sequence[Problem]:
-        """Problems that may be used for learning, in a fixed shuffled order."""
+        """Problems to train on, in a fixed shuffled order."""
         return self._train
 
     @property
@@ -74,7 +82,7 @@ class RewardTask:
         return self._test
 
     def verify(self, rollouts: Sequence[Rollout]) -> list[Verdict]:
-        """Every response's reward. Raises only for what a reward function does wrong."""
+        """Return the reward of every response. Raise TaskError only if a reward function fails."""
         if not rollouts:
             return []
         problems = [rollout.problem for rollout in rollouts]
@@ -85,24 +93,24 @@ class RewardTask:
         )
         return [Verdict(reward, "scored") for reward in rewards]
 
-    def rehearse(self) -> None:
-        """Call every function once with two made-up completions, so that a broken one is found early."""
+    def self_test(self) -> None:
+        """Call every function once with two made-up completions, to find a broken one before models load."""
         problems = [self._train[0], self._train[min(1, len(self._train) - 1)]]
-        self._rewards(problems, list(_SAMPLES), [[0, 1, 2], []])
+        self._rewards(problems, list(_SELF_TEST_RESPONSES), [[0, 1, 2], []])
 
     def close(self) -> None:
         """End the thread that awaits ``async`` functions, if there is one."""
-        self._loop.close()
+        self._functions.close()
 
     def _rewards(
         self, problems: Sequence[Problem], texts: Sequence[str], token_ids: Sequence[Sequence[int]]
     ) -> list[float]:
-        per_function = self._call_all(self._arguments(problems, texts, token_ids), {
+        values_per_function = self._functions.call(self._arguments(problems, texts, token_ids), {
             "completions_ids": token_ids,  # its name in TRL's documentation, not in its code
             "log_extra": _ignore,
             "log_metric": _ignore,
         }, len(texts))  # fmt: skip
-        return [self._total([values[i] for values in per_function]) for i in range(len(texts))]
+        return [self._total([values[i] for values in values_per_function]) for i in range(len(texts))]
 
     def _arguments(
         self, problems: Sequence[Problem], texts: Sequence[str], token_ids: Sequence[Sequence[int]]
@@ -126,32 +134,9 @@ class RewardTask:
     def _completion(self, text: str) -> str | list[dict[str, str]]:
         return [{"role": "assistant", "content": text}] if self._conversational else text
 
-    def _call_all(
-        self, arguments: Mapping[str, Any], extras: Mapping[str, Any], count: int
-    ) -> list[list[float | None]]:
-        results: list[Any] = []
-        try:
-            for function in self._functions:
-                results.append(function.start(arguments, extras))
-        except TaskError:
-            for result in results:
-                if inspect.iscoroutine(result):
-                    result.close()  # nobody will await it
-            raise
-        waiting = [index for index, result in enumerate(results) if inspect.isawaitable(result)]
-        if waiting:
-            outcomes = self._loop.gather([outcome_of(results[index]) for index in waiting])
-            for index, outcome in zip(waiting, outcomes, strict=True):
-                if isinstance(outcome, (Exception, SystemExit)):
-                    raise self._functions[index].raised(outcome) from outcome
-                results[index] = outcome
-        return [
-            function.checked(values, count) for function, values in zip(self._functions, results, strict=True)
-        ]
-
     def _total(self, values: Sequence[float | None]) -> float:
         if all(value is None for value in values):
-            names = ", ".join(function.name for function in self._functions)
+            names = ", ".join(self._functions.names)
             raise TaskError(
                 f"reward functions {names} all returned None for the same response; "
                 "at least one must give it a number"
@@ -161,7 +146,7 @@ class RewardTask:
         )
         if self._range is not None:
             low, high = self._range
-            if not low - 1e-6 <= total <= high + 1e-6:  # weighted sums round
+            if not low - 1e-6 <= total <= high + 1e-6:  # rounding of the weighted sum
                 raise TaskError(
                     f"reward_range={[low, high]}: the reward functions gave {total}; widen the range, "
                     "or correct the functions"
@@ -169,8 +154,94 @@ class RewardTask:
         return total
 
 
+class _RowReader:
+    """Turns rows into candidates. Prompts must be all text or all conversations."""
+
+    def __init__(self, columns: Mapping[str, str]) -> None:
+        self.conversational: bool | None = None
+        # problem id -> columns of a row that has values which JSON cannot hold
+        self.python_columns: dict[str, Mapping[str, Any]] = {}
+        self._columns = columns
+
+    def candidates(self, table: Table) -> list[Candidate]:
+        """Return every row as a candidate, with all columns that are plain JSON, except the prompt.
+
+        Columns with other values, such as objects, are kept in ``python_columns``.
+        """
+        columns = merge_columns(table, self._columns, PURPOSES)
+        prompt_column = require_column(table, "prompt", columns, ("prompt",))
+        answer_column = find_column(table, "answer", columns)
+        names = dict.fromkeys(key for row in table.rows for key in row.values)
+        clash = _RESERVED & names.keys()
+        if clash:
+            raise table.error(
+                f"column {min(clash)!r} has the name of an argument of every reward function; rename it"
+            )
+        kept = [name for name in names if name not in _NOT_PASSED and name != "prompt"]
+        found = []
+        for row in table.rows:
+            turns = self._turns(table, row, prompt_column)
+            fields = {name: row.values.get(name) for name in kept}
+            # Rows with equal prompts and different other columns are judged differently: keep all of them.
+            variant = json.dumps(fields, sort_keys=True, default=partial(_stable_text, row.number))
+            question = "\x1f".join(f"{turn.role}: {turn.content}" for turn in turns)
+            own_id = f"{question_hash(question, variant) >> 192:016x}"
+            answer = (
+                as_text(table, row, answer_column) if answer_column else _loggable(row.values.get("answer"))
+            ) or ""
+            plain = {name: value for name, value in fields.items() if is_plain_json(value)}
+            if len(plain) < len(fields):
+                self.python_columns[own_id] = fields
+            problem = Problem(own_id, turns[-1].content, answer, turns[:-1], plain)
+            found.append(Candidate(question, problem, variant))
+        return found
+
+    def _turns(self, table: Table, row: Row, column: str) -> tuple[Turn, ...]:
+        value = value_of(row, column)
+        if is_missing(value):
+            raise table.error(f"column {column!r} is empty; every row needs a prompt", row)
+        conversational = not isinstance(value, str)
+        if self.conversational not in (None, conversational):
+            raise table.error("prompts must be all text or all lists of messages, not both", row)
+        self.conversational = conversational
+        if isinstance(value, str):
+            return (Turn("user", value),)
+        if not isinstance(value, Sequence) or not value or not all(_is_message(message) for message in value):
+            raise table.error(
+                f"column {column!r} must be text or a list of messages {{role: system, user or assistant, "
+                "content: TEXT}",
+                row,
+            )
+        turns = tuple(Turn(cast(Role, message["role"]), message["content"]) for message in value)
+        if turns[-1].role != "user":
+            raise table.error(f"the last message of column {column!r} must be the user's", row)
+        return turns
+
+
+def _stable_text(row: int, value: Any) -> str:
+    """Return text for a value that JSON cannot hold, the same in every process.
+
+    A ``repr`` may contain an address or depend on hash order. Such values are replaced by the row number.
+    """
+    text = repr(value)
+    return f"row {row}" if isinstance(value, set | frozenset) or " at 0x" in text else text
+
+
+def _is_message(value: Any) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and value.get("role") in get_args(Role)
+        and isinstance(value.get("content"), str)
+    )
+
+
+def _loggable(value: Any) -> str:
+    """Return text and numbers as text, other values as nothing: this answer is only logged."""
+    return str(value) if isinstance(value, str | int | float) else ""
+
+
 def _ignore(*_: Any, **__: Any) -> None:
-    """Stands in for TRL's logging callbacks."""
+    """Replace TRL's logging callbacks, which do nothing here."""
 
 
 def _checked_weights(weights: Sequence[float] | None, count: int) -> list[float]:

@@ -1,22 +1,18 @@
-"""Train and test that never share a question, in a fixed shuffled order.
+"""Train and test splits that never share a question, each in a fixed shuffled order.
 
-A question is its text: in Unicode NFC, white space collapsed, case kept. A hash of that text, never a
-position or a random stream, decides order and split, so every process and every machine agrees.
-
-Which problems are asked in which step: a function of the seed and the step alone.
+A question is identified by its text in Unicode NFC with white space collapsed; case counts. A hash of that
+text decides the split and the order. Neither depends on row positions or random streams, so every process
+and every machine gets the same splits.
 """
 
 from __future__ import annotations
 
 import hashlib
-import random
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from hacrl.errors import TaskError
-from hacrl.seeding import derive_seed
 from hacrl.types import Problem
 
 DEFAULT_TEST_SHARE = 0.1
@@ -24,7 +20,7 @@ DEFAULT_TEST_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A problem before splitting. ``variant`` tells rows apart that ask the same but are judged otherwise."""
+    """A problem before splitting. ``variant`` separates rows with equal questions and different judging."""
 
     question: str
     problem: Problem
@@ -33,7 +29,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Splits:
-    """Disjoint problems, and sentences on what was left out."""
+    """Disjoint problems, and notes that say what was removed."""
 
     train: tuple[Problem, ...]
     test: tuple[Problem, ...]
@@ -41,17 +37,17 @@ class Splits:
 
 
 def question_key(text: str) -> str:
-    """The question's identity."""
+    """Return the normalised text that identifies a question."""
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
 def question_hash(*parts: str) -> int:
-    """A 256-bit hash: of the key alone it decides the split, of key and variant the order."""
+    """Return a 256-bit hash. The key alone decides the split; key and variant decide the order."""
     return int.from_bytes(hashlib.sha256("\x1f".join(parts).encode("utf-8", "surrogatepass")).digest())
 
 
 def question_id(text: str) -> str:
-    """A short id that equal questions share."""
+    """Return a short id; equal questions get equal ids."""
     return f"{question_hash(question_key(text)) >> 192:016x}"
 
 
@@ -63,129 +59,108 @@ def make_splits(
     shown: Iterable[str] = (),
     limit: int | None = None,
 ) -> Splits:
-    """Leave out repeats, questions that are ``shown`` in the prompt, and test questions found in train.
+    """Remove repeated questions, questions ``shown`` in the prompt, and test questions found in train.
 
-    Without a test set, about ``test_share`` of the training questions is held out. ``limit`` keeps that many
+    Without a test set, hold out about ``test_share`` of the training questions. ``limit`` caps the number of
     training problems.
     """
     notes: list[str] = []
-    kept = _once(train, "training", notes)
+    kept = _without_repeats(train, "training", notes)
     if test is None:
-        held = [one for one in kept if _share(one) < test_share]
-        kept = [one for one in kept if _share(one) >= test_share]
+        held_out = [candidate for candidate in kept if _split_position(candidate) < test_share]
+        kept = [candidate for candidate in kept if _split_position(candidate) >= test_share]
     else:
-        held = _once(test, "test", notes)
-        asked = {question_key(one.question) for one in held}
+        held_out = _without_repeats(test, "test", notes)
+        test_keys = {question_key(candidate.question) for candidate in held_out}
         before = len(kept)
-        kept = [one for one in kept if question_key(one.question) not in asked]
+        kept = [candidate for candidate in kept if question_key(candidate.question) not in test_keys]
         if len(kept) < before:
-            notes.append(_removed(before - len(kept), "training", "in the test set"))
-    demonstrated = {question_key(text) for text in shown}
-    kept = _without(kept, demonstrated, "training", notes)
-    held = _without(held, demonstrated, "test", notes)
+            notes.append(_removal_note(before - len(kept), "training", "in the test set"))
+    shown_keys = {question_key(text) for text in shown}
+    kept = _without_shown(kept, shown_keys, "training", notes)
+    held_out = _without_shown(held_out, shown_keys, "test", notes)
     if not kept:
         raise TaskError("train: no training question is left" + "".join(f"; {note}" for note in notes))
-    if test is None and test_share and not held:
+    if test is None and test_share and not held_out:
         raise TaskError(
             f"test_share={test_share}: no question of {len(kept)} is held out; give a larger share, a test "
             "set, or 0 for none"
         )
-    _check_ids([*kept, *held])
+    _check_ids([*kept, *held_out])
     if limit is not None and limit < len(kept):
         notes.append(f"{limit} of {len(kept)} training questions are used (limit)")
-    return Splits(_ordered(kept)[:limit], _ordered(held), tuple(notes))
+    return Splits(_shuffled(kept)[:limit], _shuffled(held_out), tuple(notes))
 
 
-def check_share(test_share: float | None, test: object | None, default: float) -> float:
-    """The share to hold out; it makes no sense beside a test set."""
+def check_test_share(test_share: float | None, test: object | None, default: float) -> float:
+    """Return the share to hold out; refuse one beside a test set."""
     if test_share is None:
         return 0.0 if test is not None else default
     if test is not None:
-        raise TaskError(f"test_share={test_share}: there is a test set already; leave one of the two out")
+        raise TaskError(f"test_share={test_share}: there is a test set already; give only one of the two")
     if isinstance(test_share, bool) or not isinstance(test_share, int | float) or not 0 <= test_share < 1:
         raise TaskError(f"test_share={test_share!r}: must be at least 0 and less than 1")
     return float(test_share)
 
 
 def check_count(name: str, value: int | None, least: int = 1) -> None:
-    """Refuse a count that is not a whole number of at least ``least``; None is no limit."""
+    """Raise TaskError unless ``value`` is None (no limit) or a whole number of at least ``least``."""
     if value is not None and (type(value) is not int or value < least):
         raise TaskError(f"{name}={value!r}: must be a whole number of at least {least}")
 
 
-def count_of(count: int, noun: str) -> str:
-    """``1 question``, ``2 questions``."""
+def plural(count: int, noun: str) -> str:
+    """Return ``1 question`` or ``2 questions``."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def _once(candidates: Sequence[Candidate], which: str, notes: list[str]) -> list[Candidate]:
+def _without_repeats(candidates: Sequence[Candidate], split: str, notes: list[str]) -> list[Candidate]:
     first: dict[tuple[str, str], Candidate] = {}
-    differing = 0
-    for one in candidates:
-        seen = first.setdefault((question_key(one.question), one.variant), one)
-        differing += seen.problem.answer != one.problem.answer
+    conflicting = 0
+    for candidate in candidates:
+        kept = first.setdefault((question_key(candidate.question), candidate.variant), candidate)
+        conflicting += kept.problem.answer != candidate.problem.answer
     repeated = len(candidates) - len(first)
     if repeated:
-        but = f", {differing} of them with another answer than the one kept" if differing else ""
-        notes.append(f"{count_of(repeated, f'repeated {which} question')} left out{but}")
+        but = f", {conflicting} of them with another answer than the one kept" if conflicting else ""
+        notes.append(f"{plural(repeated, f'repeated {split} question')} left out{but}")
     return list(first.values())
 
 
-def _without(candidates: list[Candidate], keys: set[str], which: str, notes: list[str]) -> list[Candidate]:
-    kept = [one for one in candidates if question_key(one.question) not in keys]
+def _without_shown(
+    candidates: list[Candidate], shown_keys: set[str], split: str, notes: list[str]
+) -> list[Candidate]:
+    kept = [candidate for candidate in candidates if question_key(candidate.question) not in shown_keys]
     if len(kept) < len(candidates):
-        notes.append(_removed(len(candidates) - len(kept), which, "among the demonstrations"))
+        notes.append(_removal_note(len(candidates) - len(kept), split, "among the demonstrations"))
     return kept
 
 
-def _removed(count: int, which: str, reason: str) -> str:
-    return f"{count_of(count, f'{which} question')} removed: {'it is' if count == 1 else 'they are'} {reason}"
+def _removal_note(count: int, split: str, reason: str) -> str:
+    return f"{plural(count, f'{split} question')} removed: {'it is' if count == 1 else 'they are'} {reason}"
 
 
-def _share(one: Candidate) -> float:
-    return (question_hash(question_key(one.question)) >> 192) / 2**64
+def _split_position(candidate: Candidate) -> float:
+    """A number in [0, 1) that depends on the question alone; questions below ``test_share`` are held out."""
+    return (question_hash(question_key(candidate.question)) >> 192) / 2**64
 
 
-def _ordered(candidates: list[Candidate]) -> tuple[Problem, ...]:
-    # Not the hash that made the split: of what it took, that would be no fair order.
-    ordered = sorted(candidates, key=lambda one: question_hash(question_key(one.question), one.variant))
-    return tuple(one.problem for one in ordered)
+def _shuffled(candidates: list[Candidate]) -> tuple[Problem, ...]:
+    # Not the hash of the key alone: that one selected the split, so its order would not be a shuffle.
+    ordered = sorted(
+        candidates,
+        key=lambda candidate: question_hash(question_key(candidate.question), candidate.variant),
+    )
+    return tuple(candidate.problem for candidate in ordered)
 
 
 def _check_ids(candidates: list[Candidate]) -> None:
-    seen: dict[str, str] = {}
-    for one in candidates:
-        if one.problem.id in seen:
-            other = seen[one.problem.id]
+    questions: dict[str, str] = {}
+    for candidate in candidates:
+        if candidate.problem.id in questions:
             raise TaskError(
-                f"columns.id: {one.problem.id!r} names two questions, {other[:60]!r} and "
-                f"{one.question[:60]!r}; ids must differ across train and test (without columns.id they are "
-                "made from the question)"
+                f"columns.id: {candidate.problem.id!r} names two questions, "
+                f"{questions[candidate.problem.id][:60]!r} and {candidate.question[:60]!r}; ids must differ "
+                "across train and test (without columns.id they are made from the question)"
             )
-        seen[one.problem.id] = one.question
-
-
-class ProblemStream:
-    """Shuffled passes over the problems. A batch never holds a problem twice: passes do not meet in one."""
-
-    def __init__(self, problems: Sequence[Problem], batch_size: int, seed: int) -> None:
-        if batch_size > len(problems):
-            raise TaskError(
-                f"rollout.prompts_per_step={batch_size}, but the task has only {len(problems)} training "
-                "problems; lower it, or give more data"
-            )
-        self._problems = problems
-        self._batch_size = batch_size
-        self._seed = seed
-        self._order = lru_cache(maxsize=2)(self._shuffled)
-
-    def _shuffled(self, epoch: int) -> list[int]:
-        order = list(range(len(self._problems)))
-        random.Random(derive_seed(self._seed, "problems", epoch)).shuffle(order)
-        return order
-
-    def batch(self, step: int) -> list[Problem]:
-        """The problems of one step, counted from 0."""
-        epoch, index = divmod(step, len(self._problems) // self._batch_size)
-        start = index * self._batch_size
-        return [self._problems[i] for i in self._order(epoch)[start : start + self._batch_size]]
+        questions[candidate.problem.id] = candidate.question

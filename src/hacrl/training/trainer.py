@@ -14,7 +14,7 @@ from hacrl.engines.base import SyncReport
 from hacrl.errors import ForeignRolloutsError, TrainingError
 from hacrl.rollouts.groups import PromptGroup, group_by_prompt
 from hacrl.rollouts.log import RolloutLog
-from hacrl.tasks.splits import ProblemStream
+from hacrl.tasks.stream import ProblemStream
 from hacrl.training.accuracy import Accuracy, accuracy_by_problem
 from hacrl.training.executor import Executor
 from hacrl.training.health import CollapseWatch

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hacrl.config.schema import VerifierSettings
+from hacrl.tasks.math import matching
 from hacrl.tasks.math.pool import MathVerifier
 
 GOLD = r"\sqrt{8}"
@@ -41,6 +42,26 @@ def test_unreadable_answers_are_unparsable(verifier: MathVerifier, name: str):
     response = rf"\boxed{{{UNPARSABLE[name]}}}"
     labels = [v.label for v in verifier.verify([("5", response), HONEST, (response, response)])]
     assert labels == ["unparsable", "correct", "unparsable"]
+
+
+@pytest.mark.parametrize("answer", ["=", r"\in", "=,", "5,=", "(6,=)", r"\{=\}", "x==5"])
+@pytest.mark.parametrize("gold", ["7", "(6,7)"])
+def test_a_relation_sign_without_a_side_is_wrong(verifier: MathVerifier, gold: str, answer: str):
+    labels = [v.label for v in verifier.verify([(gold, rf"\boxed{{{answer}}}"), HONEST])]
+    assert labels == ["wrong", "correct"]
+
+
+def test_an_error_of_the_text_comparison_is_a_crash(verifier: MathVerifier, monkeypatch: pytest.MonkeyPatch):
+    """A bug of ours costs the pairs that meet it, never the run."""
+
+    def fail_on_six(gold: str, answer: str, equal: matching.ValuesEqual) -> bool:
+        if answer == "6":
+            raise ValueError("a bug")
+        return matching.answers_match(gold, answer, equal)
+
+    monkeypatch.setattr("hacrl.tasks.math.pool.answers_match", fail_on_six)
+    verdicts = verifier.verify([("5", r"\boxed{5}"), ("6", r"\boxed{6}"), HONEST])
+    assert [(v.label, v.reward) for v in verdicts] == [("correct", 1.0), ("crash", 0.0), ("correct", 1.0)]
 
 
 @pytest.mark.parametrize("digits", ["٥", "５", "⁵", "𝟓", "५"])

@@ -1,7 +1,7 @@
-r"""Decide whether an answer equals the gold answer, as far as that is possible without computer algebra.
+r"""Decide whether an answer equals the gold answer, as far as possible without computer algebra.
 
-What cannot be decided on the text is asked of ``equal``: the calling process raises :class:`Undecided` there
-and hands the pair to a worker; the worker asks sympy.
+The callback ``equal`` compares two values that their text does not decide. In the training process it raises
+:class:`NeedsAlgebra`, and the pair goes to a worker process. In the worker it calls sympy.
 """
 
 from __future__ import annotations
@@ -11,136 +11,130 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import lru_cache
 
-from hacrl.tasks.math.intervals import NAME, as_interval
-from hacrl.tasks.math.latex import text_content, tidy
-from hacrl.tasks.math.numbers import is_grouped, read_number, spell_out
-from hacrl.tasks.math.shapes import Shape, read_shape
-from hacrl.tasks.math.units import Quantity, measures_agree, part_unit
+from hacrl.tasks.math.normalisation import normalise, text_content
+from hacrl.tasks.math.numbers import expand_for_parser, has_thousands_separators, parse_number
+from hacrl.tasks.math.structure import NAME, Structure, inequality_to_interval, parse_structure
+from hacrl.tasks.math.units import Quantity, split_unit, units_compatible
 
-Equal = Callable[[str, str], bool]  # (gold, answer): two values in tidied LaTeX
+ValuesEqual = Callable[[str, str], bool]  # (gold, answer): two values in normalised LaTeX
 
-_BASED = re.compile(r"([0-9A-Fa-f]+)_\{([0-9]+)\}")
-_CLOCK = re.compile(r"([0-9]{1,2}(?::[0-9]{2}){0,2})(?:\\text\{)?([AaPp])\.? ?[Mm]\.?\}?")
-_WORD = re.compile(r"\\text\{|[^A-Za-z0-9:]")
-
-
-class Undecided(Exception):  # noqa: N818 - no error, but a question
-    """The text alone does not say; computer algebra is needed."""
+_WITH_BASE = re.compile(r"([0-9A-Fa-f]+)_\{([0-9]+)\}")
+_TIME = re.compile(r"([0-9]{1,2}(?::[0-9]{2}){0,2})(?:\\text\{)?([AaPp])\.? ?[Mm]\.?\}?")
+_NOT_A_LETTER = re.compile(r"\\text\{|[^A-Za-z0-9:]")
 
 
-def undecided(gold: str, answer: str) -> bool:
-    """The ``equal`` of a process that has no computer algebra."""
-    raise Undecided
+class NeedsAlgebra(Exception):  # noqa: N818 - control flow, not an error
+    """The texts do not decide whether two values are equal."""
 
 
-def is_readable(text: str) -> bool:
-    """Whether the text can be an answer at all."""
-    return _read(text) is not None
+def defer_to_worker(gold: str, answer: str) -> bool:
+    """Raise :class:`NeedsAlgebra`: the ``equal`` of a process without computer algebra."""
+    raise NeedsAlgebra
 
 
-def answers_match(gold: str, answer: str, equal: Equal) -> bool:
-    """Whether the answer (a box's content) is the gold one. Nothing equals an empty gold answer."""
-    gold_value, value = read_number(gold.strip()), read_number(answer.strip())
+def answers_match(gold: str, answer: str, equal: ValuesEqual) -> bool:
+    """Return whether a box's content equals the gold answer. Nothing equals an empty gold answer."""
+    gold_value, value = parse_number(gold.strip()), parse_number(answer.strip())
     if gold_value is not None and value is not None:
         return gold_value == value
-    gold_shape, shape = _read(gold), _read(answer)
-    return gold_shape is not None and shape is not None and _match(gold_shape, shape, equal)
+    gold_structure, structure = parse_answer(gold), parse_answer(answer)
+    return gold_structure is not None and structure is not None and _match(gold_structure, structure, equal)
 
 
-@lru_cache(maxsize=8192)  # a step judges many responses to few problems
-def _read(text: str) -> Shape | None:
-    tokens = tidy(text)
-    return read_shape(tokens) if tokens else None
+@lru_cache(maxsize=8192)  # a step verifies many responses to few problems
+def parse_answer(text: str) -> Structure | None:
+    """Return the structure of a text; None if it cannot be an answer."""
+    tokens = normalise(text)
+    return parse_structure(tokens) if tokens else None
 
 
-def forget() -> None:
-    """Forget the texts read so far, for measurements."""
-    _read.cache_clear()
-
-
-def _match(gold: Shape, answer: Shape, equal: Equal) -> bool:
+def _match(gold: Structure, answer: Structure, equal: ValuesEqual) -> bool:
     if gold.text == answer.text and gold.kind == answer.kind:
         return True
     if gold.kind == "equation" or answer.kind == "equation":
         return _match_equations(gold, answer, equal)
     if gold.kind == "value" and answer.kind == "value":
         return _match_values(gold, answer, equal)
-    if gold.kind == "list" and is_grouped(answer.text):  # 81,256 where two numbers are wanted
-        answer = read_shape(list(answer.text.replace(",", ";")))
+    if gold.kind == "list" and has_thousands_separators(answer.text):  # 81,256 against a list
+        answer = parse_structure(list(answer.text.replace(",", ";")))
     if gold.kind != answer.kind:
-        gold, answer = as_interval(gold, answer), as_interval(answer, gold)
+        gold, answer = inequality_to_interval(gold, answer), inequality_to_interval(answer, gold)
         return gold.kind == answer.kind == "tuple" and _match(gold, answer, equal)
     if gold.brackets != answer.brackets or len(gold.parts) != len(answer.parts):
         return False
     if gold.kind in ("tuple", "matrix"):
-        return all(_match(g, a, equal) for g, a in zip(gold.parts, answer.parts, strict=True))
-    named = {part.kind == "equation" for part in (*gold.parts, *answer.parts)}
-    if len(named) > 1:  # x=1, y=2 against 1, 2: only the order says which is which
-        return all(_match(g, a, equal) for g, a in zip(gold.parts, answer.parts, strict=True))
+        return _match_in_order(gold.parts, answer.parts, equal)
+    has_name = {part.kind == "equation" for part in (*gold.parts, *answer.parts)}
+    if len(has_name) > 1:  # x=1, y=2 against 1, 2: only the order assigns values to names
+        return _match_in_order(gold.parts, answer.parts, equal)
     return _match_in_any_order(gold.parts, answer.parts, equal)
 
 
-def _match_in_any_order(gold: Sequence[Shape], answer: Sequence[Shape], equal: Equal) -> bool:
-    """Equality is transitive, so the first partner that fits will do. Equal texts are paired first."""
-    left = list(answer)
-    asked = []
+def _match_in_order(gold: Sequence[Structure], answer: Sequence[Structure], equal: ValuesEqual) -> bool:
+    return all(_match(gold_part, part, equal) for gold_part, part in zip(gold, answer, strict=True))
+
+
+def _match_in_any_order(gold: Sequence[Structure], answer: Sequence[Structure], equal: ValuesEqual) -> bool:
+    """Pair equal texts first, then each part with its first match: equality is transitive."""
+    unmatched = list(answer)
+    without_equal_text = []
     for part in gold:
-        twin = next((at for at, other in enumerate(left) if other.text == part.text), None)
-        if twin is None:
-            asked.append(part)
+        index = next((i for i, other in enumerate(unmatched) if other.text == part.text), None)
+        if index is None:
+            without_equal_text.append(part)
         else:
-            left.pop(twin)
-    for part in asked:
-        partner = next((at for at, other in enumerate(left) if _match(part, other, equal)), None)
-        if partner is None:
+            unmatched.pop(index)
+    for part in without_equal_text:
+        index = next((i for i, other in enumerate(unmatched) if _match(part, other, equal)), None)
+        if index is None:
             return False
-        left.pop(partner)
+        unmatched.pop(index)
     return True
 
 
-def _match_equations(gold: Shape, answer: Shape, equal: Equal) -> bool:
+def _match_equations(gold: Structure, answer: Structure, equal: ValuesEqual) -> bool:
     if gold.kind == answer.kind == "equation":
         same_name = gold.parts[0].text == answer.parts[0].text
         if same_name:
             return _match(gold.parts[-1], answer.parts[-1], equal)
         if len(gold.parts) > 2 or len(answer.parts) > 2 or gold.parts[-1].kind != "value":
             return False
-        if answer.parts[-1].kind != "value" or any("\\in" in s.tokens for s in (gold, answer)):
+        if answer.parts[-1].kind != "value" or any("\\in" in side.tokens for side in (gold, answer)):
             return False
         return equal(gold.text, answer.text)
     if gold.kind == "equation":
         return _is_name(gold.parts[0]) and _match(gold.parts[-1], answer, equal)
     sides = answer.parts[1:] if _is_name(answer.parts[0]) else answer.parts
-    return all(_match(gold, side, equal) for side in reversed(sides))  # 2+3=5 is 5; 9=1 is not 1
+    return all(_match(gold, side, equal) for side in reversed(sides))  # 2+3=5 equals 5; 9=1 does not equal 1
 
 
-def _is_name(shape: Shape) -> bool:
-    if shape.kind in ("tuple", "list"):
-        return all(_is_name(part) for part in shape.parts)
-    return NAME.fullmatch(shape.text) is not None
+def _is_name(structure: Structure) -> bool:
+    if structure.kind in ("tuple", "list"):
+        return all(_is_name(part) for part in structure.parts)
+    return NAME.fullmatch(structure.text) is not None
 
 
-def _match_values(gold: Shape, answer: Shape, equal: Equal) -> bool:
-    if any(text_content(shape.text) is not None and len(shape.tokens) == 1 for shape in (gold, answer)):
+def _match_values(gold: Structure, answer: Structure, equal: ValuesEqual) -> bool:
+    if any(text_content(side.text) is not None and len(side.tokens) == 1 for side in (gold, answer)):
         return _same_words(gold.text, answer.text)
-    if (clock := _CLOCK.fullmatch(gold.text)) and (other_clock := _CLOCK.fullmatch(answer.text)):
-        return (
-            clock.group(1) == other_clock.group(1) and clock.group(2).lower() == other_clock.group(2).lower()
-        )
-    one, other = part_unit(list(gold.tokens)), part_unit(list(answer.tokens))
-    if not measures_agree(one, other):
+    if (gold_time := _TIME.fullmatch(gold.text)) and (time := _TIME.fullmatch(answer.text)):
+        return gold_time.group(1) == time.group(1) and gold_time.group(2).lower() == time.group(2).lower()
+    gold_quantity, quantity = split_unit(list(gold.tokens)), split_unit(list(answer.tokens))
+    if not units_compatible(gold_quantity, quantity):
         return False
-    gold_value, value = read_number(one.value), read_number(other.value)
+    gold_value, value = parse_number(gold_quantity.value), parse_number(quantity.value)
     if gold_value is not None and value is not None:
-        return _same_number(gold_value, one, value, other)
-    if one.scale != other.scale or (one.percent != other.percent and "%" in gold.text):
+        return _same_number(gold_value, gold_quantity, value, quantity)
+    if gold_quantity.scale != quantity.scale:
         return False
-    if one.value == other.value:
+    if gold_quantity.percent != quantity.percent and "%" in gold.text:
+        return False
+    if gold_quantity.value == quantity.value:
         return True
-    bases = [_BASED.fullmatch(q.value) for q in (one, other)]
+    bases = [_WITH_BASE.fullmatch(side.value) for side in (gold_quantity, quantity)]
     if any(bases):  # 203_7 is neither 203 nor 203_8
-        return len({based.groups() if based else None for based in bases}) == 1
-    return equal(spell_out(one.value), spell_out(other.value))
+        return len({base.groups() if base else None for base in bases}) == 1
+    return equal(expand_for_parser(gold_quantity.value), expand_for_parser(quantity.value))
 
 
 def _same_number(gold: Fraction, gold_quantity: Quantity, answer: Fraction, quantity: Quantity) -> bool:
@@ -149,12 +143,12 @@ def _same_number(gold: Fraction, gold_quantity: Quantity, answer: Fraction, quan
         return True
     if gold_quantity.percent == quantity.percent:
         return False
-    return gold / 100 == answer if gold_quantity.percent else gold == answer / 100  # 50% is 50, or 0.5
+    return gold / 100 == answer if gold_quantity.percent else gold == answer / 100  # 50% equals 50 and 0.5
 
 
 def _same_words(gold: str, answer: str) -> bool:
-    """Names, days, choices: letters count, spaces and punctuation do not, nor does case beyond one letter."""
-    one, other = (_WORD.sub("", text) for text in (gold, answer))
-    if not one or not other:
+    """Compare names, days and choices without spaces and punctuation; case counts for single letters only."""
+    gold, answer = (_NOT_A_LETTER.sub("", text) for text in (gold, answer))
+    if not gold or not answer:
         return False
-    return one == other or (len(one) > 1 and one.casefold() == other.casefold())
+    return gold == answer or (len(gold) > 1 and gold.casefold() == answer.casefold())

@@ -1,11 +1,11 @@
-"""Read plain numbers exactly. ASCII digits only: int() would take Arabic or full-width ones in silence."""
+"""Parse plain numbers exactly. Only ASCII digits count: ``int()`` also accepts Arabic and full-width ones."""
 
 from __future__ import annotations
 
 import re
 from fractions import Fraction
 
-MAX_EXPONENT = 400  # beyond it a power of ten is not written out
+MAX_EXPONENT = 400  # larger powers of ten are not parsed
 
 _UNSIGNED = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,3}(?: [0-9]{3})+|[0-9]+)?(?:\.[0-9]*)?"
 _INTEGER = re.compile(r"[+-]?[0-9]{1,400}")
@@ -19,47 +19,49 @@ _REPEATING = re.compile(r"([0-9]*)\.([0-9]*)\\overline\{([0-9]+)\}")
 _THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")
 
 
-def is_grouped(text: str) -> bool:
-    """Whether commas in the text part thousands: ``1,234`` does, ``1,23`` and ``0,123`` do not."""
+def has_thousands_separators(text: str) -> bool:
+    """Return whether commas separate thousands: true for ``1,234``, false for ``1,23`` and ``0,123``."""
     return _THOUSANDS.fullmatch(text) is not None and not text.lstrip("+-").startswith("0")
 
 
-def read_number(text: str) -> Fraction | None:
-    r"""The exact value of tidied text such as ``-12``, ``1,234.50``, ``\frac{3}{4}``, ``2\frac{1}{2}``,
-    ``4.5e33``, ``4.5\cdot10^{33}`` or ``0.\overline{3}``; None if it is anything else.
+def parse_number(text: str) -> Fraction | None:
+    r"""Return the exact value of normalised text; None if the text is not a plain number.
+
+    Plain numbers are ``-12``, ``1,234.50``, ``\frac{3}{4}``, ``2\frac{1}{2}``, ``4.5e33``,
+    ``4.5\cdot10^{33}`` and ``0.\overline{3}``.
     """
     if _INTEGER.fullmatch(text):
         return Fraction(int(text))
     sign = -1 if text.startswith("-") else 1
     if text[:1] in ("+", "-"):
         text = text[1:].lstrip(" ")
-    value = _read_unsigned(text)
+    value = _parse_unsigned(text)
     return None if value is None else sign * value
 
 
-def spell_out(text: str) -> str:
-    r"""``4.5e33``, ``-1./3`` and ``0.\overline{3}``, which the LaTeX parser misreads, in what it reads."""
+def expand_for_parser(text: str) -> str:
+    r"""Rewrite ``4.5e33``, ``-1./3`` and ``0.\overline{3}``, which the LaTeX parser misreads."""
     if found := _E_NOTATION.fullmatch(text):
         return f"{found.group(1)}\\cdot10^{{{int(found.group(2))}}}"
     if ("." in text and "/" in text) or text.endswith(".") or "overline" in text:
-        value = read_number(text)
+        value = parse_number(text)
         if value is not None:
             return f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
     return text
 
 
-def _read_unsigned(text: str) -> Fraction | None:
-    if (value := _decimal(text)) is not None:
+def _parse_unsigned(text: str) -> Fraction | None:
+    if (value := _parse_decimal(text)) is not None:
         return value
     if found := _FRACTION.fullmatch(text):
         whole, above, below = found.groups()
         if whole.strip() and (above[0] in "+-" or below[0] in "+-"):
             return None
-        return _quotient(above, below, Fraction(int(whole) if whole.strip() else 0))
+        return _parse_quotient(above, below, Fraction(int(whole) if whole.strip() else 0))
     if found := _SLASH.fullmatch(text):
-        return _quotient(found.group(1), found.group(2), Fraction(0))
+        return _parse_quotient(found.group(1), found.group(2), Fraction(0))
     if found := _SCIENTIFIC.fullmatch(text):
-        mantissa = _decimal(found.group(1))
+        mantissa = _parse_decimal(found.group(1))
         exponent = int(found.group(2) or found.group(3))
         if mantissa is None or abs(exponent) > MAX_EXPONENT:
             return None
@@ -74,23 +76,23 @@ def _read_unsigned(text: str) -> Fraction | None:
     return None
 
 
-def _decimal(text: str) -> Fraction | None:
-    """An unsigned integer or decimal; ``1.`` and ``.5`` are fine, a lone dot is not."""
+def _parse_decimal(text: str) -> Fraction | None:
+    """Parse an unsigned integer or decimal; ``1.`` and ``.5`` are valid, a lone dot is not."""
     if not text or text == "." or not _DECIMAL.fullmatch(text):
         return None
     whole, _, part = text.replace(",", "").replace(" ", "").partition(".")
     return Fraction(int((whole + part) or "0"), 10 ** len(part))
 
 
-def _quotient(above: str, below: str, whole: Fraction) -> Fraction | None:
-    numerator, denominator = _signed(above), _signed(below)
+def _parse_quotient(above: str, below: str, whole: Fraction) -> Fraction | None:
+    numerator, denominator = _parse_signed(above), _parse_signed(below)
     if numerator is None or not denominator:
         return None
     return whole + numerator / denominator
 
 
-def _signed(text: str) -> Fraction | None:
-    value = _decimal(text.lstrip("+-"))
+def _parse_signed(text: str) -> Fraction | None:
+    value = _parse_decimal(text.lstrip("+-"))
     if value is None or len(text) - len(text.lstrip("+-")) > 1:
         return None
     return -value if text.startswith("-") else value

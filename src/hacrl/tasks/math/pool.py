@@ -1,8 +1,8 @@
-r"""Judge maths answers: plain ones here, the others in worker processes that can be killed.
+r"""Verify maths answers: by text in this process, by computer algebra in worker processes.
 
-A response is untrusted text. ``\boxed{9^{9^{9^9}}}`` keeps sympy busy for ever, other texts eat all memory or
-crash the interpreter; math-verify's own time limit works in a main thread only. So every symbolic comparison
-runs in a process with a hard limit, and whatever happens there costs one verdict and no more.
+A response is untrusted text. ``\boxed{9^{9^{9^9}}}`` keeps sympy busy forever, and other texts exhaust the
+memory or crash the interpreter. math-verify's own time limit works in the main thread only. Therefore every
+symbolic comparison runs in a process with hard limits; a failure there costs one verdict.
 """
 
 from __future__ import annotations
@@ -18,57 +18,57 @@ from types import TracebackType
 
 from hacrl.config.schema import VerifierSettings
 from hacrl.errors import TaskError
-from hacrl.tasks.math.boxes import extract_answer
-from hacrl.tasks.math.matching import Undecided, answers_match, is_readable, undecided
+from hacrl.tasks.math.extraction import extract_answer
+from hacrl.tasks.math.matching import NeedsAlgebra, answers_match, defer_to_worker, parse_answer
 from hacrl.tasks.math.process import START_LIMIT, Pair, Worker
 from hacrl.types import Verdict, VerdictLabel
 
-REMEMBERED = 50_000  # pairs judged by workers, over all calls
-FAILED_STARTS = 3  # in a row, before it is an error
+CACHED_PAIRS = 50_000  # verdicts of workers, over all calls
+MAX_FAILED_STARTS = 3  # in a row
 
 
 class MathVerifier:
-    """Rewards 1 for a response whose last box holds the gold answer, else 0. Any thread may call it."""
+    """Gives reward 1 if a response's last box equals the gold answer, else 0. Thread-safe."""
 
     def __init__(self, settings: VerifierSettings | None = None) -> None:
         self.settings = settings or VerifierSettings()
         self._workers: list[Worker] = []
-        self._known: OrderedDict[Pair, VerdictLabel] = OrderedDict()
+        self._cache: OrderedDict[Pair, VerdictLabel] = OrderedDict()
         self._lock = threading.Lock()
         self._owner = os.getpid()
         self._finalizer = weakref.finalize(self, _kill_all, self._workers, self._owner)
 
     def verify(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
-        """Judge (gold answer, response) pairs, one verdict each, in order. No text makes this raise."""
+        """Return one verdict per (gold answer, response) pair, in order. No text makes this raise."""
         with self._lock:
-            self._forget_workers_of_a_parent()
+            self._forget_workers_of_parent()
             labels: list[VerdictLabel | None] = []
-            asked: list[Pair] = []
+            compared: list[Pair] = []
             judged: dict[Pair, VerdictLabel] = {}
             for gold, response in pairs:
-                label, pair = judge_plainly(gold, response)
+                label, pair = judge_by_text(gold, response)
                 labels.append(label)
-                asked.append(pair)
-                if label is None and pair in self._known:
-                    judged[pair] = self._known[pair]
+                compared.append(pair)
+                if label is None and pair in self._cache:
+                    judged[pair] = self._cache[pair]
             waiting = [
                 pair
-                for pair, label in dict(zip(asked, labels, strict=True)).items()
+                for pair, label in dict(zip(compared, labels, strict=True)).items()
                 if label is None and pair not in judged
             ]
             judged |= self._judge_in_workers(waiting)
             for pair in waiting:
-                if judged[pair] in ("correct", "wrong"):  # a timeout may have been the machine's fault
-                    self._known[pair] = judged[pair]
-            while len(self._known) > REMEMBERED:
-                self._known.popitem(last=False)
-        final = [label or judged[pair] for label, pair in zip(labels, asked, strict=True)]
+                if judged[pair] in ("correct", "wrong"):  # a busy machine may have caused a timeout
+                    self._cache[pair] = judged[pair]
+            while len(self._cache) > CACHED_PAIRS:
+                self._cache.popitem(last=False)
+        final = [label or judged[pair] for label, pair in zip(labels, compared, strict=True)]
         return [Verdict(1.0 if label == "correct" else 0.0, label) for label in final]
 
     def close(self) -> None:
-        """End the workers. A later call starts new ones."""
+        """End the workers. A later call to :meth:`verify` starts new ones."""
         with self._lock:
-            self._forget_workers_of_a_parent()
+            self._forget_workers_of_parent()
             _kill_all(self._workers, self._owner)
 
     def __enter__(self) -> MathVerifier:
@@ -80,11 +80,11 @@ class MathVerifier:
         self.close()
 
     def worker_pids(self) -> list[int]:
-        """The process ids of the workers there are now."""
+        """Return the process ids of the current workers."""
         return [worker.process.pid for worker in self._workers]
 
-    def _forget_workers_of_a_parent(self) -> None:
-        """After a fork the workers are the other process's: leave them alone."""
+    def _forget_workers_of_parent(self) -> None:
+        """After a fork, drop the workers without killing them: they belong to the parent process."""
         if os.getpid() != self._owner:
             self._finalizer.detach()
             self._workers, self._owner = [], os.getpid()
@@ -96,43 +96,43 @@ class MathVerifier:
         failed_starts = 0
         try:
             while len(judged) < len(pairs):
-                self._hand_out(waiting)
+                self._assign(waiting)
                 for worker in self._wait():
                     if not worker.is_ready:
-                        failed_starts = self._note_start(worker, failed_starts)
+                        failed_starts = self._finish_start(worker, failed_starts)
                     elif (pair := worker.pair) is not None:
-                        judged[pair] = self._note_reply(worker)
+                        judged[pair] = self._finish_pair(worker)
         finally:
-            # Interrupted: what a busy worker says later would be taken for the answer to another question.
+            # After an interrupt, a busy worker's late reply would be read as the reply to a later pair.
             for worker in [w for w in self._workers if w.pair is not None]:
                 self._drop(worker)
         return judged
 
-    def _hand_out(self, waiting: deque[Pair]) -> None:
-        """Give idle workers a pair each, and start as many workers as there is work for."""
+    def _assign(self, waiting: deque[Pair]) -> None:
+        """Give each idle worker a pair, and start as many workers as there are pairs left."""
         for worker in [w for w in self._workers if w.is_idle]:
             if waiting and worker.ask(waiting[0], self.settings.time_limit):
                 waiting.popleft()
             elif waiting:
-                self._drop(worker)  # died while idle
+                self._drop(worker)  # it died while idle
         starting = sum(not w.is_ready for w in self._workers)
         while len(self._workers) < self.settings.worker_count and starting < len(waiting):
             self._workers.append(Worker(self.settings))
             starting += 1
 
     def _wait(self) -> list[Worker]:
-        """The workers that have something to say, or have used up their time."""
+        """Wait until a worker has replied or reached its deadline; return those workers."""
         active = [w for w in self._workers if not w.is_idle]
         poll = select.poll()  # select.select fails beyond file descriptor 1023
         for worker in active:
             poll.register(worker.process.reply_fd, select.POLLIN)
-        patience = min(w.deadline for w in active) - time.monotonic()
-        heard = {fd for fd, _ in poll.poll(max(0.0, patience) * 1000 + 1)}
+        remaining = min(w.deadline for w in active) - time.monotonic()
+        readable = {fd for fd, _ in poll.poll(max(0.0, remaining) * 1000 + 1)}
         now = time.monotonic()
-        return [w for w in active if w.process.reply_fd in heard or w.deadline <= now]
+        return [w for w in active if w.process.reply_fd in readable or w.deadline <= now]
 
-    def _note_start(self, worker: Worker, failed: int) -> int:
-        """A worker has started, or has failed to; how many in a row have failed."""
+    def _finish_start(self, worker: Worker, failed: int) -> int:
+        """Record that a worker started or failed to; return how many starts in a row have failed."""
         if worker.deadline <= time.monotonic():
             self._drop(worker)
             raise TaskError(
@@ -145,15 +145,15 @@ class MathVerifier:
             self._drop(worker)
             raise
         self._drop(worker)
-        if failed + 1 >= FAILED_STARTS:
+        if failed + 1 >= MAX_FAILED_STARTS:
             raise TaskError(
                 f"verification workers end while starting (exit code {worker.process.exit_code}); "
                 "to see why: python -m hacrl.tasks.math.worker 5 0"
             )
         return failed + 1
 
-    def _note_reply(self, worker: Worker) -> VerdictLabel:
-        """The verdict on the worker's pair. A worker that died or took too long is replaced later."""
+    def _finish_pair(self, worker: Worker) -> VerdictLabel:
+        """Return the verdict on the worker's pair. Drop a worker that died or took too long."""
         if not worker.process.has_reply():
             self._drop(worker)
             return "timeout"
@@ -168,20 +168,25 @@ class MathVerifier:
         worker.kill()
 
 
-def judge_plainly(gold: str, response: str) -> tuple[VerdictLabel | None, Pair]:
-    """The verdict as far as text decides it, else None; and the pair that would have to be compared."""
+def judge_by_text(gold: str, response: str) -> tuple[VerdictLabel | None, Pair]:
+    """Return the verdict if text decides it, else None; and the pair of gold answer and box content.
+
+    An error of the text comparison is a bug, but a response must not end a run: its verdict is ``crash``.
+    """
     answer = extract_answer(response)
     if answer is None:
         return "unparsable", (gold, "")
     try:
-        if answers_match(gold, answer, undecided):
+        if answers_match(gold, answer, defer_to_worker):
             return "correct", (gold, answer)
-    except Undecided:
+        return ("unparsable" if parse_answer(answer) is None else "wrong"), (gold, answer)
+    except NeedsAlgebra:
         return None, (gold, answer)
-    return ("wrong" if is_readable(answer) else "unparsable"), (gold, answer)
+    except Exception:  # untrusted text: counted as a crash, never silently as wrong
+        return "crash", (gold, answer)
 
 
 def _kill_all(workers: list[Worker], owner: int) -> None:
-    """For close, the garbage collector and the interpreter's exit."""
+    """Kill the workers; called on close, by the garbage collector and when the interpreter exits."""
     while workers and os.getpid() == owner:
         workers.pop().kill()

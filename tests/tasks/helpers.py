@@ -28,6 +28,6 @@ def refusal(name: str, **options: Any) -> str:
     return str(caught.value)
 
 
-def says(problem: Problem, text: str, token_ids: tuple[int, ...] = (5, 6)) -> Rollout:
+def rollout_of(problem: Problem, text: str, token_ids: tuple[int, ...] = (5, 6)) -> Rollout:
     """An agent's response to a problem."""
     return Rollout.single_turn(problem, "ada", text, token_ids, tuple(-0.5 for _ in token_ids), "stop", 0, "")

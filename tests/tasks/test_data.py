@@ -168,7 +168,7 @@ def test_a_missing_file_is_not_looked_for_on_the_hub(missing: str):
         ("a.txt", "x", ": a file must end in one of .jsonl, .json, .csv, .parquet"),
     ],
 )
-def test_what_is_wrong_with_a_file_and_where(tmp_path: Path, name: str, content: str, expected: str):
+def test_errors_name_the_file_and_the_line(tmp_path: Path, name: str, content: str, expected: str):
     path = tmp_path / name
     path.write_text(content)
     assert refused(str(path)).startswith(f"train: {path}{expected}")
@@ -180,7 +180,7 @@ def test_text_in_another_encoding(tmp_path: Path):
     assert refused(str(path)).startswith(f"train: {path} is not UTF-8 text (")
 
 
-def test_a_source_in_words():
+def test_data_sources_are_parsed():
     assert parse_source("train", "openai/gsm8k") == DataSource(path="openai/gsm8k")
     whole = DataSource(path="a/b", name="main", split="test", revision="v1", columns={"problem": "q"})
     given = {"path": "a/b", "name": "main", "split": "test", "revision": "v1", "columns": {"problem": "q"}}
@@ -205,7 +205,7 @@ def test_a_source_in_words():
         ([], "train: the rows given: has no rows"),
     ],
 )
-def test_a_source_that_cannot_be_one(given, expected: str):
+def test_invalid_data_sources_are_refused(given, expected: str):
     assert refused(given).startswith(expected)
 
 
@@ -217,7 +217,7 @@ def test_a_file_has_no_splits(tmp_path: Path):
     )
 
 
-def test_rows_at_hand_and_the_data_sets_of_hugging_face():
+def test_rows_as_mappings_and_hugging_face_data_sets():
     assert values("train", iter(ROWS)) == ROWS
     datasets = pytest.importorskip("datasets")
     assert values("train", datasets.Dataset.from_list(ROWS)) == ROWS

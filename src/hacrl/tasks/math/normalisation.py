@@ -1,9 +1,7 @@
-r"""Bring LaTeX into one spelling, so that equal answers mostly become equal text.
+r"""Normalise LaTeX, so that most equal answers become equal text.
 
-``\dfrac 12`` and ``\frac{1}{2}``, ``x^2`` and ``x^{2}``, ``\left( 1,\; 2 \right)`` and ``(1,2)`` come out
-alike. Pure text work in time linear in the (capped) length; nothing is evaluated.
-
-Tables of LaTeX spellings that mean the same.
+``\dfrac 12`` becomes ``\frac{1}{2}``, ``x^2`` becomes ``x^{2}`` and ``\left( 1,\; 2 \right)`` becomes
+``(1,2)``. This is text processing in time linear in the length, which is capped; nothing is evaluated.
 """
 
 from __future__ import annotations
@@ -11,9 +9,9 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from hacrl.tasks.math.boxes import MAX_ANSWER
+from hacrl.tasks.math.extraction import MAX_ANSWER
 
-MAX_DEPTH = 40  # of nested brackets; keeps every later step's recursion small
+MAX_DEPTH = 40  # of nested brackets; bounds the recursion of every later step
 
 _TOKEN = re.compile(r"\\[A-Za-z]+\*?|\\.|\s+|.", re.DOTALL)
 _CALL = re.compile(
@@ -22,41 +20,41 @@ _CALL = re.compile(
 )
 _AND = re.compile(r"(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])")
 SPACE = " "
-_ARGUMENTS = {"\\frac": 2, "\\binom": 2, "\\sqrt": 1, "^": 1, "_": 1}
+_ARGUMENT_COUNT = {"\\frac": 2, "\\binom": 2, "\\sqrt": 1, "^": 1, "_": 1}
 _OPENING = frozenset(("(", "[", "{", "\\{", "\\langle", "\\lfloor", "\\lceil"))
 _CLOSING = frozenset((")", "]", "}", "\\}", "\\rangle", "\\rfloor", "\\rceil"))
 
 
-def nesting(token: str) -> int:
-    """+1 for what opens a bracket of any kind, -1 for what closes one, else 0."""
+def depth_change(token: str) -> int:
+    """Return +1 for a token that opens a bracket of any kind, -1 for one that closes one, else 0."""
     return 1 if token in _OPENING else -1 if token in _CLOSING else 0
 
 
-def tidy(text: str) -> list[str] | None:
-    """The text's tokens in the one spelling; None if it is not readable as an answer.
+def normalise(text: str) -> list[str] | None:
+    """Return the normalised tokens of a text; None if the text cannot be an answer.
 
-    Not readable: too long or too deeply nested, braces that do not match, control characters, lone
-    surrogates, and digits other than 0-9 (Arabic, full-width, superscript, ...), which are no numbers here.
+    A text cannot be an answer if it is too long or too deeply nested, if its braces do not match, or if it
+    contains control characters, lone surrogates or digits other than 0-9 (Arabic, full-width, superscript).
     """
     if len(text) > MAX_ANSWER:
         return None
     if not text.isascii():
-        text = text.translate(UNICODE)
+        text = text.translate(UNICODE_TO_LATEX)
     if not _is_readable(text):
         return None
     text = text.replace("**", "^").replace("\\\\boxed", "\\boxed")
     text = _CALL.sub(r"\\\1 ", _AND.sub(",", text))
-    tokens = [SAME.get(token, token) for token in _TOKEN.findall(text)]
+    tokens = [SYNONYMS.get(token, token) for token in _TOKEN.findall(text)]
     if not _is_balanced(tokens):
         return None
-    tidied = _Reader(tokens).read_all()
-    while tidied and tidied[-1] in (".", ",", ";", ":", SPACE, "\\\\"):
-        tidied.pop()
-    return tidied
+    normalised = _Normaliser(tokens).read_all()
+    while normalised and normalised[-1] in (".", ",", ";", ":", SPACE, "\\\\"):
+        normalised.pop()
+    return normalised
 
 
-def untidy(tokens: list[str]) -> str:
-    """The tokens as LaTeX again, with spaces only where a command would swallow a letter."""
+def to_latex(tokens: list[str]) -> str:
+    """Join tokens to LaTeX, with a space only where a letter would become part of a command."""
     parts: list[str] = []
     for token, following in zip(tokens, [*tokens[1:], ""], strict=True):
         parts.append(token)
@@ -66,11 +64,12 @@ def untidy(tokens: list[str]) -> str:
 
 
 def text_content(token: str) -> str | None:
-    r"""What stands in a ``\text{...}`` token; None for any other token."""
+    r"""Return the words of a ``\text{...}`` token; None for any other token."""
     return token[6:-1] if token.startswith("\\text{") else None
 
 
 def _is_readable(text: str) -> bool:
+    """Return whether all characters are printable and all digits are ASCII."""
     if text.isascii():
         return text.isprintable() or all(c.isprintable() or c in "\t\n\r" for c in text)
     for character in text:
@@ -83,18 +82,18 @@ def _is_readable(text: str) -> bool:
 
 
 def _is_balanced(tokens: list[str]) -> bool:
-    """Whether braces match and nothing is nested too deeply. Other brackets need not match: ``[0,1)``."""
+    """Return whether braces match and the depth is bounded. Other brackets need not match: ``[0,1)``."""
     braces = depth = 0
     for token in tokens:
         braces += (token == "{") - (token == "}")
-        depth = max(0, depth + nesting(token))
+        depth = max(0, depth + depth_change(token))
         if braces < 0 or depth > MAX_DEPTH:
             return False
     return braces == 0
 
 
-class _Reader:
-    """Walks over the tokens once and writes them out in the one spelling."""
+class _Normaliser:
+    """Walks over the tokens once and writes the normalised ones."""
 
     def __init__(self, tokens: list[str]) -> None:
         self.tokens = tokens
@@ -107,11 +106,11 @@ class _Reader:
         return out
 
     def read_into(self, out: list[str]) -> None:
-        """Read one item and append what it becomes."""
+        """Read one item and append its normalised tokens."""
         token = self.tokens[self.at]
         self.at += 1
-        if token.isspace() or token in SPACES:
-            # TeX shows "5 7" as 57, but hardly means it; elsewhere spaces say nothing.
+        if token.isspace() or token in SPACING:
+            # TeX typesets "5 7" as 57, which authors hardly mean. Elsewhere spaces have no meaning.
             if out and out[-1].isdigit() and self.peek()[:1].isdigit():
                 out.append(SPACE)
         elif token == "," and self.peek() == "\\!" and self.is_thousands(out, self.at + 1):
@@ -119,18 +118,18 @@ class _Reader:
         elif token == "," and self.at < len(self.tokens) and self.tokens[self.at].isspace():
             self.skip_spaces()  # "81, 256" is a list, "81,256" a number
             out.append(";" if self.is_thousands(out, self.at) else ",")
-        elif token in DROPPED:
+        elif token in IGNORED:
             if token == "\\!" and self.is_thousands(out, self.at) and out[-1] == SPACE:
                 out.pop()
-        elif token in TEXT:
+        elif token in TEXT_COMMANDS:
             out.extend(_text_tokens(self.read_words()))
         elif token in ("^", "_"):
             self.read_script(token, out)
-        elif token in _ARGUMENTS:
+        elif token in _ARGUMENT_COUNT:
             out.append(token)
             if token == "\\sqrt" and self.peek() == "[":
                 out.extend(self.read_bracketed("[", "]"))
-            for _ in range(_ARGUMENTS[token]):
+            for _ in range(_ARGUMENT_COUNT[token]):
                 out += ["{", *self.read_argument(paren=token == "\\sqrt"), "}"]
         elif token == "{":
             self.at -= 1
@@ -141,12 +140,12 @@ class _Reader:
     def peek(self) -> str:
         """The next token that is not a space; empty at the end."""
         at = self.at
-        while at < len(self.tokens) and (self.tokens[at].isspace() or self.tokens[at] in SPACES):
+        while at < len(self.tokens) and (self.tokens[at].isspace() or self.tokens[at] in SPACING):
             at += 1
         return self.tokens[at] if at < len(self.tokens) else ""
 
     def is_thousands(self, out: list[str], at: int) -> bool:
-        """Whether a separator between digits is followed by exactly three more of them."""
+        """Return whether exactly three digits follow a separator that comes after a digit."""
         following = self.tokens[at : at + 4]
         return (
             bool(out)
@@ -158,12 +157,12 @@ class _Reader:
 
     def skip_spaces(self) -> None:
         while self.at < len(self.tokens) and (
-            self.tokens[self.at].isspace() or self.tokens[self.at] in SPACES or self.tokens[self.at] == "\\!"
+            self.tokens[self.at].isspace() or self.tokens[self.at] in SPACING or self.tokens[self.at] == "\\!"
         ):
             self.at += 1
 
     def read_argument(self, paren: bool = False) -> list[str]:
-        """The next argument without its braces: a group, a token, or in parentheses as code has it."""
+        """Read the next argument: a braced group without its braces, a token, or ``(...)`` as in code."""
         self.skip_spaces()
         if self.at >= len(self.tokens):
             return []
@@ -177,7 +176,7 @@ class _Reader:
         return out
 
     def read_words(self) -> str:
-        """The argument of a text command as it stands, with single spaces."""
+        """Read the argument of a text command verbatim, with single spaces."""
         self.skip_spaces()
         start, depth = self.at, 0
         while self.at < len(self.tokens):
@@ -185,11 +184,11 @@ class _Reader:
             self.at += 1
             if depth <= 0:
                 break
-        raw = "".join(SPACE if t in SPACES else t for t in self.tokens[start : self.at] if t not in DROPPED)
+        raw = "".join(SPACE if t in SPACING else t for t in self.tokens[start : self.at] if t not in IGNORED)
         return SPACE.join(raw.replace("{", "").replace("}", "").split())
 
     def read_bracketed(self, opening: str, closing: str) -> list[str]:
-        """A bracketed run with its brackets; to the end if it is not closed."""
+        """Read a bracketed run with its brackets; to the end if it is not closed."""
         self.skip_spaces()
         self.at += 1
         out: list[str] = []
@@ -205,10 +204,10 @@ class _Reader:
         return [opening, *out, closing]
 
     def read_script(self, token: str, out: list[str]) -> None:
-        """A power or an index, always with braces; degrees and primes get tokens of their own."""
+        """Read a power or an index and write it with braces; degrees and primes become single tokens."""
         self.skip_spaces()
         code_like: list[str] = []
-        if token == "^":  # 10^-3 and 2^10 as code has them
+        if token == "^":  # 10^-3 and 2^10 as in code
             if self.peek() == "-":
                 self.at += 1
                 code_like.append("-")
@@ -226,7 +225,7 @@ class _Reader:
             out += [token, "{", *argument, "}"]
 
     def read_group(self, out: list[str]) -> None:
-        """Braces: kept after a command (its arguments), else dropped, as they show nothing."""
+        """Read braces: keep them after a command, whose argument they are; else drop them."""
         group = self.read_bracketed("{", "}")
         inner = group[1:-1]
         if inner == [","] and self.is_thousands(out, self.at):
@@ -241,43 +240,43 @@ class _Reader:
 
 
 def _text_tokens(words: str) -> list[str]:
-    r"""What a ``\text{...}`` becomes: a separator, a function, a number, or one text token."""
+    r"""Return the tokens for ``\text{...}``: a separator, a function, a number, or one text token."""
     stripped = words.strip(" ,;")
     if not stripped:
         return [","] if words.strip() else []
-    if stripped in FUNCTIONS:
+    if stripped in FUNCTION_NAMES:
         return ["\\" + stripped]
     if stripped in ("e", "i") or stripped.replace(".", "").isdigit():
         return list(stripped)  # upright constants, bold numbers
     return [f"\\text{{{stripped}}}"]
 
 
-# Names that are functions even where they stand as text.
-FUNCTIONS = frozenset((
+# Names of functions, also when written as text.
+FUNCTION_NAMES = frozenset((
     "arccos", "arcsin", "arctan", "cos", "exp", "gcd", "lcm", "ln", "log", "sin", "sqrt", "tan",
 ))  # fmt: skip
 
-# What only makes space.
-SPACES = frozenset((
+# Commands that only add space.
+SPACING = frozenset((
     "\\\n", "\\ ", "\\,", "\\:", "\\;", "\\>", "\\qquad", "\\quad", "\\thinspace", "~",
 ))  # fmt: skip
 
-# What shows nothing that matters, and money signs.
-DROPPED = frozenset((
+# Commands without meaning for an answer, and money signs.
+IGNORED = frozenset((
     "$", "\\!", "\\$", "\\(", "\\)", "\\Big", "\\Bigg", "\\Bigl", "\\Bigr", "\\[", "\\]", "\\big",
     "\\bigg", "\\biggl", "\\biggr", "\\bigl", "\\bigr", "\\boxed", "\\displaystyle", "\\fbox", "\\left",
     "\\limits", "\\mleft", "\\mright", "\\nonumber", "\\right", "\\rm", "\\textstyle",
 ))  # fmt: skip
 
-# What sets its argument as upright or plain text.
-TEXT = frozenset((
+# Commands that set their argument as text.
+TEXT_COMMANDS = frozenset((
     "\\hbox", "\\mathbf", "\\mathit", "\\mathrm", "\\mathsf", "\\mbox", "\\operatorname",
     "\\operatorname*", "\\text", "\\textbf", "\\textit", "\\textnormal", "\\textrm", "\\textsf",
     "\\texttt",
 ))  # fmt: skip
 
-# Several spellings of one thing.
-SAME = {
+# Commands with equal meaning.
+SYNONYMS = {
     "\\dfrac": "\\frac", "\\tfrac": "\\frac", "\\cfrac": "\\frac", "\\dbinom": "\\binom",
     "\\tbinom": "\\binom", "\\leq": "\\le", "\\leqslant": "\\le", "\\geq": "\\ge", "\\geqslant": "\\ge",
     "\\neq": "\\ne", "\\lt": "<", "\\gt": ">", "\\times": "\\cdot", "*": "\\cdot", "\\ast": "\\cdot",
@@ -287,8 +286,8 @@ SAME = {
     "\\colon": ":",
 }  # fmt: skip
 
-# Characters for which LaTeX has a command.
-UNICODE = str.maketrans({
+# Characters that LaTeX has a command for.
+UNICODE_TO_LATEX = str.maketrans({
     "−": "-", "–": "-", "×": "\\times ", "·": "\\cdot ", "⋅": "\\cdot ", "÷": "/", "π": "\\pi ",
     "∞": "\\infty ", "√": "\\sqrt ", "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "≈": "\\approx ",
     "∪": "\\cup ", "∈": "\\in ", "°": "^\\circ ", "±": "\\pm ", "θ": "\\theta ", "∅": "\\emptyset ",

@@ -1,0 +1,37 @@
+"""The order in which training asks the problems: a function of the seed and the step alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from functools import lru_cache
+
+from hacrl.errors import TaskError
+from hacrl.seeding import derive_seed
+from hacrl.types import Problem
+
+
+class ProblemStream:
+    """Shuffled epochs over the problems. A batch never spans two epochs, so it holds no problem twice."""
+
+    def __init__(self, problems: Sequence[Problem], batch_size: int, seed: int) -> None:
+        if batch_size > len(problems):
+            raise TaskError(
+                f"rollout.prompts_per_step={batch_size}, but the task has only {len(problems)} training "
+                "problems; lower it, or give more data"
+            )
+        self._problems = problems
+        self._batch_size = batch_size
+        self._seed = seed
+        self._order = lru_cache(maxsize=2)(self._shuffled)
+
+    def batch(self, step: int) -> list[Problem]:
+        """Return the problems of one step, counted from 0."""
+        epoch, index = divmod(step, len(self._problems) // self._batch_size)
+        start = index * self._batch_size
+        return [self._problems[i] for i in self._order(epoch)[start : start + self._batch_size]]
+
+    def _shuffled(self, epoch: int) -> list[int]:
+        order = list(range(len(self._problems)))
+        random.Random(derive_seed(self._seed, "problems", epoch)).shuffle(order)
+        return order
