@@ -116,7 +116,7 @@ def test_unknown_names_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="no tracker 'wandbb'; did you mean 'wandb'"):
         make_trackers(config(tmp_path, "wandbb"), tmp_path)
     with pytest.raises(
-        ConfigError, match="no tracker 'excel'; there are tensorboard, wandb, trackio, mlflow"
+        ConfigError, match=r"no tracker 'excel'\. Valid names: tensorboard, wandb, trackio, mlflow, "
     ):
         make_trackers(config(tmp_path, "excel"), tmp_path)
 

@@ -1,55 +1,37 @@
-"""Tasks by name."""
+"""Make a task by its name: built in, from a package, or a reference to a user's code."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from difflib import get_close_matches
-from importlib import import_module
 from typing import Any
 
 from hacrl.config.schema import TaskSettings
 from hacrl.errors import TaskError
-from hacrl.plugins import installed_plugins, is_reference, load_reference
-from hacrl.tasks.arithmetic import ArithmeticTask
+from hacrl.plugins import load_plugin
 from hacrl.tasks.base import Task
 from hacrl.tasks.boxed import PRESETS
 
 GYM_PREFIX = "gym:"
-ENTRY_POINTS = "hacrl.tasks"  # group under which installed packages offer tasks
+ENTRY_POINTS = "hacrl.tasks"  # entry point group of tasks in installed packages
 
 
-@dataclass(frozen=True)
-class LazyTask:
-    """A kind of task whose module is imported when it is first asked for."""
-
-    module: str
-    name: str
-    options: Mapping[str, Any] = field(default_factory=dict)  # what a preset sets; a user's own go first
-
-    def load(self) -> Callable[..., Task]:
-        """The task's class."""
-        factory: Callable[..., Task] = getattr(import_module(self.module), self.name)
-        return factory
-
-
-_BOXED = "hacrl.tasks.boxed"
-TASKS: dict[str, Callable[..., Task] | LazyTask] = {
-    "arithmetic": ArithmeticTask,
-    "boxed": LazyTask(_BOXED, "BoxedTask"),
-    **{name: LazyTask(_BOXED, "BoxedTask", {**preset, "name": name}) for name, preset in PRESETS.items()},
-    "reward": LazyTask("hacrl.tasks.rewards", "RewardTask"),
+TASKS: dict[str, Callable[..., Task] | str] = {
+    "arithmetic": "hacrl.tasks.arithmetic:ArithmeticTask",
+    "boxed": "hacrl.tasks.boxed:BoxedTask",
+    **dict.fromkeys(PRESETS, "hacrl.tasks.boxed:BoxedTask"),
+    "reward": "hacrl.tasks.rewards:RewardTask",
 }
-_NO_OPTIONS = ("name", "verifier")  # given by the registry
+_NO_OPTIONS = ("name", "verifier")  # parameters that the registry fills in
 
 
 def make_task(settings: TaskSettings) -> Task:
     """Build the named task with its options; unknown names and options are refused."""
     factory, options = _find(settings.name)
     if not callable(factory):
-        raise TaskError(f"task.name: {settings.name!r} is no class or function that makes a task")
+        raise TaskError(f"task.name: {settings.name!r} is not a class or function that makes a task")
     parameters = inspect.signature(factory).parameters
     known = [name for name in parameters if name not in _NO_OPTIONS]
     for option in settings.options:
@@ -80,28 +62,24 @@ def _checked(name: str, task: Task) -> Task:
     ]
     if missing:
         raise TaskError(
-            f"task.name: {name!r} makes no task: it has no {', '.join(missing)} (docs/extending.md)"
+            f"task.name: {name!r} does not make a task: it has no {', '.join(missing)} (docs/extending.md)"
         )
     return task
 
 
 def _find(name: str) -> tuple[Callable[..., Task], dict[str, Any]]:
-    """The task's class, and the options its name stands for."""
+    """Return the class or function that makes the task, and the options its name implies."""
     if name.startswith(GYM_PREFIX):
         from hacrl.tasks.gym.task import GymTask
 
         return functools.partial(GymTask, name.removeprefix(GYM_PREFIX)), {}
-    if is_reference(name):
-        return load_reference(name, "task.name", TaskError), {}
-    plugins = {} if name in TASKS else installed_plugins(ENTRY_POINTS)
-    if name in plugins:
-        return load_reference(plugins[name], "task.name", TaskError), {}
-    if name not in TASKS:
-        names = [*TASKS, *plugins, f"{GYM_PREFIX}NAME", "package.module:Task", "file.py:Task"]
-        near = get_close_matches(name, [*TASKS, *plugins], n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise TaskError(f"task.name: there is no task {name!r}{hint}; there are {', '.join(names)}")
-    found = TASKS[name]
-    if isinstance(found, LazyTask):
-        return found.load(), dict(found.options)
-    return found, {}
+    factory = load_plugin(
+        "task",
+        name,
+        TASKS,
+        ENTRY_POINTS,
+        key="task.name",
+        other_names=[f"{GYM_PREFIX}NAME"],
+        error_type=TaskError,
+    )
+    return factory, {**PRESETS[name], "name": name} if name in PRESETS else {}
