@@ -1,4 +1,4 @@
-"""Text is data: what is printed of it can be read and does nothing."""
+"""Printing hostile text: it stays readable and has no effect."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ from tests.support.hostile import EVERYTHING, HOSTILE, controls
         ("\u2028\u2029\u0085", r"\u2028\u2029\x85"),
         ("\U000e0041", r"\U000e0041"),
         ("\ud83d", r"\ud83d"),
-        ("[bold]x[/bold] <b> a|b", "[bold]x[/bold] <b> a|b"),  # nothing to a terminal
+        ("[bold]x[/bold] <b> a|b", "[bold]x[/bold] <b> a|b"),  # harmless in a terminal
         ("naïve 数学 ∑ ± 😀 é\u0301 a\u00a0b\u3000c", "naïve 数学 ∑ ± 😀 é\u0301 a\u00a0b\u3000c"),
         (r"\frac{1}{2}", r"\frac{1}{2}"),
         ("", ""),
     ],
 )
-def test_what_is_not_to_be_seen_is_spelled_out(text: str, shown: str) -> None:
+def test_invisible_characters_become_escapes(text: str, shown: str) -> None:
     assert printable(text) == shown
 
 
-def test_of_several_lines_only_newlines_and_tabs_stay() -> None:
+def test_multiline_keeps_newlines_and_tabs_only() -> None:
     assert printable("a\r\nb\tc\x1b", multiline=True) == "a\\r\nb\tc\\x1b"
 
 
-def test_every_control_of_unicode_goes_and_nothing_else() -> None:
+def test_every_unicode_control_is_escaped_and_nothing_else() -> None:
     everything = "".join(map(chr, range(0x110000)))
     shown = printable(everything)
     assert controls(shown, allowed="") == []
     assert set(everything) - set(shown) == set(controls(everything, allowed=""))
-    shown.encode("utf-8")  # half characters could not be printed at all
+    shown.encode("utf-8")  # surrogates could not be encoded
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_markdown_shows_the_text_and_has_no_marks(text: str) -> None:
+def test_markdown_shows_the_text_without_markup(text: str) -> None:
     written = markdown_text(text)
     assert not set(written) & set("|<>`*[]\\\n")
-    assert re.fullmatch(r"(?:[^&]|&#\d+;)*", written)  # no entity but ours
+    assert re.fullmatch(r"(?:[^&]|&#\d+;)*", written)  # only our own entities
     assert html.unescape(written) == printable(text)
 
 
 @pytest.mark.parametrize("text", HOSTILE)
 @pytest.mark.parametrize("indent", [None, 2])
-def test_json_reads_back_as_it_was_and_can_be_shown(text: str, indent: int | None) -> None:
+def test_json_parses_to_the_same_and_is_printable(text: str, indent: int | None) -> None:
     record = {"response": text, text: [1.5, None, "数学"]}
     written = json_text(record, indent)
     assert json.loads(written) == record
@@ -83,7 +83,7 @@ def test_errors_that_quote_text_are_safe_to_print() -> None:
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_a_plot_takes_any_text_for_what_it_is(text: str) -> None:
+def test_a_plot_shows_any_text_literally(text: str) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.cbook import is_math_text
     from matplotlib.figure import Figure

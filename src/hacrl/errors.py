@@ -1,4 +1,4 @@
-"""Errors a user can act on. Each is also a standard exception, so generic handlers still work."""
+"""Errors that a user can act on. Each is also a standard exception, so that generic handlers still work."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from hacrl.plain_text import printable
 
 
 class HacrlError(Exception):
-    """Base of all errors that hacrl reports without a traceback."""
+    """Base class of all errors that the command line prints as one message, without a traceback."""
 
     def __str__(self) -> str:
-        """Messages quote what files, servers and models said: none of it may reach a terminal as it is."""
+        """Return the message without control characters: it may quote files, servers and models."""
         return printable(super().__str__(), multiline=True)
 
 
 class ConfigError(HacrlError, ValueError):
-    """The configuration is wrong; the message names the key, its value and the fix."""
+    """The configuration or another input is wrong; the message names the key, its value and the fix."""
 
 
 class ModelError(HacrlError, ValueError):
@@ -26,12 +26,12 @@ class TaskError(HacrlError, ValueError):
 
 
 class TrainingError(HacrlError, RuntimeError):
-    """Training cannot go on, e.g. because a loss is not finite."""
+    """Training cannot continue, e.g. because a loss is not finite."""
+
+
+class EngineMismatchError(TrainingError):
+    """An engine's log-probabilities differ from the learner's: its rollouts must not be trained on."""
 
 
 class CheckpointError(HacrlError, RuntimeError):
-    """A checkpoint cannot be written, or is not as it was written."""
-
-
-class ForeignRolloutsError(TrainingError):
-    """An agent's own rollouts were not sampled from its policy; they must not be learnt from."""
+    """A checkpoint cannot be written, or differs from what was written."""

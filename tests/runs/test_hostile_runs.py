@@ -70,8 +70,8 @@ def test_what_a_kill_leaves_of_a_run_is_read_and_noted(run):
     assert list(cut.rewards.values()) == [r[:2] for r in whole.rewards.values()]
     assert cut.accuracies == {0: whole.accuracies[0]}
     assert [note.rsplit("/", 1)[-1] for note in cut.notes] == [
-        "evaluations.jsonl: the last line was broken off and is left out (line 2)",
-        "metrics.jsonl: the last line was broken off and is left out (line 3)",
+        "evaluations.jsonl: the last line (line 2) is incomplete and is ignored",
+        "metrics.jsonl: the last line (line 3) is incomplete and is ignored",
     ]
     with pytest.raises(
         ConfigError, match=r"does not hold a whole run: metrics\.jsonl ends after step 2 of 3"

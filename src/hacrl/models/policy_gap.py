@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hacrl.errors import ForeignRolloutsError
+from hacrl.errors import EngineMismatchError
 from hacrl.types import Sampling
 
 # Most nats per token. Rounding makes 1e-6 in float32 and 0.003 to 0.05 in bfloat16, wrong weights 1 to 10.
@@ -52,7 +52,7 @@ def check_own_policy(agent: str, differences: Sequence[float], sampling: Samplin
     mean, allowed = sum(gaps) / len(gaps), _allowed(limit, len(gaps), sampling)
     if mean <= allowed:
         return
-    raise ForeignRolloutsError(
+    raise EngineMismatchError(
         f"agent {agent!r}: its own responses of this step do not come from its policy: the log-probabilities "
         f"they were sampled with differ from the learner's by {mean:.3g} nats per token on average (at most "
         f"{max(gaps):.3g}, over {len(gaps)} tokens), allowed are {allowed:.3g}. It learnt nothing from them, "

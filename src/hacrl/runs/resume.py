@@ -228,7 +228,7 @@ def _status(folder: Path) -> Mapping[str, Any]:
 
 def _resume_point(folder: Path, began: RunConfig, config: RunConfig) -> ResumePoint:
     notes = rounding_notes(began, config)
-    found = CheckpointStore(folder / CHECKPOINTS).newest_good()
+    found = CheckpointStore(folder / CHECKPOINTS).newest_intact()
     if found is None:
         note = "there is no checkpoint yet: the run begins again"
         return ResumePoint(None, {}, {}, None, RunResult(folder), (note, *notes))

@@ -104,8 +104,8 @@ class LocalRun:
         devices = {one.name: str(one.agent.device) for one in self._participants}
         for note in (*notes, *engine_notes(config, devices), *self.trainer.residency.notes):
             self._observer.on_note(self.trainer.steps_done, note)
-        self._checkpoints.mark()
-        self.trainer.tell_what_is_restored()
+        self._checkpoints.record_positions()
+        self.trainer.report_restored_rollouts()
 
     def _open_folder(self, overwrite: bool, resumed: ResumePoint | None) -> None:
         if resumed is None:
@@ -136,7 +136,7 @@ class LocalRun:
     @property
     def checkpoint_stalls(self) -> list[float]:
         """Seconds that training waited for each checkpoint."""
-        return list(self._checkpoints.stalled)
+        return list(self._checkpoints.wait_seconds)
 
     def interrupt(self) -> None:
         """Leave off after the phase under way; :meth:`save` then writes what is needed to go on."""

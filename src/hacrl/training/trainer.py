@@ -17,7 +17,7 @@ from hacrl.config.schema import CollapseSettings, EvaluationSettings
 from hacrl.engines.base import EngineReport, Finished
 from hacrl.engines.concurrent import There, answers, at_once
 from hacrl.engines.judging import Judging
-from hacrl.errors import ForeignRolloutsError, TrainingError
+from hacrl.errors import EngineMismatchError, TrainingError
 from hacrl.memory.residency import Residency
 from hacrl.rollouts.groups import PromptGroup, group_by_prompt
 from hacrl.rollouts.log import RolloutLog
@@ -189,8 +189,8 @@ class Trainer:
         """Go on where :meth:`state_dict` was taken."""
         self._state.load_state_dict(state, tensors, self._stream, self._log)
 
-    def tell_what_is_restored(self) -> None:
-        """Whoever watches has not seen the rollouts of a step that another process began."""
+    def report_restored_rollouts(self) -> None:
+        """Send observers the rollouts of an unfinished step that was restored from a checkpoint."""
         begun = self._state.under_way
         if begun is not None:
             for agent, rollouts in begun.rollouts.items():
@@ -304,7 +304,7 @@ class Trainer:
             seed = derive_seed(self._seed, "learn", participant.name, step)
             try:
                 stats = participant.learner.learn(samples.samples, self._updates_per_step, seed)
-            except ForeignRolloutsError:
+            except EngineMismatchError:
                 if self._log is not None:  # a resumed run samples them again
                     self._log.discard(step, participant.name)
                 raise
