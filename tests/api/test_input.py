@@ -222,7 +222,7 @@ def test_refusals_name_the_key_and_write_nothing(models, tmp_path, monkeypatch, 
 
 def test_an_earlier_run_is_kept(models, tmp_path):
     HACRLTrainer(models, task=SevensTask(), args=small(tmp_path / "run", steps=0)).train()
-    with pytest.raises(ConfigError, match="exists already and is kept"):
+    with pytest.raises(ConfigError, match="exists already; "):
         HACRLTrainer(models, task=SevensTask(), args=small(tmp_path / "run", steps=0))
     HACRLTrainer(models, task=SevensTask(), args=small(tmp_path / "run", steps=0, overwrite=True)).train()
 

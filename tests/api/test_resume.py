@@ -43,5 +43,5 @@ def test_another_run_is_refused(tmp_path):
     trainer(tmp_path / "run", 1, checkpoint={"every": 1}).train()
     with pytest.raises(ConfigError, match=r"seed was 0, now 3"):
         trainer(tmp_path / "run", 2, resume=True, seed=3)
-    with pytest.raises(ConfigError, match=r"go on with it by `hacrl resume"):
+    with pytest.raises(ConfigError, match=r"continue it with `hacrl resume"):
         trainer(tmp_path / "run", 2)

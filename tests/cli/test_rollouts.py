@@ -74,5 +74,5 @@ def test_what_is_not_there_is_answered_with_what_is(run: Path, arguments: list, 
 def test_a_folder_without_rollouts(tmp_path: Path):
     with pytest.raises(ConfigError, match="holds no rollouts"):
         shown(tmp_path)
-    with pytest.raises(ConfigError, match="is no folder"):
+    with pytest.raises(ConfigError, match="is not a folder"):
         shown(tmp_path / "nowhere")

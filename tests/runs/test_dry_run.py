@@ -78,7 +78,7 @@ def test_lines_tell_a_newcomer_what_will_happen(recipe):
     assert "4 prompts; rollouts: char 8, pair 8" in text
     assert "each agent learns from all agents' rollouts in 4 updates" in text
     assert "3 steps: 48 rollouts, 12 updates per agent" in text
-    assert "training problems left out: longer than rollout.max_prompt_tokens=9" in text
+    assert "training problems are left out: their prompts are longer than rollout.max_prompt_tokens=9" in text
     assert max(map(len, text.splitlines())) < 120
     alone = "\n".join(dry_run_lines(dry_run(load_config(recipe, ["method=gspo"]))))
     assert "each agent learns from its own rollouts in 2 updates" in alone
@@ -175,7 +175,7 @@ def test_the_work_of_an_agent():
         (["device=cuda:99"], ConfigError, "cuda:99"),
         (["agents.char.model=./gone"], ConfigError, "agents.char.model: folder ./gone does not exist"),
         (["evaluation.problems=1000000"], ConfigError, "holds out only"),
-        (["rollout.max_new_tokens=60"], TaskError, "the model's context has 64"),
+        (["rollout.max_new_tokens=60"], TaskError, "but the model's context length is 64"),
         (["task.name=boxed", "task.options.train=gone.jsonl"], TaskError, "no such file"),
         (["agents.char.lora.targets=[nothing]"], ModelError, "nothing"),
     ],
@@ -188,7 +188,7 @@ def test_what_is_wrong_is_an_error_as_in_a_run(recipe, overrides, kind, words):
 def test_an_output_folder_in_use_is_an_error(recipe, tmp_path):
     (tmp_path / "config.yaml").write_text("old")
     config = load_config(recipe, [f"output={tmp_path}"])
-    with pytest.raises(ConfigError, match="exists already and is kept"):
+    with pytest.raises(ConfigError, match="exists already; "):
         dry_run(config)
     assert last_line(dry_run(config, overwrite=True)) == "ready"
     assert (tmp_path / "config.yaml").read_text() == "old"
@@ -214,7 +214,9 @@ def test_without_the_hub_the_rest_is_checked(recipe):
     assert pair.footprint.counts.total == 1_720_574_976
     assert plan.devices[0].needed > 16 * 1_720_574_976
     assert any("left out" in note for note in plan.notes)
-    with pytest.raises(TaskError, match="the model's context has 64"):  # the other agent's, that is at hand
+    with pytest.raises(
+        TaskError, match="but the model's context length is 64"
+    ):  # the other agent's, that is at hand
         dry_run(load_config(recipe, [overrides[0], "rollout.max_new_tokens=60"]))
 
 
@@ -236,7 +238,7 @@ def test_unusual_layers_have_unknown_memory(recipe, tmp_path):
     folder = save_agents(tmp_path)["char"]
     AutoConfig.for_model("mamba", vocab_size=22, hidden_size=16, num_hidden_layers=1).save_pretrained(folder)
     plan = dry_run(load_config(recipe, [f"agents.char.model={folder}"]))
-    assert plan.not_checked == (f"memory of agent 'char' ({folder}): its layers are unusual",)
+    assert plan.not_checked == (f"memory of agent 'char' ({folder}): unknown type of layers",)
     assert [agent.footprint is None for agent in plan.agents] == [True, False]
 
 

@@ -74,7 +74,7 @@ def test_what_a_kill_leaves_of_a_run_is_read_and_noted(run):
         "metrics.jsonl: the last line (line 3) is incomplete and is ignored",
     ]
     with pytest.raises(
-        ConfigError, match=r"does not hold a whole run: metrics\.jsonl ends after step 2 of 3"
+        ConfigError, match=r"does not hold a complete run: metrics\.jsonl ends after step 2 of 3"
     ):
         read_finished(run, 3, whole.rewards)
 
@@ -95,7 +95,11 @@ def test_what_a_kill_leaves_of_a_run_is_read_and_noted(run):
             lambda lines: [{"step": 1, "agents": {"char": {"rollout": {"reward": "1"}, "learning": {}}}}],
             r"agents\.char\.rollout\.reward: must be a valid number",
         ),
-        ("evaluations", lambda lines: [lines[1], lines[0]], "line 2, is damaged: step 0 stands there again"),
+        (
+            "evaluations",
+            lambda lines: [lines[1], lines[0]],
+            "line 2, is damaged: step 0 is repeated or out of order",
+        ),
         (
             "evaluations",
             lambda lines: [{"step": 0, "agents": {"char": {"mean": 1.0}}}],

@@ -96,8 +96,8 @@ def test_missing_weights_are_found_before_the_others_load(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("train", "test", "words"),
     [
-        (("1:", "2:", "1:"), ("3:", "4:"), "the id '1:' stands for a training and a training problem"),
-        (("1:", "2:"), ("3:", "1:"), "the id '1:' stands for a training and a held-out problem"),
+        (("1:", "2:", "1:"), ("3:", "4:"), "a training and a training problem have the same id '1:'"),
+        (("1:", "2:"), ("3:", "1:"), "a training and a held-out problem have the same id '1:'"),
     ],
 )
 def test_an_id_names_one_problem(
@@ -115,7 +115,7 @@ def test_a_prompt_that_does_not_fit_is_named_with_its_numbers(models: dict[str, 
     for words in (
         "training problem '+++++:' is 6 tokens long for agent 'char'",
         "max_new_tokens=59 it needs 65",
-        "the model's context has 64",
+        "but the model's context length is 64",
         "set rollout.max_prompt_tokens=5",
     ):
         assert words in message
@@ -159,7 +159,7 @@ def test_a_task_that_holds_out_nothing_is_trained_on_all_the_same(
     assert checked.notes == ("task 'sevens' holds out no problems, so the agents are not evaluated",)
     assert preflight(config_of(models, tmp_path, evaluation={"problems": 0}), task).notes == ()
     message = refusal(config_of(models, tmp_path), task, ConfigError)
-    assert "evaluation.problems=2, but task 'sevens' holds out only 0 problems; ask for fewer" in message
+    assert "evaluation.problems=2, but task 'sevens' holds out only 0 problems; lower it" in message
 
 
 def test_an_agent_s_own_device_is_named_as_such(models: dict[str, str], tmp_path: Path) -> None:
@@ -174,13 +174,13 @@ def test_the_agent_with_the_smaller_context_is_the_one_named(models: dict[str, s
     edit(Path(models["pair"]) / "config.json", lambda config: config.update(max_position_embeddings=10))
     message = refusal(config_of(models, tmp_path), LongTask(), TaskError)
     assert "training problem '++++++:' is 7 tokens long for agent 'pair'" in message
-    assert "needs 11, the model's context has 10: set rollout.max_prompt_tokens=6" in message
+    assert "needs 11 tokens, but the model's context length is 10: set rollout.max_prompt_tokens=6" in message
 
 
 def test_no_room_at_all(models: dict[str, str], tmp_path: Path) -> None:
     config = with_rollout(config_of(models, tmp_path), max_new_tokens=64)
     message = refusal(config, LongTask(), TaskError)
-    assert message.endswith("the model's context has 64: lower rollout.max_new_tokens")
+    assert message.endswith("but the model's context length is 64: lower rollout.max_new_tokens")
 
 
 def test_long_prompts_can_be_left_out_for_everybody(models: dict[str, str], tmp_path: Path) -> None:
@@ -190,8 +190,10 @@ def test_long_prompts_can_be_left_out_for_everybody(models: dict[str, str], tmp_
     assert [len(one.prompt) for one in checked.train] == [3, 4, 5, 6]
     assert checked.test == []
     assert checked.notes == (
-        "4 training problems left out: longer than rollout.max_prompt_tokens=6 for an agent",
-        "2 held-out problems left out: longer than rollout.max_prompt_tokens=6 for an agent",
+        "4 training problems are left out: their prompts are longer than "
+        "rollout.max_prompt_tokens=6 for at least one agent",
+        "2 held-out problems are left out: their prompts are longer than "
+        "rollout.max_prompt_tokens=6 for at least one agent",
     )
 
 
@@ -225,7 +227,7 @@ def test_too_few_prompts_left(models: dict[str, str], tmp_path: Path) -> None:
     message = refusal(config, LongTask(), TaskError)
     assert message == (
         "rollout.prompts_per_step=2, but only 1 of 8 training problems are not longer than "
-        "rollout.max_prompt_tokens=3; raise that, or ask for fewer"
+        "rollout.max_prompt_tokens=3; raise max_prompt_tokens or lower prompts_per_step"
     )
 
 
@@ -235,8 +237,10 @@ def test_what_was_left_out_is_written_into_the_run(tmp_path: Path) -> None:
     result = run_locally(config, task=LongTask())
     notes = (result.folder / "notes.txt").read_text().splitlines()
     assert notes == [
-        "step 0: 4 training problems left out: longer than rollout.max_prompt_tokens=6 for an agent",
-        "step 0: 2 held-out problems left out: longer than rollout.max_prompt_tokens=6 for an agent",
+        "step 0: 4 training problems are left out: their prompts are longer than "
+        "rollout.max_prompt_tokens=6 for at least one agent",
+        "step 0: 2 held-out problems are left out: their prompts are longer than "
+        "rollout.max_prompt_tokens=6 for at least one agent",
     ]
     asked = {row["problem"] for row in RolloutLog(result.folder / "rollouts").read()}
     assert asked <= {"++:", "+++:", "++++:", "+++++:"}
@@ -284,5 +288,5 @@ def test_a_trainer_can_be_built_without_a_preflight_of_one_s_own(tmp_path: Path)
     """The same checks are made then."""
     config = config_of(save_agents(tmp_path / "models"), tmp_path)
     config = replace(config, rollout=replace(config.rollout, max_new_tokens=60))
-    with pytest.raises(TaskError, match="the model's context has 64"):
+    with pytest.raises(TaskError, match="but the model's context length is 64"):
         build_trainer(config)

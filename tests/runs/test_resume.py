@@ -19,7 +19,7 @@ from hacrl.config.load import load_config
 from hacrl.config.schema import RunConfig
 from hacrl.errors import CheckpointError, ConfigError
 from hacrl.rollouts.log import RolloutLog
-from hacrl.runs.resume import open_run, resume_point_of
+from hacrl.runs.resume import inspect_run, resume_point_of
 from hacrl.runs.run import LocalRun, run_locally
 from hacrl.training.observer import Observer, Phase
 from tests.support.chaos import chaos_config, differing_files
@@ -60,7 +60,7 @@ def left_after(config: RunConfig, phases: int) -> list[tuple[int, Phase, str]]:
 
 
 def go_on(folder: Path, *overrides: str) -> LocalRun:
-    found = open_run(folder, overrides)
+    found = inspect_run(folder, overrides)
     assert found.finished_after is None
     with LocalRun(found.config, resumed=found.point) as run:
         run.train()
@@ -89,7 +89,7 @@ def test_left_after_any_phase_and_gone_on_with(calm, tmp_path, phases):
 def test_rollouts_of_a_step_under_way_are_not_asked_for_again(tmp_path):
     folder = tmp_path / "run"
     left_after(chaos_config(folder, STEPS), 7)  # small has answered and learnt, llama has answered
-    found = open_run(folder)
+    found = inspect_run(folder)
     watch = Interrupter(at=0)
     with LocalRun(found.config, [watch], resumed=found.point) as run:
         run.train()
@@ -114,7 +114,7 @@ def test_steps_after_the_last_checkpoint_are_learnt_again_from_the_log(calm, tmp
     config = chaos_config(folder, STEPS, checkpoint={"every": every, "background": False})
     with pytest.raises(OSError, match="crash"), LocalRun(config, [Crash(step=3)]) as run:
         run.train()
-    found = open_run(folder)
+    found = inspect_run(folder)
     watch = Interrupter(at=0)
     with LocalRun(found.config, [watch], resumed=found.point) as run:
         run.train()
@@ -191,7 +191,7 @@ def test_more_steps_are_as_if_asked_for_at_once(calm, tmp_path):
 
 
 def test_a_finished_run_says_so(calm, capsys):
-    assert open_run(calm).finished_after == 3
+    assert inspect_run(calm).finished_after == 3
     with pytest.raises(SystemExit) as ended:
         app(["resume", str(calm)])
     assert ended.value.code == 0
@@ -204,14 +204,14 @@ def test_a_finished_run_without_a_checkpoint_is_left_as_it_is(calm, tmp_path, ca
     shutil.rmtree(folder / "checkpoints")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with pytest.raises(ConfigError, match=r"finished, after 3 steps, and has no checkpoint .*run/agents"):
-        open_run(folder, ["steps=5"])
-    assert open_run(folder).finished_after == 3
+        inspect_run(folder, ["steps=5"])
+    assert inspect_run(folder).finished_after == 3
     with pytest.raises(SystemExit) as ended:
         app(["resume", str(folder)])
     assert ended.value.code == 0
     assert "3 steps, agents in" in (said := capsys.readouterr().out)
     assert "a new run from these agents" in said
-    for steps, wrong in ((3, "no checkpoint to load it from"), (5, "no checkpoint to go on from")):
+    for steps, wrong in ((3, "no checkpoint to load"), (5, "no checkpoint to continue from")):
         with pytest.raises(ConfigError, match=wrong):
             resume_point_of(replace(load_config(folder / "config.yaml", []), output=str(folder), steps=steps))
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
@@ -269,25 +269,25 @@ def stopped(tmp_path) -> Path:
 )
 def test_what_would_be_another_run_is_refused(stopped, change, said):
     with pytest.raises(ConfigError, match=said):
-        open_run(stopped, [change])
+        inspect_run(stopped, [change])
 
 
 def test_another_list_of_agents_is_refused(stopped):
     config = yaml.safe_load((stopped / "config.yaml").read_text())
     (stopped / "config.yaml").write_text(yaml.safe_dump({**config, "agents": config["agents"][:1]}))
-    found = open_run(stopped)
+    found = inspect_run(stopped)
     with pytest.raises(CheckpointError, match="does not fit this run"):
         LocalRun(found.config, resumed=found.point)
 
 
 def test_changes_of_rounding_are_told(stopped):
-    found = open_run(stopped, ["learning.micro_batch_tokens=64", "checkpoint.keep_last=5"])
+    found = inspect_run(stopped, ["learning.micro_batch_tokens=64", "checkpoint.keep_last=5"])
     assert "learning.micro_batch_tokens changed" in found.point.notes[-1]
     assert "keep_last" not in found.point.notes[-1]
     assert found.config.learning.micro_batch_tokens == 64
     learner = found.point.state["agents"]["llama"]["learner"]
     assert learner["micro_batch_tokens"] == 64  # and not what the run had come down to
-    assert open_run(stopped).point.state["agents"]["llama"]["learner"]["micro_batch_tokens"] == 4096
+    assert inspect_run(stopped).point.state["agents"]["llama"]["learner"]["micro_batch_tokens"] == 4096
 
 
 @pytest.mark.parametrize("change", ["learning.micro_batch_tokens=null", "device=cuda"])
@@ -296,27 +296,27 @@ def test_micro_batches_are_chosen_anew_if_that_is_asked_for_or_the_device_is_ano
     tokens = 64 if "null" in change else None  # as the run began
     config["learning"]["micro_batch_tokens"] = tokens
     (stopped / "config.yaml").write_text(yaml.safe_dump(config))
-    learners = [agent["learner"] for agent in open_run(stopped, [change]).point.state["agents"].values()]
+    learners = [agent["learner"] for agent in inspect_run(stopped, [change]).point.state["agents"].values()]
     assert [learner.keys() for learner in learners] == [{"bad_updates_in_a_row"}] * 2
     if "null" in change:
-        found = open_run(stopped, [change])
+        found = inspect_run(stopped, [change])
         with LocalRun(found.config, resumed=found.point) as run:
             sizes = [one.learner.state_dict()["micro_batch_tokens"] for one in run.trainer.participants]
         assert sizes == [4096, 4096]  # on a CPU
 
 
 def test_other_problems_are_refused(stopped):
-    found = open_run(stopped)
+    found = inspect_run(stopped)
     other = replace(found.point, data="0" * 64)
-    with pytest.raises(CheckpointError, match="problems are not those"):
+    with pytest.raises(CheckpointError, match="problems differ from those"):
         LocalRun(found.config, resumed=other)
 
 
 def test_lines_that_are_missing_are_noticed(stopped):
     path = stopped / "metrics.jsonl"
     path.write_bytes(path.read_bytes()[:-10])
-    found = open_run(stopped)
-    with pytest.raises(ConfigError, match=r"metrics\.jsonl is \d+ bytes long, the checkpoint was taken at"):
+    found = inspect_run(stopped)
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl is \d+ bytes long, but the checkpoint recorded"):
         LocalRun(found.config, resumed=found.point)
 
 
@@ -326,7 +326,7 @@ def test_a_link_out_of_the_folder_is_refused(stopped, tmp_path):
     (stopped / "metrics.jsonl").unlink()
     (stopped / "metrics.jsonl").symlink_to(secret)
     with pytest.raises(ConfigError, match=r"metrics\.jsonl leads out of"):
-        open_run(stopped)
+        inspect_run(stopped)
     assert secret.read_text() == "keep\n"
 
 
@@ -334,19 +334,19 @@ def test_a_link_out_of_the_folder_is_refused(stopped, tmp_path):
 def test_a_status_of_another_version_is_refused(stopped, content):
     (stopped / "status.json").write_text(content)
     with pytest.raises(ConfigError, match=r"status\.json"):
-        open_run(stopped)
+        inspect_run(stopped)
 
 
 def test_no_run_there(tmp_path):
-    with pytest.raises(ConfigError, match="is no folder"):
-        open_run(tmp_path / "nothing")
+    with pytest.raises(ConfigError, match="is not a folder"):
+        inspect_run(tmp_path / "nothing")
     with pytest.raises(ConfigError, match=r"has no config\.yaml"):
-        open_run(tmp_path)
+        inspect_run(tmp_path)
 
 
 def test_two_processes_do_not_write_one_run(stopped):
-    found = open_run(stopped)
-    said = f"is being written by process {os.getpid()}"
+    found = inspect_run(stopped)
+    said = f"process {os.getpid()} is writing to"
     with LocalRun(found.config, resumed=found.point), pytest.raises(ConfigError, match=said):
         LocalRun(found.config, resumed=found.point)
 

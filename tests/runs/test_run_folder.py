@@ -130,7 +130,7 @@ def test_an_earlier_run_is_kept_unless_told_otherwise(models, tmp_path):
     config = small_config(models, tmp_path / "run", steps=1)
     run_locally(config)
     before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
-    with pytest.raises(ConfigError, match="exists already and is kept"):
+    with pytest.raises(ConfigError, match="exists already; "):
         run_locally(config)
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
     run_locally(config, overwrite=True)
@@ -141,7 +141,7 @@ def test_overwrite_leaves_a_live_run_alone(models, tmp_path):
     config = small_config(models, tmp_path / "run")
     with LocalRun(config) as live:
         before = {path: path.read_bytes() for path in live.result.folder.rglob("*") if path.is_file()}
-        with pytest.raises(ConfigError, match=f"is being written by process {os.getpid()}"):
+        with pytest.raises(ConfigError, match=f"process {os.getpid()} is writing to"):
             run_locally(config, overwrite=True)
         assert {path: path.read_bytes() for path in before} == before
         live.train()
@@ -173,7 +173,7 @@ def test_overwrite_never_deletes_a_folder_that_is_no_run(models, tmp_path):
     precious.mkdir()
     (precious / "thesis.txt").write_text("years of work")
     (precious / "config.yaml").write_text("x: 1")  # looks like a run at first sight
-    with pytest.raises(ConfigError, match=r"holds more than a run \(thesis\.txt"):
+    with pytest.raises(ConfigError, match=r"holds files that no run wrote \(thesis\.txt"):
         run_locally(small_config(models, precious), overwrite=True)
     assert (precious / "thesis.txt").read_text() == "years of work"
 

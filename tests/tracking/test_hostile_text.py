@@ -151,7 +151,7 @@ def test_plots_are_drawn(tmp_path: Path) -> None:
 def test_the_folders_of_runs_and_evaluations(tmp_path: Path) -> None:
     data = {"agents": [{"name": "qwen", "model": "bundled:qwen-large"}], "output": str(tmp_path / "run")}
     folder = RunFolder(build_config(data))
-    folder.claim()
+    folder.create()
     first = rollouts("qwen")[0].rollout
     hostile = replace(first, segments=(replace(first.segments[0], text=EVERYTHING),))
     log = RolloutLog(tmp_path / "run" / "rollouts")

@@ -43,9 +43,9 @@ def run_training(path: Path, overrides: Sequence[str], overwrite: bool, dry_run:
 
 def resume_training(folder: Path, overrides: Sequence[str]) -> None:
     """Go on with a run where it was left."""
-    from hacrl.runs.resume import open_run
+    from hacrl.runs.resume import inspect_run
 
-    found = open_run(folder, overrides)
+    found = inspect_run(folder, overrides)
     if found.finished_after is not None:
         more = f"hacrl resume {folder} steps={2 * max(1, found.finished_after)}"
         if found.point.state is None:

@@ -113,7 +113,7 @@ _DISK_MARGIN = 1.02  # headers and documents need a little space besides the ten
 
 @dataclass(frozen=True, order=True)
 class CheckpointId:
-    """Number of finished steps, and of finished phases of the next step; later checkpoints compare greater."""
+    """Number of finished steps and of finished phases of the next step; later ids compare greater."""
 
     steps: int
     phases: int = 0
@@ -180,7 +180,7 @@ class CheckpointStore:
         return CheckpointError(f"a checkpoint cannot be written to {self.folder}: {reason}; {last}")
 
     def read(self, which: CheckpointId) -> CheckpointContent:
-        """Return a checkpoint after verifying every byte; raise :class:`CheckpointError` if any has changed."""
+        """Return a checkpoint after verifying every byte; raise :class:`CheckpointError` if it changed."""
         from safetensors.torch import load_file
 
         path = self.path(which)

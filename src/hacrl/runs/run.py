@@ -22,7 +22,7 @@ from hacrl.models.retokenizing import Retokeniser
 from hacrl.rollouts.log import RolloutLog
 from hacrl.runs.checkpointer import Checkpointer, data_fingerprint
 from hacrl.runs.folder import ROLLOUTS, RunFolder, check_output
-from hacrl.runs.hub import hub_if_needed
+from hacrl.runs.hub import probe_hub_if_needed
 from hacrl.runs.preflight import check_agents, preflight
 from hacrl.runs.results import RunResult
 from hacrl.runs.resume import ResumePoint
@@ -86,7 +86,7 @@ class LocalRun:
         watchdog = Watchdog(config.watchdog_minutes, self._folder.path, self._note)
         own = [self._folder, self._checkpoints, self.result, watchdog]
         self._observer = Observers([*own, *trackers, *observers])
-        with hub_if_needed(config, agents or (), has_task=task is not None):
+        with probe_hub_if_needed(config, agents or (), has_task=task is not None):
             self._task = make_task(config.task) if task is None else task
             try:
                 checked = preflight(config, self._task, agents)
@@ -109,7 +109,7 @@ class LocalRun:
 
     def _open_folder(self, overwrite: bool, resumed: ResumePoint | None) -> None:
         if resumed is None:
-            self._folder.claim(overwrite)
+            self._folder.create(overwrite)
         else:
             resumed.restore(self.trainer)
             self._folder.reopen(resumed.positions)
