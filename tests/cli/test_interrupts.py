@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from hacrl.cli import interrupts
-from hacrl.cli.interrupts import STOPPING, stopping_on_signals
+from hacrl.cli.interrupts import STOPPING, stop_on_signals
 from hacrl.runs.watchdog import child_processes
 
 GUARD = 120.0  # seconds that nothing may take which is not stuck
@@ -24,7 +24,7 @@ SAID = "finishing the phase under way, then saving everything; once more to exit
 
 PRELUDE = """
 import hashlib, signal, sys, threading, time
-from hacrl.cli.interrupts import stopping_on_signals
+from hacrl.cli.interrupts import stop_on_signals
 
 stop = threading.Event()
 def say(message):
@@ -34,7 +34,7 @@ def work(until):
     until()
 """
 GOOD_ORDER = """
-with stopping_on_signals(stop.set, say) as request:
+with stop_on_signals(stop.set, say) as request:
     work(stop.wait)
     time.sleep(1)  # saving takes its time
     print("saved")
@@ -46,7 +46,7 @@ lock = threading.Lock()
 lock.acquire()
 threading.Thread(target=lock.acquire).start()  # no daemon: an ordinary exit would wait for it
 print("not flushed yet")
-with stopping_on_signals(stop.set, say):
+with stop_on_signals(stop.set, say):
     work({until})
 """
 # waits for a lock; computes in C for minutes, where no Python handler runs; ignores that it is to stop
@@ -133,7 +133,7 @@ def test_a_second_signal_exits_at_once_whatever_hangs(until: str, second: signal
 
 def test_what_was_printed_is_not_lost_and_a_full_pipe_does_not_hold_the_exit() -> None:
     code = """
-with stopping_on_signals(stop.set, lambda message: print(message, file=sys.stderr, flush=True)):
+with stop_on_signals(stop.set, lambda message: print(message, file=sys.stderr, flush=True)):
     sys.stdout.write("the last words")
     sys.stderr.write("ready\\n")
     sys.stderr.flush()
@@ -173,7 +173,7 @@ if __name__ == "__main__":
     verifier = MathVerifier(VerifierSettings(workers=2, time_limit=3.0))
     verifier.verify([("(x+1)^2", r"\\boxed{x^2+2x+1}"), ("(x+2)^2", r"\\boxed{x^2+4x+4}")])
     print("workers", *verifier.worker_pids(), flush=True)
-    with stopping_on_signals(stop.set, say):
+    with stop_on_signals(stop.set, say):
         print("ready", flush=True)
         while True:
             verifier.verify([("\\\\sqrt{8}", r"\\boxed{9^{9^{9^{9}}}}")])
@@ -196,7 +196,7 @@ def test_a_terminal_that_is_closed_ends_in_good_order(tmp_path: Path) -> None:
     """Whatever is said while saving goes to nobody, instead of being an error."""
     begun, saved = tmp_path / "begun", tmp_path / "saved"
     code = f"""
-with stopping_on_signals(stop.set, say) as request:
+with stop_on_signals(stop.set, say) as request:
     open({str(begun)!r}, "w").close()
     stop.wait()
     print("saving", flush=True)
@@ -245,7 +245,7 @@ def handlers() -> list[object]:
 def test_everything_is_as_before_afterwards() -> None:
     before = handlers()
     said: list[str] = []
-    with suppress(RuntimeError), stopping_on_signals(said.clear, said.append) as request:
+    with suppress(RuntimeError), stop_on_signals(said.clear, said.append) as request:
         assert handlers() != before
         assert "hacrl-signals" in {thread.name for thread in threading.enumerate()}
         os.kill(os.getpid(), signal.SIGTERM)
@@ -255,7 +255,7 @@ def test_everything_is_as_before_afterwards() -> None:
     assert signal.set_wakeup_fd(-1) == -1
     assert request.received is signal.SIGTERM  # what has come is taken before it closes
     assert said == [f"SIGTERM: {SAID}"]
-    with stopping_on_signals(said.clear, said.append) as again:
+    with stop_on_signals(said.clear, said.append) as again:
         pass
     assert again.received is None
 
@@ -266,7 +266,7 @@ def test_an_event_loops_file_descriptor_is_left_to_it() -> None:
     stopped = threading.Event()
     signal.set_wakeup_fd(theirs.fileno())
     try:
-        with stopping_on_signals(stopped.set, lambda message: None) as request:
+        with stop_on_signals(stopped.set, lambda message: None) as request:
             os.kill(os.getpid(), signal.SIGTERM)
             assert stopped.wait(GUARD)
         assert request.received is signal.SIGTERM
@@ -282,7 +282,7 @@ def test_a_broken_pipe_does_not_deafen_it() -> None:
         raise BrokenPipeError
 
     stopped = threading.Event()
-    with stopping_on_signals(stopped.set, say) as request:
+    with stop_on_signals(stopped.set, say) as request:
         os.kill(os.getpid(), signal.SIGINT)
         assert stopped.wait(GUARD)
         (thread,) = (one for one in threading.enumerate() if one.name == "hacrl-signals")
@@ -294,7 +294,7 @@ def test_a_broken_pipe_does_not_deafen_it() -> None:
 def test_ignored_signals_stay_ignored() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with stopping_on_signals(lambda: None, lambda message: None) as request:
+        with stop_on_signals(lambda: None, lambda message: None) as request:
             assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
             os.kill(os.getpid(), signal.SIGINT)
         assert request.received is None
@@ -308,7 +308,7 @@ def test_in_another_thread_it_does_nothing() -> None:
     seen: list[object] = []
 
     def work() -> None:
-        with stopping_on_signals(lambda: None, lambda message: None) as request:
+        with stop_on_signals(lambda: None, lambda message: None) as request:
             seen.extend([*handlers(), request.received])
 
     thread = threading.Thread(target=work)

@@ -210,7 +210,7 @@ def test_an_unwritable_output_is_named(models, tmp_path):
         run_locally(small_config(models, tmp_path / "a\0b"))
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", tmp_path / "file" / "run"):
-        with pytest.raises(ConfigError, match=r"output: cannot write to .*file is a file; use another"):
+        with pytest.raises(ConfigError, match=r"output: cannot write to .*file is a file; choose another"):
             check_output(small_config(models, place), overwrite=True)
 
 

@@ -22,7 +22,7 @@ from hacrl.runs.folder import RunFolder
 from hacrl.runs.results import RunResult
 from hacrl.studies.tables import compare, comparison_table, make_study, study_markdown
 from hacrl.tracking.base import Tracker
-from hacrl.tracking.console import literal, say
+from hacrl.tracking.console import print_unstyled, unstyled
 from hacrl.tracking.progress import RunProgress
 from hacrl.tracking.samples import as_text, sample_rows
 from hacrl.tracking.tensorboard import preformatted
@@ -50,8 +50,8 @@ def printed(on: Console) -> str:
 @pytest.mark.parametrize("text", HOSTILE)
 def test_the_helpers_print_the_very_text(text: str, terminal: bool) -> None:
     on = console(terminal)
-    say(on, text)
-    on.print(literal(text))
+    print_unstyled(on, text)
+    on.print(unstyled(text))
     assert printed(on) == f"{printable(text, multiline=True)}\n{printable(text)}\n"
 
 

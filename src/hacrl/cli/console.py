@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def without_library_chatter() -> None:
+def silence_transformers() -> None:
     """Switch off transformers' progress bars and hints for this process."""
     from transformers.utils import logging
 

@@ -28,7 +28,7 @@ from hacrl.evaluation.results import PairResult, Results
 from hacrl.evaluation.run import EvaluationObserver, evaluate_targets
 from hacrl.evaluation.tables import TextTable, result_tables, with_interval
 from hacrl.plain_text import printable
-from hacrl.tracking.console import literal, say
+from hacrl.tracking.console import print_unstyled, unstyled
 
 SECONDS_BETWEEN_LINES = 30  # off a terminal
 _LESS_IMPORTANT = ("wrong", "correct", "tokens", "stopped")  # columns that go first where there is no room
@@ -40,20 +40,20 @@ _LEGEND = {
 
 def run_evaluation(request: EvaluationRequest, as_json: bool) -> None:
     """Evaluate, show the tables, and say where every response is."""
-    from hacrl.cli.console import without_library_chatter
-    from hacrl.cli.interrupts import told_when_interrupted
+    from hacrl.cli.console import silence_transformers
+    from hacrl.cli.interrupts import report_interruption
 
-    without_library_chatter()
+    silence_transformers()
     console = Console()
     left = "the responses so far are kept; the same command goes on from there"
-    with told_when_interrupted(left), EvaluationProgress(console) as progress:
+    with report_interruption(left), EvaluationProgress(console) as progress:
         results, folder = evaluate_targets(request, progress)
     _show(results, folder, console)
     if as_json:
         print(json.dumps({**results.as_dict(), "folder": str(folder)}))
 
 
-def exam_settings(pass_at: str | None, **options: Any) -> ExamSettings:
+def evaluation_settings(pass_at: str | None, **options: Any) -> ExamSettings:
     """The settings of the command line's options; ``pass_at`` is ``1,8,30``."""
     try:
         ks = tuple(int(part) for part in (pass_at or "").split(",") if part.strip())
@@ -141,19 +141,19 @@ class EvaluationProgress(EvaluationObserver):
         )
 
     def _say(self, line: str) -> None:
-        say(self._console, line)
+        print_unstyled(self._console, line)
 
 
 def _show(results: Results, folder: Path, console: Console) -> None:
     shown: set[str] = set()
     for text_table in result_tables(results):
-        say(console, f"\n{printable(text_table.title)}")
+        print_unstyled(console, f"\n{printable(text_table.title)}")
         fitting = _fitting(text_table, console.width)
         shown |= set(fitting.headings)
         console.print(_rich_table(fitting, console.width))
     legend = [words for heading, words in _LEGEND.items() if heading in shown]
     console.print(" ".join(["±: 95% interval over problems.", *legend]), highlight=False)
-    say(console, f"Every response and all numbers: {folder}")
+    print_unstyled(console, f"Every response and all numbers: {folder}")
 
 
 def _fitting(text_table: TextTable, width: int) -> TextTable:
@@ -168,8 +168,8 @@ def _rich_table(text_table: TextTable, width: int) -> Table:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     between = "\n" if text_table.width >= width else " "  # of "math500 avg@8": never cut to "math5…"
     for i, heading in enumerate(text_table.headings):
-        shown = literal(heading.replace(" ", between), multiline=True)
+        shown = unstyled(heading.replace(" ", between), multiline=True)
         table.add_column(shown, justify="left" if i == 0 else "right", no_wrap=True)
     for row in text_table.rows:
-        table.add_row(*map(literal, row))
+        table.add_row(*map(unstyled, row))
     return table

@@ -33,7 +33,7 @@ class _Interrupted(KeyboardInterrupt):
 
 
 @contextmanager
-def told_when_interrupted(message: str | Callable[[], str]) -> Iterator[None]:
+def report_interruption(message: str | Callable[[], str]) -> Iterator[None]:
     """Say what is left of the interrupted work; SIGTERM and SIGHUP interrupt it as Ctrl-C does."""
     try:
         with _interrupting():
@@ -98,7 +98,7 @@ class StopRequest:
 
 
 @contextmanager
-def stopping_on_signals(stop: Callable[[], None], say: Callable[[str], None]) -> Iterator[StopRequest]:
+def stop_on_signals(stop: Callable[[], None], say: Callable[[str], None]) -> Iterator[StopRequest]:
     """While open, a signal calls ``stop`` once instead of raising; a second one exits at once.
 
     SIGINT and SIGTERM are such signals, and SIGHUP, which comes when a terminal is closed.

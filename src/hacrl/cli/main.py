@@ -148,10 +148,10 @@ def eval_(
     json_: options.AsJson = False,
 ) -> None:
     """Evaluate agents alone on benchmarks. An evaluation that was interrupted goes on."""
-    from hacrl.cli.evaluate import exam_settings, run_evaluation
+    from hacrl.cli.evaluate import evaluation_settings, run_evaluation
     from hacrl.evaluation.plan import EvaluationRequest
 
-    settings = exam_settings(
+    settings = evaluation_settings(
         pass_at,
         samples=samples,
         temperature=temperature,

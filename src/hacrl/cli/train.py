@@ -15,7 +15,7 @@ from hacrl.cli import exit_codes
 from hacrl.config.load import load_config
 from hacrl.config.schema import RunConfig
 from hacrl.plain_text import printable
-from hacrl.tracking.console import literal, say
+from hacrl.tracking.console import print_unstyled, unstyled
 
 if TYPE_CHECKING:
     from hacrl.runs.results import RunResult
@@ -30,11 +30,11 @@ def run_training(path: Path, overrides: Sequence[str], overwrite: bool, dry_run:
     """Check the recipe, train, and say where everything is."""
     config = load_config(path, overrides)
     if dry_run:
-        from hacrl.cli.console import without_library_chatter
+        from hacrl.cli.console import silence_transformers
         from hacrl.cli.dry_run import dry_run_lines
         from hacrl.runs.dry_run import dry_run as look_at
 
-        without_library_chatter()
+        silence_transformers()
         for line in dry_run_lines(look_at(config, overwrite)):
             print(printable(line, multiline=True))
         return
@@ -72,21 +72,21 @@ def _resumed_run(config: RunConfig, observers: Sequence[Observer], point: Resume
 
 def train(config: RunConfig, make_run: MakeRun, first_step: int = 0) -> None:
     """Train with everything a person wants to see; signals end it in good order."""
-    from hacrl.cli.console import without_library_chatter
-    from hacrl.cli.interrupts import stopping_on_signals, told_when_interrupted
+    from hacrl.cli.console import silence_transformers
+    from hacrl.cli.interrupts import report_interruption, stop_on_signals
     from hacrl.tracking.progress import RunProgress
 
-    without_library_chatter()
+    silence_transformers()
     console = Console()
     names = [agent.name for agent in config.agents]
     title = config.method.name.upper()
     runs: list[LocalRun] = []
-    with told_when_interrupted(lambda: _what_is_left(config, runs)):
+    with report_interruption(lambda: _what_is_left(config, runs)):
         progress = RunProgress(title, names, config.steps, console, first_step=first_step)
         with progress, make_run(config, [progress]) as run:
             runs.append(run)
             say = partial(progress.on_note, run.trainer.steps_done)
-            with stopping_on_signals(run.interrupt, say) as signals:
+            with stop_on_signals(run.interrupt, say) as signals:
                 run.train()
                 run.save()
     if run.is_interrupted:
@@ -117,7 +117,7 @@ def show_result(console: Console, config: RunConfig, result: RunResult) -> None:
             before, after = result.accuracies[first][name], result.accuracies[last][name]
             spent = (f"{result.rollouts.get(name, 0):,}", f"{result.updates.get(name, 0):,}")
             table.add_row(
-                literal(name), f"{before.mean:.3f}", f"{after.mean:.3f} ± {after.stderr:.3f}", *spent
+                unstyled(name), f"{before.mean:.3f}", f"{after.mean:.3f} ± {after.stderr:.3f}", *spent
             )
         console.print(table)
-    say(console, f"Run folder: {result.folder} (agents in {result.folder / 'agents'})")
+    print_unstyled(console, f"Run folder: {result.folder} (agents in {result.folder / 'agents'})")
