@@ -76,12 +76,12 @@ def test_lines_tell_a_newcomer_what_will_happen(recipe):
     text = "\n".join(dry_run_lines(dry_run(load_config(recipe, ["rollout.max_prompt_tokens=9"]))))
     assert "clip_low: 0.0003" in text  # a default nobody wrote down
     assert "4 prompts; rollouts: char 8, pair 8" in text
-    assert "each agent learns from all agents' rollouts in 4 updates" in text
+    assert "each agent trains on all agents' rollouts in 4 updates" in text
     assert "3 steps: 48 rollouts, 12 updates per agent" in text
     assert "training problems are left out: their prompts are longer than rollout.max_prompt_tokens=9" in text
     assert max(map(len, text.splitlines())) < 120
     alone = "\n".join(dry_run_lines(dry_run(load_config(recipe, ["method=gspo"]))))
-    assert "each agent learns from its own rollouts in 2 updates" in alone
+    assert "each agent trains on its own rollouts in 2 updates" in alone
 
 
 def test_a_run_that_does_not_fit_is_told_what_would(recipe, monkeypatch):
@@ -102,7 +102,7 @@ def test_a_run_that_does_not_fit_is_told_what_would(recipe, monkeypatch):
         assert after.devices[0].needed == needed < 0.95 * device.needed
     assert changes.popitem()[1] == max(agent.footprint.peak for agent in plan.agents)
     lines = list(dry_run_lines(plan))
-    assert "WARNING: the run does not fit on cpu. What helps, each alone:" in lines
+    assert "WARNING: the run does not fit on cpu. Each of these changes helps:" in lines
 
 
 def test_advice_for_real_models_is_what_each_change_brings(monkeypatch):

@@ -203,7 +203,7 @@ def test_a_finished_run_without_a_checkpoint_is_left_as_it_is(calm, tmp_path, ca
     shutil.copytree(calm, folder)
     shutil.rmtree(folder / "checkpoints")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    with pytest.raises(ConfigError, match=r"finished, after 3 steps, and has no checkpoint .*run/agents"):
+    with pytest.raises(ConfigError, match=r"finished after 3 steps and has no checkpoint .*run/agents"):
         inspect_run(folder, ["steps=5"])
     assert inspect_run(folder).finished_after == 3
     with pytest.raises(SystemExit) as ended:

@@ -27,14 +27,14 @@ def run_comparison(
     overrides: Sequence[str],
     overwrite: bool,
 ) -> None:
-    """Run the study, print its table, write table, numbers and plot."""
+    """Run the study, print its table, and write table, numbers and plots."""
     console = Console()
     recipe = read_recipe(path)
     for override in overrides:
         apply_override(recipe, override)
     folder = output or Path("runs") / f"compare-{path.stem}"
     for name in ("study.md", "study.json", "study.png", "curves.png"):
-        check_file(folder / name, folder)  # before the runs, not after them
+        check_file(folder / name, folder)  # checked before the runs, which may take days
     runs = plan_runs(recipe, variants, seeds, folder)
     done = 0
 
@@ -47,7 +47,7 @@ def run_comparison(
         print_unstyled(console, line)
 
     print_unstyled(console, f"{len(runs)} runs, {jobs} at a time, in {folder}")
-    with report_interruption(f"finished runs are in {folder}; the same command goes on from there"):
+    with report_interruption(f"finished runs are in {folder}; the same command continues from there"):
         results = run_study(runs, jobs, announce, overwrite)
     ordered = {(run.variant, run.seed): results[run.variant, run.seed] for run in runs}
     study = make_study(ordered, reference=variants[0])
@@ -57,4 +57,4 @@ def run_comparison(
     plot_study(ordered, folder / "study.png")
     plot_curves(ordered, folder / "curves.png")
     print_unstyled(console, table)
-    print_unstyled(console, f"Table, numbers and plot: {folder}")
+    print_unstyled(console, f"Table, numbers and plots: {folder}")

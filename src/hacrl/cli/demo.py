@@ -19,16 +19,16 @@ from hacrl.tracking.console import print_unstyled
 from hacrl.tracking.progress import RunProgress
 
 _INTRODUCTION = (
-    "Three tiny language models learn two-step arithmetic by reinforcement: first each alone (GSPO), then "
-    "together (HACPO), so that every checked answer of one teaches all. Both times they are asked the same "
-    "problems and give the same number of answers."
+    "Three tiny language models learn two-step arithmetic by reinforcement learning: first each one alone "
+    "(GSPO), then together (HACPO), where each model also trains on the verified responses of the others. "
+    "Both runs use the same problems and generate the same number of responses."
 )
 
 
 def run_demo(output: Path, seed: int, steps: int | None, as_json: bool) -> None:
-    """Train, then show the table and where the plot is."""
+    """Train with both methods, then print a table and the paths of the results."""
     console = Console()
-    folder = free_folder(output)
+    folder = unused_folder(output)
     silence_transformers()
 
     def watch(config: RunConfig) -> RunProgress:
@@ -57,8 +57,8 @@ def run_demo(output: Path, seed: int, steps: int | None, as_json: bool) -> None:
         print(json.dumps(summary))
 
 
-def free_folder(path: Path) -> Path:
-    """The path itself, or with the first number that makes it new: no earlier demo is lost."""
+def unused_folder(path: Path) -> Path:
+    """Return the path, with the first number added that makes it unused, so that no earlier demo is lost."""
     path = path.resolve() if path.name in ("", "..") else path
     candidates = (path if i == 1 else path.with_name(f"{path.name}-{i}") for i in count(1))
     return next(candidate for candidate in candidates if not candidate.exists())

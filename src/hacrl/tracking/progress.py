@@ -47,7 +47,7 @@ class TimeEstimate:
 
     @property
     def seconds_left(self) -> float | None:
-        """Estimated seconds until the last step ends; None before the first step of this process has ended."""
+        """Estimated seconds until the last step ends; None until one step of this process has ended."""
         if not self._durations:
             return None
         typical = statistics.median(self._durations)
