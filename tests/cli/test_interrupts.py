@@ -50,7 +50,7 @@ with stop_on_signals(stop.set, say):
     work({until})
 """
 # waits for a lock; computes in C for minutes, where no Python handler runs; ignores that it is to stop
-LOCKED, COMPUTING, DEAF = (
+LOCKED, COMPUTING, IGNORES = (
     "lock.acquire",
     "lambda: hashlib.pbkdf2_hmac('sha256', b'', b'', 2**31 - 1)",
     "lambda: [time.sleep(0.01) for _ in iter(int, 1)]",
@@ -101,9 +101,9 @@ def test_the_first_signal_saves_and_stops(number: signal.Signals, times: int) ->
         ([(0.0, 15), (0.4, 15)], 0),  # the same signal, sent twice
         ([(0.0, 15), (0.4, 15), (0.6, 15)], 1),
         ([(0.0, 15), (0.6, 2)], 1),
-        ([(0.0, 15), (60.0, 15 | 0x80)], 0),  # Python hears of the first one a minute later
+        ([(0.0, 15), (60.0, 15 | 0x80)], 0),  # the Python handler runs a minute later
         ([(0.0, 15), (60.0, 15 | 0x80), (60.1, 2)], 1),
-        ([(0.0, 15 | 0x80), (60.0, 15 | 0x80)], 1),  # if only Python does
+        ([(0.0, 15 | 0x80), (60.0, 15 | 0x80)], 1),  # only the Python handler delivers
     ],
 )
 def test_which_delivery_counts_as_a_second_signal(deliveries, exits: int, monkeypatch) -> None:
@@ -113,13 +113,13 @@ def test_which_delivery_counts_as_a_second_signal(deliveries, exits: int, monkey
     request = interrupts.StopRequest(lambda: stops.append(now[0]), lambda message: None)
     for moment, byte in deliveries:
         now[0] = moment
-        request.take(byte)
+        request.receive(byte)
     assert stops == [0.0]
     assert request.received is signal.SIGTERM
     assert len(exited) == exits
 
 
-@pytest.mark.parametrize("until", [LOCKED, COMPUTING, DEAF])
+@pytest.mark.parametrize("until", [LOCKED, COMPUTING, IGNORES])
 @pytest.mark.parametrize("second", STOP_SIGNALS)
 def test_a_second_signal_exits_at_once_whatever_hangs(until: str, second: signal.Signals) -> None:
     with running(HANGS.format(until=until)) as process:

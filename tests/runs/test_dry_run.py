@@ -230,7 +230,7 @@ def test_without_the_hub_an_unknown_model_has_unknown_memory(recipe):
     assert plan.agents[1].footprint is None
     assert plan.devices[0].needed is None
     lines = list(dry_run_lines(plan))
-    assert any(line.startswith("cpu (char and pair): unknown how much is needed") for line in lines)
+    assert any(line.startswith("cpu (char, pair): needs an unknown amount") for line in lines)
     assert lines[-1] == "ready, except for what is marked NOT CHECKED above"
 
 

@@ -24,7 +24,7 @@ PARTS: tuple[tuple[str, str], ...] = (
     ("generation: KV cache", "cache"),
     ("generation: other", "decoding"),
     ("training: activations", "activations"),
-    ("training: logits", "logits"),
+    ("training: logits, or", "logits"),
     ("training: backward pass", "backward"),
     ("update: optimizer", "update"),
     ("= largest of the three", "transient"),
@@ -105,7 +105,7 @@ def _memory_table(known: Sequence[Footprint]) -> Iterator[str]:
 
 
 def _device_lines(memory: DeviceMemory) -> Iterator[str]:
-    agents = " and ".join(memory.agents)
+    agents = ", ".join(memory.agents)
     available = f"{_gib(memory.available)} GiB available"
     if memory.needed is None:
         yield f"{memory.device} ({agents}): needs an unknown amount, {available}"
