@@ -155,7 +155,7 @@ REWARD = {"reward_funcs": has_digit, "train_dataset": ROWS}
 @pytest.mark.parametrize(
     ("given", "args", "words"),
     [
-        ({"agents": "bundled:qwen-large"}, {}, ["agents: give a list", "str"]),
+        ({"agents": "bundled:qwen-large"}, {}, ["agents: must be a list", "str"]),
         ({"agents": []}, {}, ["agents: name at least one agent"]),
         ({"agents": [3]}, {}, ["agents[0] is int", "(model, tokenizer) pair"]),
         ({"agents": lambda m: [pair_of(m)[0]]}, {}, ["Qwen3ForCausalLM", "a model needs its tokenizer"]),

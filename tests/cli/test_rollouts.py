@@ -55,7 +55,7 @@ def test_filters(run: Path):
     assert "small says 1 in step 1" in both
     assert "small says 1 in step 2" in both
     assert "ask 0" not in both
-    assert "1 more prompts: raise --limit" in shown(run, "--limit", 1)
+    assert "1 more with a larger --limit" in shown(run, "--limit", 1)
 
 
 @pytest.mark.parametrize(

@@ -153,8 +153,8 @@ def _check_keys_of_loaded_model(settings: AgentSettings) -> None:
     for key in plain_section(settings):
         if key not in _KEYS_OF_LOADED_MODELS:
             raise ConfigError(
-                f"agents.{settings.name}.{key}: this key applies when hacrl loads the model, but it is loaded "
-                "already; change the model yourself, or give its name or folder instead"
+                f"agents.{settings.name}.{key}: this key applies when hacrl loads the model, but it is "
+                "loaded already; change the model yourself, or give its name or folder instead"
             )
 
 
@@ -169,8 +169,8 @@ def _wrap(request: AgentRequest, settings: AgentSettings) -> Agent:
     largest, embeddings = max(tokenizer.get_vocab().values()), model.get_input_embeddings().num_embeddings
     if largest >= embeddings:
         raise ModelError(
-            f"agent {settings.name!r}: the tokenizer has token {largest}, but the model has only {embeddings} "
-            "embeddings: they do not belong together"
+            f"agent {settings.name!r}: the tokenizer has token {largest}, but the model has only "
+            f"{embeddings} embeddings: they do not belong together"
         )
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ModelError(f"agent {settings.name!r}: every weight of the model is frozen (requires_grad)")

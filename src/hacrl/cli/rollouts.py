@@ -82,9 +82,7 @@ def show_rollouts(
     for group in prompts[:limit]:
         _print_prompt(console, group)
     where = f"step {step}" if step is not None else f"steps {log.steps()[0]} to {log.steps()[-1]}"
-    hidden = (
-        f"; {len(prompts) - limit} more prompts, shown with a larger --limit" if len(prompts) > limit else ""
-    )
+    hidden = f" ({len(prompts) - limit} more with a larger --limit)" if len(prompts) > limit else ""
     console.print(f"{where}: {len(chosen)} of {len(rows)} rollouts match, {len(prompts)} prompts{hidden}")
 
 
