@@ -1,4 +1,4 @@
-"""The code of docs/extending.md, run as a stranger would run it."""
+"""The code of docs/extending.md runs as printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing that hacrl reads can run code: what could, is not in the source."""
+"""Nothing that hacrl reads can run code: the source uses no loader that could."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_no_module_loads_what_can_run_code():
         ("from_pretrained(model, use_safetensors=False)", {"use_safetensors"}),
     ],
 )
-def test_the_search_can_tell(text, found):
+def test_the_search_finds_such_loaders(text, found):
     assert unsafe_in(text) == found
 
 

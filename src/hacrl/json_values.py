@@ -18,7 +18,7 @@ def is_plain_json(value: Any) -> bool:
         return math.isfinite(value)
     if kind is list:
         return all(map(is_plain_json, value))
-    return kind is dict and all(type(key) is str and is_plain_json(one) for key, one in value.items())
+    return kind is dict and all(type(key) is str and is_plain_json(item) for key, item in value.items())
 
 
 def to_tagged_json(value: Any) -> Any:
@@ -33,13 +33,13 @@ def to_tagged_json(value: Any) -> Any:
     if kind is float:
         return {_TAG: "float", "value": repr(value)}
     if kind is list:
-        return [to_tagged_json(one) for one in value]
+        return [to_tagged_json(item) for item in value]
     if kind in _SEQUENCES.values():
-        return {_TAG: kind.__name__, "value": [to_tagged_json(one) for one in value]}
+        return {_TAG: kind.__name__, "value": [to_tagged_json(item) for item in value]}
     if kind is dict:
         if all(type(key) is str for key in value) and _TAG not in value:
-            return {key: to_tagged_json(one) for key, one in value.items()}
-        pairs = [[to_tagged_json(key), to_tagged_json(one)] for key, one in value.items()]
+            return {key: to_tagged_json(item) for key, item in value.items()}
+        pairs = [[to_tagged_json(key), to_tagged_json(item)] for key, item in value.items()]
         return {_TAG: "dict", "value": pairs}
     if isinstance(value, str):
         return str(value)
@@ -49,14 +49,14 @@ def to_tagged_json(value: Any) -> Any:
 def from_tagged_json(value: Any) -> Any:
     """Return the value that :func:`to_tagged_json` wrote."""
     if isinstance(value, list):
-        return [from_tagged_json(one) for one in value]
+        return [from_tagged_json(item) for item in value]
     if not isinstance(value, dict):
         return value
     if _TAG not in value:
-        return {key: from_tagged_json(one) for key, one in value.items()}
+        return {key: from_tagged_json(item) for key, item in value.items()}
     kind, content = value[_TAG], value["value"]
     if kind == "float":
         return float(content)
     if kind == "dict":
-        return {from_tagged_json(key): from_tagged_json(one) for key, one in content}
-    return _SEQUENCES[kind](from_tagged_json(one) for one in content)
+        return {from_tagged_json(key): from_tagged_json(item) for key, item in content}
+    return _SEQUENCES[kind](from_tagged_json(item) for item in content)

@@ -1,4 +1,4 @@
-"""A run looked at before it starts: what is checked, what cannot be, and what memory it takes."""
+"""Dry runs: what is checked, what is listed as not checked, and the memory estimate."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def last_line(plan) -> str:
     return list(dry_run_lines(plan))[-1]
 
 
-def test_a_local_run_is_checked_whole(recipe, monkeypatch):
+def test_a_local_run_is_checked_completely(recipe, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(hub, "_probe", lambda _: pytest.fail("a run of local files asked the network"))
     config = load_config(recipe)
@@ -72,7 +72,7 @@ def test_a_local_run_is_checked_whole(recipe, monkeypatch):
     assert not Path(config.output).exists()
 
 
-def test_lines_tell_a_newcomer_what_will_happen(recipe):
+def test_the_output_describes_the_run(recipe):
     text = "\n".join(dry_run_lines(dry_run(load_config(recipe, ["rollout.max_prompt_tokens=9"]))))
     assert "clip_low: 0.0003" in text  # a default nobody wrote down
     assert "4 prompts; rollouts: char 8, pair 8" in text
@@ -84,7 +84,7 @@ def test_lines_tell_a_newcomer_what_will_happen(recipe):
     assert "each agent trains on its own rollouts in 2 updates" in alone
 
 
-def test_a_run_that_does_not_fit_is_told_what_would(recipe, monkeypatch):
+def test_a_run_that_does_not_fit_gets_advice(recipe, monkeypatch):
     monkeypatch.setattr(memory, "available_bytes", lambda _: 1000)
     options = ["method.kl_coefficient=0.1", "learning.micro_batch_tokens=8192", "rollout.max_batch=8"]
     plan = dry_run(load_config(recipe, options))
@@ -105,7 +105,7 @@ def test_a_run_that_does_not_fit_is_told_what_would(recipe, monkeypatch):
     assert "WARNING: the run does not fit on cpu. Each of these changes helps:" in lines
 
 
-def test_advice_for_real_models_is_what_each_change_brings(monkeypatch):
+def test_advice_names_the_memory_after_each_change(monkeypatch):
     monkeypatch.setattr(memory, "available_bytes", lambda _: 80 * GIB)
     sized = Sized({"small": "cuda", "large": "cuda:0"}, shapes(), {})
 
@@ -180,7 +180,7 @@ def test_the_work_of_an_agent():
         (["agents.char.lora.targets=[nothing]"], ModelError, "nothing"),
     ],
 )
-def test_what_is_wrong_is_an_error_as_in_a_run(recipe, overrides, kind, words):
+def test_a_mistake_is_the_same_error_as_in_a_run(recipe, overrides, kind, words):
     with pytest.raises(kind, match=words):
         dry_run(load_config(recipe, overrides))
 
@@ -202,7 +202,7 @@ def test_a_tokenizer_that_does_not_belong_to_the_model_is_an_error(recipe, tmp_p
 
 
 def test_without_the_hub_the_rest_is_checked(recipe):
-    """Tests run with HF_HUB_OFFLINE; of two agents one is on the hub."""
+    """Tests run with HF_HUB_OFFLINE; one of two agents is on the hub."""
     overrides = ["agents.pair.model=Qwen/Qwen3-1.7B-Base", "rollout.max_prompt_tokens=9"]
     plan = dry_run(load_config(recipe, overrides))
     assert plan.not_checked == (
@@ -234,7 +234,7 @@ def test_without_the_hub_an_unknown_model_has_unknown_memory(recipe):
     assert lines[-1] == "ready, except for what is marked NOT CHECKED above"
 
 
-def test_unusual_layers_have_unknown_memory(recipe, tmp_path):
+def test_unknown_layers_have_unknown_memory(recipe, tmp_path):
     folder = save_agents(tmp_path)["char"]
     AutoConfig.for_model("mamba", vocab_size=22, hidden_size=16, num_hidden_layers=1).save_pretrained(folder)
     plan = dry_run(load_config(recipe, [f"agents.char.model={folder}"]))
@@ -243,7 +243,7 @@ def test_unusual_layers_have_unknown_memory(recipe, tmp_path):
 
 
 def hacrl(endpoint: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """With another hub, an empty cache and nothing that says offline."""
+    """An environment with another hub, an empty cache and no offline setting."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_ENDPOINT": endpoint, "HF_HOME": str(cwd / "hf")}
     environment.pop("HF_HUB_OFFLINE")
     command = [sys.executable, "-m", "hacrl.cli.main", "train", *arguments, "--dry-run"]
@@ -252,7 +252,7 @@ def hacrl(endpoint: str, *arguments: str, cwd: Path) -> subprocess.CompletedProc
     )
 
 
-def test_an_unreachable_hub_is_asked_once_and_no_error(tmp_path):
+def test_an_unreachable_hub_is_probed_once_and_is_no_error(tmp_path):
     shown = hacrl("http://127.0.0.1:9", "paper_model", "device=cpu", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     assert "Retrying" not in shown.stderr + shown.stdout  # the libraries' own way: half a minute a file
@@ -270,7 +270,7 @@ def test_an_unreachable_hub_is_asked_once_and_no_error(tmp_path):
 
 
 class NothingHere(BaseHTTPRequestHandler):
-    """A hub that is there and has no such model."""
+    """A hub that answers and does not have the model."""
 
     def do_HEAD(self) -> None:
         self.send_response(404)
@@ -322,7 +322,7 @@ def test_which_runs_need_the_hub(recipe, tmp_path):
     assert not needs_hub(remote, has_task=True)  # handed in from Python, with its data
 
 
-def test_the_hubs_switch_is_put_back(monkeypatch):
+def test_the_offline_setting_is_restored(monkeypatch):
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
@@ -336,7 +336,7 @@ def test_the_hubs_switch_is_put_back(monkeypatch):
         assert (reason, constants.HF_HUB_OFFLINE) == (None, False)
 
 
-def test_lora_is_not_advised_to_those_who_use_it(monkeypatch):
+def test_lora_is_not_advised_if_it_is_used_already(monkeypatch):
     monkeypatch.setattr(memory, "available_bytes", lambda _: GIB)
     run = load_config(Path("paper_size"), ["agent_defaults.lora.rank=8"])
     assert {agent.lora for agent in run.agents} == {LoraSettings(rank=8)}

@@ -179,7 +179,7 @@ def test_the_file_lists_stacks_of_threads_and_processes(watched, tmp_path: Path)
     assert "\x1b" not in text
 
 
-def test_without_a_folder_or_place_on_the_disk_it_still_speaks(tmp_path: Path) -> None:
+def test_a_stall_is_reported_without_a_folder_or_disk_space(tmp_path: Path) -> None:
     early = Watched(tmp_path / "not-yet")
     assert early.wait(30) == 1
     assert "in the start of the run, " in early.reports[0]
@@ -191,13 +191,13 @@ def test_without_a_folder_or_place_on_the_disk_it_still_speaks(tmp_path: Path) -
     assert "The stacks of all threads could not be written: [Errno 21] Is a directory" in full.reports[0]
 
 
-def test_the_thread_finds_a_stall_by_itself_and_goes(tmp_path: Path) -> None:
+def test_the_thread_finds_a_stall_and_ends(tmp_path: Path) -> None:
     watched = Watched(tmp_path, interval=0.01)
     watched.dog.on_phase(1, "learn", "qwen")
     (thread,) = (one for one in threading.enumerate() if one.name == "hacrl-watchdog")
     assert thread.daemon
     watched.clock.now += 60 * 29
-    assert not watched.reported.wait(0.2)  # by its own clock it is not time yet, however often it looks
+    assert not watched.reported.wait(0.2)  # by its clock the limit is not reached, however often it checks
     watched.clock.now += 60
     assert watched.reported.wait(GUARD)
     watched.dog.on_end()
@@ -207,7 +207,7 @@ def test_the_thread_finds_a_stall_by_itself_and_goes(tmp_path: Path) -> None:
     assert "hacrl-watchdog" not in {one.name for one in threading.enumerate()}
 
 
-def test_switched_off_it_starts_nothing(tmp_path: Path) -> None:
+def test_a_disabled_watchdog_starts_no_thread(tmp_path: Path) -> None:
     before = threading.active_count()
     watched = Watched(tmp_path, minutes=0, interval=None)
     watched.dog.start()
@@ -245,7 +245,7 @@ def test_code_that_holds_pythons_lock_is_found_too(tmp_path: Path) -> None:
     assert re.search(r'File "<string>", line \d+ in never_lets_go', done.stderr)
 
 
-def test_processes_are_those_below_one_all_the_way_down(tmp_path: Path) -> None:
+def test_child_processes_include_all_descendants(tmp_path: Path) -> None:
     inner = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
     child = subprocess.Popen(["sh", "-c", f'"{sys.executable}" -c "{inner}"; true'], stdin=subprocess.PIPE)
     try:
@@ -264,8 +264,8 @@ def test_processes_are_those_below_one_all_the_way_down(tmp_path: Path) -> None:
         child.communicate()
 
 
-def test_a_name_with_brackets_and_a_process_that_vanishes_are_read_rightly(tmp_path: Path) -> None:
-    """The fields of /proc/PID/stat as proc(5) has them: utime and stime are the 14th and 15th."""
+def test_names_with_parentheses_and_vanished_processes(tmp_path: Path) -> None:
+    """The fields of /proc/PID/stat according to proc(5): utime and stime are the 14th and 15th."""
     ticks = os.sysconf("SC_CLK_TCK")
     (tmp_path / "self").mkdir()
     (tmp_path / "self" / "stat").touch()

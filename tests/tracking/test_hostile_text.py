@@ -1,4 +1,4 @@
-"""Whatever a model, a data set or a file wrote, showing it does nothing to whoever looks."""
+"""Showing hostile text of models, data sets and files has no effect on the reader's terminal."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def printed(on: Console) -> str:
 
 @pytest.mark.parametrize("terminal", [True, False])
 @pytest.mark.parametrize("text", HOSTILE)
-def test_the_helpers_print_the_very_text(text: str, terminal: bool) -> None:
+def test_the_helpers_print_the_text_unchanged(text: str, terminal: bool) -> None:
     on = console(terminal)
     print_unstyled(on, text)
     on.print(unstyled(text))
     assert printed(on) == f"{printable(text, multiline=True)}\n{printable(text)}\n"
 
 
-def test_without_them_rich_would_not() -> None:
+def test_plain_rich_would_change_the_text() -> None:
     """What the helpers are for: the usual switches are not enough."""
     on = console(terminal=False)
     on.print("\x1b[2J :smile:", markup=False, highlight=False)
