@@ -51,7 +51,7 @@ class HACRLTrainer:
         """
         requests = agent_requests(agents)
         choice = choose_task(task, reward_funcs, train_dataset, eval_dataset, args)
-        config = args.run_config([one.section for one in requests], choice.section, choice.held_out)
+        config = args.run_config([request.section for request in requests], choice.section, choice.held_out)
         loaded = make_loaded(requests, config.agents)
         point = resume_point_of(config) if args.resume else None
         first_step = 0 if point is None else point.steps_done
@@ -64,7 +64,7 @@ class HACRLTrainer:
     @property
     def agents(self) -> dict[str, Agent]:
         """Name -> agent, with its current ``model`` and its ``tokenizer``."""
-        return {one.name: one.agent for one in self._run.trainer.participants}
+        return {worker.name: worker.agent for worker in self._run.trainer.participants}
 
     @property
     def config(self) -> RunConfig:
@@ -130,9 +130,9 @@ class HACRLTrainer:
 def _checked_callbacks(callbacks: Sequence[Any], trainer: HACRLTrainer) -> Sequence[Observer]:
     for callback in callbacks:
         if not isinstance(callback, Observer):
-            what = callback.__name__ if isinstance(callback, type) else type(callback).__name__
+            given = callback.__name__ if isinstance(callback, type) else type(callback).__name__
             raise ConfigError(
-                f"callbacks: {what} is not an instance of a hacrl.Callback subclass "
+                f"callbacks: {given} is not an instance of a hacrl.Callback subclass "
                 "(callbacks of transformers and TRL do not fit)"
             )
         if isinstance(callback, Callback):

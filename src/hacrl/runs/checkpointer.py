@@ -1,7 +1,7 @@
 """Write checkpoints while training continues: copy the state into host memory, then write it in a thread.
 
 Allocating and pinning host memory takes longer than copying into it. So every copy reuses the buffers of the
-previous one, which must have been written by then.
+previous one, which must be on disk by then.
 """
 
 from __future__ import annotations

@@ -128,8 +128,8 @@ class _Loader:
         try:
             return load_codec(agent)
         except ModelError as error:
-            what = f"tokenizer, stop tokens and prompt lengths of agent {agent.name!r} ({agent.model})"
-            self._record_unreachable(what, error)
+            subject = f"tokenizer, stop tokens and prompt lengths of agent {agent.name!r} ({agent.model})"
+            self._record_unreachable(subject, error)
             return None
 
     def model_config(self, agent: AgentSettings) -> Any | None:
@@ -142,10 +142,10 @@ class _Loader:
                 self._record_unreachable(f"memory of agent {agent.name!r} ({agent.model})", error)
             return known
 
-    def _record_unreachable(self, what: str, error: Exception) -> None:
+    def _record_unreachable(self, subject: str, error: Exception) -> None:
         if not is_unreachable(error):
             raise error
-        self.not_checked.append(f"{what}: {self._reason}")
+        self.not_checked.append(f"{subject}: {self._reason}")
 
 
 def _check_task(config: RunConfig, task: Task | None, codecs: Mapping[str, Codec]) -> Checked | None:

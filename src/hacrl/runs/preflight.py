@@ -61,11 +61,11 @@ def check_agents(config: RunConfig, loaded: Collection[str]) -> dict[str, str]:
 def check_problem_counts(config: RunConfig, task: Task) -> None:
     """Check that there are enough problems for a step and for the evaluation."""
     ProblemStream(task.train, config.rollout.prompts_per_step, config.seed)
-    asked = config.evaluation.problems
-    if asked is not None and asked > len(task.test):
+    requested = config.evaluation.problems
+    if requested is not None and requested > len(task.test):
         raise ConfigError(
-            f"evaluation.problems={asked}, but task {task.name!r} holds out only {len(task.test)} problems; "
-            "lower it, leave it out to use all of them, or hold out more"
+            f"evaluation.problems={requested}, but task {task.name!r} holds out only {len(task.test)} "
+            "problems; lower it, leave it out to use all of them, or hold out more"
         )
 
 
