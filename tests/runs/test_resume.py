@@ -195,7 +195,7 @@ def test_a_finished_run_says_so(calm, capsys):
     with pytest.raises(SystemExit) as ended:
         app(["resume", str(calm)])
     assert ended.value.code == 0
-    assert f"{calm} is finished: 3 steps" in capsys.readouterr().out
+    assert f"{calm} is finished: it made 3 steps" in capsys.readouterr().out
 
 
 def test_a_finished_run_without_a_checkpoint_is_not_changed(calm, tmp_path, capsys):
@@ -209,7 +209,7 @@ def test_a_finished_run_without_a_checkpoint_is_not_changed(calm, tmp_path, caps
     with pytest.raises(SystemExit) as ended:
         app(["resume", str(folder)])
     assert ended.value.code == 0
-    assert "3 steps, agents in" in (said := capsys.readouterr().out)
+    assert "it made 3 steps, and its agents are in" in (said := capsys.readouterr().out)
     assert "a new run from these agents" in said
     for steps, wrong in ((3, "no checkpoint to load"), (5, "no checkpoint to continue from")):
         with pytest.raises(ConfigError, match=wrong):
