@@ -1,4 +1,4 @@
-"""Nothing that hacrl reads can run code: the source has no loader that could."""
+"""Nothing that hacrl reads can run code: the source uses no loader that could."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_no_module_uses_an_unsafe_loader():
         ("from_pretrained(model, use_safetensors=False)", {"use_safetensors"}),
     ],
 )
-def test_the_search_finds_unsafe_loaders(text, found):
+def test_the_search_finds_such_loaders(text, found):
     assert unsafe_in(text) == found
 
 

@@ -1,4 +1,4 @@
-"""Printed text is readable and cannot control a terminal, Markdown or a plot."""
+"""Printing hostile text: it stays readable and has no effect."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ from tests.support.hostile import EVERYTHING, HOSTILE, controls
         ("\u2028\u2029\u0085", r"\u2028\u2029\x85"),
         ("\U000e0041", r"\U000e0041"),
         ("\ud83d", r"\ud83d"),
-        ("[bold]x[/bold] <b> a|b", "[bold]x[/bold] <b> a|b"),  # nothing to a terminal
+        ("[bold]x[/bold] <b> a|b", "[bold]x[/bold] <b> a|b"),  # harmless in a terminal
         ("naïve 数学 ∑ ± 😀 é\u0301 a\u00a0b\u3000c", "naïve 数学 ∑ ± 😀 é\u0301 a\u00a0b\u3000c"),
         (r"\frac{1}{2}", r"\frac{1}{2}"),
         ("", ""),
     ],
 )
-def test_invisible_characters_are_escaped(text: str, shown: str) -> None:
+def test_invisible_characters_become_escapes(text: str, shown: str) -> None:
     assert printable(text) == shown
 
 
-def test_multiline_text_keeps_newlines_and_tabs() -> None:
+def test_multiline_keeps_newlines_and_tabs_only() -> None:
     assert printable("a\r\nb\tc\x1b", multiline=True) == "a\\r\nb\tc\\x1b"
 
 
-def test_exactly_unicode_control_characters_are_escaped() -> None:
+def test_every_unicode_control_is_escaped_and_nothing_else() -> None:
     everything = "".join(map(chr, range(0x110000)))
     shown = printable(everything)
     assert controls(shown, allowed="") == []
     assert set(everything) - set(shown) == set(controls(everything, allowed=""))
-    shown.encode("utf-8")  # half characters could not be printed at all
+    shown.encode("utf-8")  # surrogates could not be encoded
 
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_markdown_shows_the_text_without_markup(text: str) -> None:
     written = markdown_text(text)
     assert not set(written) & set("|<>`*[]\\\n")
-    assert re.fullmatch(r"(?:[^&]|&#\d+;)*", written)  # no entity but ours
+    assert re.fullmatch(r"(?:[^&]|&#\d+;)*", written)  # only our own entities
     assert html.unescape(written) == printable(text)
 
 
 @pytest.mark.parametrize("text", HOSTILE)
 @pytest.mark.parametrize("indent", [None, 2])
-def test_json_reads_back_exactly_and_is_printable(text: str, indent: int | None) -> None:
+def test_json_parses_to_the_same_and_is_printable(text: str, indent: int | None) -> None:
     record = {"response": text, text: [1.5, None, "数学"]}
     written = json_text(record, indent)
     assert json.loads(written) == record

@@ -1,4 +1,4 @@
-"""Damaged files, special files, and links that lead out of a folder."""
+"""Reading files that are damaged, of the wrong kind, or outside their folder."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hacrl import files as safe_files
 from hacrl.errors import ConfigError, HacrlError
 from hacrl.files import (
+    JsonLines,
     MissingFileError,
     UnreadableFileError,
     as_record,
@@ -30,10 +31,14 @@ from hacrl.files import (
 
 @pytest.fixture
 def run(tmp_path) -> Path:
-    """A folder, with a foreign file beside it."""
+    """A run's folder with a foreign file beside it."""
     (tmp_path / "run").mkdir()
     (tmp_path / "secret.json").write_text('{"key": "mine"}')
     return tmp_path / "run"
+
+
+def records(path: Path, folder: Path) -> list[dict]:
+    return [line.record for line in read_jsonl(path, folder).lines]
 
 
 def test_plain_files_are_read_and_written(run):
@@ -41,7 +46,7 @@ def test_plain_files_are_read_and_written(run):
         file.write('{"a": "é"}\n'.encode())
     with open_inside(run / "a.jsonl", run, "ab") as file:
         file.write(b'{"a": 2}\n')
-    assert read_jsonl(run / "a.jsonl", run).records == [{"a": "é"}, {"a": 2}]
+    assert records(run / "a.jsonl", run) == [{"a": "é"}, {"a": 2}]
     with open_inside(run / "b.json", run, "wb") as file:
         file.write(b"[1, 2, 3]")
     with open_inside(run / "b.json", run, "wb") as file:
@@ -66,7 +71,7 @@ def test_links_are_followed_within_the_folder_only(run, tmp_path):
     (run / "dangling").symlink_to(tmp_path / "new.txt")
     for name in ("outer.json", "elsewhere/secret.json", "../secret.json", "dangling"):
         for mode in ("rb", "ab", "wb"):
-            with pytest.raises(UnreadableFileError, match=r"leads out of .*put a copy in its place"):
+            with pytest.raises(UnreadableFileError, match=r"leads out of .*replace the link by a copy"):
                 open_inside(run / name, run, mode)
         with pytest.raises(UnreadableFileError, match="leads out of"):
             check_file(run / name, run)
@@ -79,7 +84,7 @@ def test_links_are_followed_within_the_folder_only(run, tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["rb", "ab", "wb"])
-def test_special_files_are_not_opened(run, mode):
+def test_pipes_folders_and_devices_are_not_opened(run, mode):
     os.mkfifo(run / "pipe")
     (run / "folder").mkdir()
     (run / "loop").symlink_to("loop")
@@ -96,7 +101,7 @@ def test_special_files_are_not_opened(run, mode):
         open_inside(run / ("x" * 300), run, mode)
 
 
-def test_a_tree_that_others_read(run, tmp_path):
+def test_check_tree_covers_all_subfolders(run, tmp_path):
     (run / "agents" / "ada" / "deep").mkdir(parents=True)
     (run / "agents" / "ada" / "config.json").write_text("{}")
     (run / "agents" / "ada" / "again.json").symlink_to("config.json")
@@ -105,7 +110,7 @@ def test_a_tree_that_others_read(run, tmp_path):
     with pytest.raises(UnreadableFileError, match=r"deep/model\.safetensors is a pipe"):
         check_tree(run / "agents" / "ada", run)
     (run / "agents" / "ada" / "deep" / "model.safetensors").unlink()
-    (run / "agents" / "ada" / "deep" / "up").symlink_to("..")  # a circle has an end too
+    (run / "agents" / "ada" / "deep" / "up").symlink_to("..")  # a cycle of links
     check_tree(run / "agents" / "ada", run)
     (run / "agents" / "ada" / "deep" / "out").symlink_to(tmp_path)
     with pytest.raises(UnreadableFileError, match=r"deep/out leads out of"):
@@ -113,26 +118,28 @@ def test_a_tree_that_others_read(run, tmp_path):
     (run / "agents" / "eve").symlink_to(tmp_path)
     with pytest.raises(UnreadableFileError, match=r"agents/eve leads out of"):
         check_tree(run / "agents" / "eve", run)
-    with pytest.raises(UnreadableFileError, match="cannot be looked through: No such file"):
+    with pytest.raises(UnreadableFileError, match="cannot be searched: No such file"):
         check_tree(run / "agents" / "bob", run)
 
 
-def test_an_incomplete_last_line_is_skipped_and_reported(run):
+def test_an_incomplete_last_line_is_ignored_and_noted(run):
     path = run / "metrics.jsonl"
     path.write_bytes(b'{"a": 1}\n{"a": 2}\n{"a": "\xc3')
     lines = read_jsonl(path, run)
     assert [(line.number, line.end) for line in lines.lines] == [(1, 9), (2, 18)]
-    assert lines.records == [{"a": 1}, {"a": 2}]
-    assert (lines.broken_off, lines.whole_bytes) == (True, 18)
-    assert lines.note == f"{path}: the last line was broken off and is left out (line 3)"
-    path.write_bytes(b'{"a": 1}\n{"a": 2}')  # it lacks its end only: a writer that went on would add to it
-    assert read_jsonl(path, run).records == [{"a": 1}]
+    assert [line.record for line in lines.lines] == [{"a": 1}, {"a": 2}]
+    assert lines.is_truncated
+    assert lines.note == f"{path}: the last line (line 3) is incomplete and is ignored"
+    path.write_bytes(
+        b'{"a": 1}\n{"a": 2}'
+    )  # without a newline: the writer may have meant to continue the line
+    assert records(path, run) == [{"a": 1}]
     path.write_bytes(b'{"a": 1}\n')
     assert read_jsonl(path, run).note is None
     path.write_bytes(b"")
-    assert (read_jsonl(path, run).records, read_jsonl(path, run).whole_bytes) == ([], 0)
+    assert read_jsonl(path, run) == JsonLines(path, (), is_truncated=False)
     path.write_bytes('{"a": "1\u2028\x85 2"}\n'.encode())  # to str.splitlines, three lines
-    assert read_jsonl(path, run).records == [{"a": "1\u2028\x85 2"}]
+    assert records(path, run) == [{"a": "1\u2028\x85 2"}]
 
 
 @pytest.mark.parametrize(
@@ -144,8 +151,8 @@ def test_an_incomplete_last_line_is_skipped_and_reported(run):
         (b"[" * 100_000, "line 2, is damaged: it is not valid JSON"),
         (b'{"a": ' + b"9" * 5000 + b"}", "line 2, is damaged: it is not valid JSON"),
         (b'{"a": "\xff"}', "line 2, is damaged: it is not UTF-8 text"),
-        (b"[1]", "line 2, is damaged: it is not a record but list"),
-        (b"null", "line 2, is damaged: it is not a record but NoneType"),
+        (b"[1]", "line 2, is damaged: it is not a mapping but list"),
+        (b"null", "line 2, is damaged: it is not a mapping but NoneType"),
     ],
 )
 def test_a_damaged_line_in_the_middle_is_an_error(run, line, words):
@@ -198,7 +205,7 @@ class Outer:
         ({"inner": []}, "inner: must be a mapping"),
     ],
 )
-def test_records_have_every_field_of_its_type(change, words):
+def test_a_record_needs_every_field_with_its_type(change, words):
     data = {"name": "x", "steps": [1, 2], "inner": {"a": {"share": 1}}, "more": "ignored"}
     assert as_record(data, Outer, "f.json") == Outer("x", (1, 2), {"a": Inner(1.0)})
     with pytest.raises(ConfigError) as caught:
@@ -224,6 +231,6 @@ def test_any_content_gives_records_or_one_error(tmp_path_factory, content):
         assert isinstance(content, bytes)
         return
     assert len(lines.lines) == written.count(b"\n")
-    assert lines.broken_off is not (written.endswith(b"\n") or not written)
+    assert lines.is_truncated is not (written.endswith(b"\n") or not written)
     if isinstance(content, list):
-        assert [json.dumps(record) for record in lines.records] == [json.dumps(one) for one in content]
+        assert [json.dumps(line.record) for line in lines.lines] == [json.dumps(one) for one in content]

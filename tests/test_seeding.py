@@ -14,7 +14,7 @@ def test_seed_is_the_head_of_a_hash() -> None:
     assert derive_seed(0, "rollout", "ada", 7) == int(digest[:16], 16) // 2
 
 
-def test_every_part_matters_and_parts_do_not_run_together() -> None:
+def test_every_part_matters_and_parts_are_separated() -> None:
     keys = [
         (seed, *purpose)
         for seed, purpose in product(

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["AgentSettings", "Callback", "HACRLConfig", "HACRLTrainer", "Problem", "Rollout", "Verdict"]
 
-# Where each name is defined. Modules are imported on first access, so that ``import hacrl`` is fast.
-_DEFINED_IN = {
+# Name -> module that defines it. Modules are imported on first use, so that ``import hacrl`` stays light.
+_MODULES = {
     "AgentSettings": "hacrl.config.schema",
     "Callback": "hacrl.api.callback",
     "HACRLConfig": "hacrl.api.config",
@@ -28,9 +28,9 @@ _DEFINED_IN = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _DEFINED_IN:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_DEFINED_IN[name]), name)
+    value = globals()[name] = getattr(import_module(_MODULES[name]), name)
     return value
 
 

@@ -1,4 +1,4 @@
-"""Errors a user can act on. Each is also a standard exception, so generic handlers still work."""
+"""Errors that a user can act on. Each is also a standard exception, so that generic handlers still work."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from hacrl.plain_text import printable
 
 
 class HacrlError(Exception):
-    """Base of all errors that hacrl reports without a traceback."""
+    """Base class of all errors that the command line prints as one message, without a traceback."""
 
     def __str__(self) -> str:
-        """Return the message, escaped: it may quote control characters from files, servers or models."""
+        """Return the message without control characters: it may quote files, servers and models."""
         return printable(super().__str__(), multiline=True)
 
 
 class ConfigError(HacrlError, ValueError):
-    """The configuration is wrong; the message names the key, its value and the fix."""
+    """The configuration or another input is wrong; the message names the key, its value and the fix."""
 
 
 class ModelError(HacrlError, ValueError):
@@ -29,11 +29,11 @@ class TrainingError(HacrlError, RuntimeError):
     """Training cannot continue, e.g. because a loss is not finite."""
 
 
-class CheckpointError(HacrlError, RuntimeError):
-    """A checkpoint cannot be written, or is damaged."""
-
-
-class ForeignRolloutsError(TrainingError):
-    """An agent's own rollouts were not sampled from its policy, so it must not be trained on them."""
+class EngineMismatchError(TrainingError):
+    """An engine's log-probabilities differ from the learner's: its rollouts must not be trained on."""
 
     agent: str | None = None  # set by the agent's worker
+
+
+class CheckpointError(HacrlError, RuntimeError):
+    """A checkpoint cannot be written, or differs from what was written."""

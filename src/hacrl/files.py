@@ -1,8 +1,7 @@
-"""Files of a folder that may be damaged or hostile: read without hanging, filling memory or leaving it.
+"""Read files that may be damaged or hostile, and write files so that a crash never leaves half of one.
 
-Nothing here unpickles or runs anything. Whatever is wrong is one error that names the file and the fix.
-
-Writing that survives a crash: either the old is there, or the new, never half of it.
+Reading does not hang, does not fill the memory, does not leave the given folder, and runs nothing. Every
+problem is raised as one error that names the file and the fix.
 """
 
 from __future__ import annotations
@@ -24,12 +23,17 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 MEBIBYTE = 2**20
-DOCUMENT_LIMIT = 64 * MEBIBYTE  # of a document that is read as a whole
-LINE_LIMIT = 16 * MEBIBYTE  # of one line of JSONL; the file may be of any size
-_ENTRY_LIMIT = 100_000  # of a folder that is looked through
+DOCUMENT_LIMIT = 64 * MEBIBYTE  # for a document that is read as a whole
+LINE_LIMIT = 16 * MEBIBYTE  # for one line of JSONL; the file may have any size
+_ENTRY_LIMIT = 100_000  # for a folder that is searched
+_HASH_CHUNK = 4 * MEBIBYTE
 
-_FLAGS = {"rb": os.O_RDONLY, "ab": os.O_WRONLY | os.O_CREAT | os.O_APPEND, "wb": os.O_WRONLY | os.O_CREAT}
-_KINDS = {
+_OPEN_FLAGS = {
+    "rb": os.O_RDONLY,
+    "ab": os.O_WRONLY | os.O_CREAT | os.O_APPEND,
+    "wb": os.O_WRONLY | os.O_CREAT,
+}
+_FILE_TYPES = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a pipe",
     stat.S_IFSOCK: "a socket",
@@ -40,152 +44,118 @@ Record = TypeVar("Record")
 
 
 class UnreadableFileError(ConfigError):
-    """A file that is damaged, of the wrong kind, too large, or leads out of its folder."""
+    """A file is damaged, not a regular file, too large, or outside its folder."""
 
 
 class MissingFileError(UnreadableFileError):
-    """A file that is not there."""
+    """A file does not exist."""
 
 
 @dataclass(frozen=True)
 class JsonLine:
-    """One whole line of a JSONL file."""
+    """One complete line of a JSONL file."""
 
     number: int  # counted from 1
-    end: int  # offset of the byte behind it
+    end: int  # offset of the byte after the line
     record: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class JsonLines:
-    """The whole lines of a JSONL file, and what a process that was killed left behind them."""
+    """All complete lines of a JSONL file."""
 
     path: Path
     lines: tuple[JsonLine, ...]
-    broken_off: bool  # the last line has no end, and is not among the lines
-
-    @property
-    def records(self) -> list[dict[str, Any]]:
-        """The records, in order."""
-        return [line.record for line in self.lines]
-
-    @property
-    def whole_bytes(self) -> int:
-        """Where the last whole line ends: what a writer that goes on truncates the file to."""
-        return self.lines[-1].end if self.lines else 0
+    is_truncated: bool  # the file ends with an incomplete line, e.g. of a killed process; it is left out
 
     @property
     def note(self) -> str | None:
-        """What a reader should be told; None: nothing."""
-        if not self.broken_off:
+        """A sentence for the user if the last line was left out; otherwise None."""
+        if not self.is_truncated:
             return None
-        return f"{self.path}: the last line was broken off and is left out (line {len(self.lines) + 1})"
+        return f"{self.path}: the last line (line {len(self.lines) + 1}) is incomplete and is ignored"
 
 
-def open_inside(path: Path, inside: Path, mode: Literal["rb", "ab", "wb"] = "rb") -> BinaryIO:
-    """Open a plain file for reading, appending or writing; pipes, devices and links out are refused.
+def open_inside(path: Path, folder: Path, mode: Literal["rb", "ab", "wb"] = "rb") -> BinaryIO:
+    """Open a regular file inside ``folder``; refuse pipes, devices and links that lead out of the folder.
 
-    ``inside`` is the folder that the file must really be in; it may itself be reached by a link.
+    ``folder`` itself may be reached by a link.
     """
-    return open_plain(_inside(path, inside), mode, shown=path)
+    return _open_regular(_resolve_inside(path, folder), mode, shown=path)
 
 
-def open_plain(path: Path, mode: Literal["rb", "ab", "wb"] = "rb", shown: Path | None = None) -> BinaryIO:
-    """Open a plain file, wherever it is: never waits for a pipe. ``shown`` names it in errors."""
-    shown = shown or path
-    try:
-        if path.exists() or mode == "rb":  # looked at before it is opened: opening a device may do something
-            _check_plain(path.stat(), shown)
-        descriptor = os.open(path, _FLAGS[mode] | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-        try:
-            _check_plain(os.fstat(descriptor), shown)  # it may have been exchanged in between
-            if mode == "wb":
-                os.ftruncate(descriptor, 0)
-            return os.fdopen(descriptor, mode)
-        except BaseException:
-            os.close(descriptor)
-            raise
-    except FileNotFoundError:
-        raise MissingFileError(f"{shown} does not exist") from None
-    except (OSError, ValueError) as error:  # ValueError: a null character in the path
-        if isinstance(error, UnreadableFileError):
-            raise
-        raise UnreadableFileError(f"{shown} cannot be opened: {reason(error)}") from error
+def check_inside(path: Path, folder: Path) -> None:
+    """Refuse a path that leads out of ``folder``, whether the path exists or not."""
+    _resolve_inside(path, folder)
 
 
-def reason(error: OSError | ValueError) -> str:
-    """Why, in the system's words, without the path that the message names anyway."""
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
-
-
-def check_inside(path: Path, inside: Path) -> None:
-    """Refuse a path that leads out of a folder, whether it exists or not."""
-    _inside(path, inside)
-
-
-def check_file(path: Path, inside: Path) -> None:
-    """Refuse a place to write a file to that leads out of the folder, or where something else is."""
-    real = _inside(path, inside)
+def check_file(path: Path, folder: Path) -> None:
+    """Refuse a path for a new file if it leads out of ``folder`` or if it is not a regular file."""
+    real = _resolve_inside(path, folder)
     if os.path.exists(real):
-        _check_plain(real.stat(), path)
+        _check_regular(real.stat(), path)
 
 
-def check_tree(folder: Path, inside: Path) -> None:
-    """Refuse a folder, all levels down, that others' code is to read if anything in it is no plain file or
-    folder or leads out of ``inside``."""
-    left, seen = [folder], 0
-    check_inside(folder, inside)
-    while left:
+def check_tree(tree: Path, folder: Path) -> None:
+    """Check a folder with all its subfolders before a library reads it.
+
+    Refuse anything in it that is not a regular file or folder, or that leads out of ``folder``.
+    """
+    pending, seen = [tree], 0
+    check_inside(tree, folder)
+    while pending:
         try:
-            entries = sorted(left.pop().iterdir())
+            entries = sorted(pending.pop().iterdir())
         except OSError as error:
-            raise UnreadableFileError(f"{folder} cannot be looked through: {reason(error)}") from error
+            raise UnreadableFileError(f"{tree} cannot be searched: {_reason(error)}") from error
         for entry in entries:
             seen += 1
             if seen > _ENTRY_LIMIT:
-                raise UnreadableFileError(f"{folder} holds more than {_ENTRY_LIMIT:,} files; is it a run's?")
-            check_inside(entry, inside)
+                raise UnreadableFileError(
+                    f"{tree} holds more than {_ENTRY_LIMIT:,} files; is it the folder of a run?"
+                )
+            check_inside(entry, folder)
             if entry.is_dir() and not entry.is_symlink():
-                left.append(entry)
+                pending.append(entry)
             elif not entry.is_dir():
-                open_inside(entry, inside).close()
+                open_inside(entry, folder).close()
 
 
-def read_text(path: Path, inside: Path | None = None, limit: int = DOCUMENT_LIMIT) -> str:
-    """A text file as a whole. Without ``inside`` it may be anywhere."""
-    with open_plain(path) if inside is None else open_inside(path, inside) as file:
+def read_text(path: Path, folder: Path | None = None, limit: int = DOCUMENT_LIMIT) -> str:
+    """Return the content of a text file of at most ``limit`` bytes; without ``folder`` it may be anywhere."""
+    with _open_regular(path) if folder is None else open_inside(path, folder) as file:
         try:
             content = file.read(limit + 1)
         except OSError as error:
-            raise UnreadableFileError(f"{path} cannot be read: {reason(error)}") from error
+            raise UnreadableFileError(f"{path} cannot be read: {_reason(error)}") from error
     if len(content) > limit:
-        raise UnreadableFileError(
-            f"{path} is larger than {limit / MEBIBYTE:g} MiB: it is not what it should be"
-        )
+        raise UnreadableFileError(f"{path} is larger than {limit / MEBIBYTE:g} MiB: hacrl did not write it")
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UnreadableFileError(f"{path} is not UTF-8 text (at byte {error.start})") from error
 
 
-def read_json(path: Path, inside: Path, limit: int = DOCUMENT_LIMIT) -> Any:
-    """A JSON document."""
-    return _parsed(read_text(path, inside, limit), str(path))
+def read_json(path: Path, folder: Path, limit: int = DOCUMENT_LIMIT) -> Any:
+    """Return the content of a JSON file of at most ``limit`` bytes."""
+    return _parse_json(read_text(path, folder, limit), str(path))
 
 
-def read_jsonl(path: Path, inside: Path) -> JsonLines:
-    """All records of a JSONL file; see :func:`iterate_jsonl` for files that need not fit into memory."""
-    lines = tuple(iterate_jsonl(path, inside))
-    with open_inside(path, inside) as file:
+def read_jsonl(path: Path, folder: Path) -> JsonLines:
+    """Return all records of a JSONL file; :func:`iterate_jsonl` reads files that do not fit into memory."""
+    lines = tuple(iterate_jsonl(path, folder))
+    with open_inside(path, folder) as file:
         size = file.seek(0, os.SEEK_END)
-    return JsonLines(path, lines, broken_off=size > (lines[-1].end if lines else 0))
+    return JsonLines(path, lines, is_truncated=size > (lines[-1].end if lines else 0))
 
 
-def iterate_jsonl(path: Path, inside: Path) -> Iterator[JsonLine]:
-    """Whole lines one by one. A last line without an end, which a killed process leaves, is left out;
-    anything wrong before it is an error."""
+def iterate_jsonl(path: Path, folder: Path) -> Iterator[JsonLine]:
+    """Yield the complete lines of a JSONL file one by one.
+
+    A last line without a newline, which a killed process leaves, is left out. Damage before it is an error.
+    """
     end = 0
-    with open_inside(path, inside) as file:
+    with open_inside(path, folder) as file:
         number = 0
         while line := file.readline(LINE_LIMIT + 1):
             number, end = number + 1, end + len(line)
@@ -200,83 +170,49 @@ def iterate_jsonl(path: Path, inside: Path) -> Iterator[JsonLine]:
                 text = line.decode("utf-8")
             except UnicodeDecodeError as error:
                 raise UnreadableFileError(f"{where} is damaged: it is not UTF-8 text") from error
-            record = _parsed(text, where)
+            record = _parse_json(text, where)
             if not isinstance(record, dict):
                 raise UnreadableFileError(
-                    f"{where} is damaged: it is not a record but {type(record).__name__}"
+                    f"{where} is damaged: it is not a mapping but {type(record).__name__}"
                 )
             yield JsonLine(number, end, record)
 
 
-def as_record(data: Any, kind: type[Record], where: str) -> Record:
-    """Data that was read, as a dataclass: every field there and of its type. ``where`` names it in errors."""
+def as_record(data: Any, record_type: type[Record], where: str) -> Record:
+    """Return JSON data as a dataclass; refuse a missing field or one of another type.
+
+    ``where`` names the data in errors.
+    """
     from pydantic import ValidationError
 
     try:
-        # as JSON, of which lists are tuples too
-        record: Record = _adapter(cast(Any, kind)).validate_json(json.dumps(data), strict=True)
+        # Validated as JSON, because JSON lists are valid tuples.
+        record: Record = _adapter(cast(Any, record_type)).validate_json(json.dumps(data), strict=True)
         return record
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         key = ".".join(str(part) for part in first["loc"]) or "its content"
-        wrong = first["msg"].replace("Input should be", "must be").replace("an object", "a mapping")
-        wrong = "missing" if first["type"] == "missing" else f"{wrong[:1].lower()}{wrong[1:]}"
-        raise UnreadableFileError(f"{where} is damaged or of another version: {key}: {wrong}") from None
-
-
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(kind)
-
-
-def _inside(path: Path, inside: Path) -> Path:
-    """Where a path really leads, which must be in the folder."""
-    try:
-        real, folder = Path(os.path.realpath(path)), Path(os.path.realpath(inside))
-    except (OSError, ValueError) as error:
-        raise UnreadableFileError(f"{path!s} cannot be looked at: {reason(error)}") from error
-    if real != folder and folder not in real.parents:
-        raise UnreadableFileError(
-            f"{path} leads out of {inside}, to {real}; a link out of a run's folder is not followed: "
-            "put a copy in its place"
-        )
-    return real
-
-
-def _check_plain(status: os.stat_result, shown: Path) -> None:
-    if not stat.S_ISREG(status.st_mode):
-        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
-        raise UnreadableFileError(f"{shown} is {kind}, not a file")
-
-
-def _parsed(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:  # a RecursionError: nested too deeply
-        raise UnreadableFileError(f"{where} is damaged: it is not valid JSON ({error})") from error
-
-
-_CHUNK = 1 << 22
+        problem = first["msg"].replace("Input should be", "must be").replace("an object", "a mapping")
+        problem = "missing" if first["type"] == "missing" else f"{problem[:1].lower()}{problem[1:]}"
+        raise UnreadableFileError(f"{where} is damaged or of another version: {key}: {problem}") from None
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace a JSON file at once."""
+    """Replace a JSON file atomically."""
     write_text(path, json.dumps(value, ensure_ascii=True) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a text file at once."""
-    beside = path.with_name(f".{path.name}.new")
-    beside.write_text(text, encoding="utf-8")
-    sync(beside)
-    beside.replace(path)
-    sync(path.parent)
+    """Replace a text file atomically: after a crash the file has its old or its new content."""
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_text(text, encoding="utf-8")
+    flush_to_disk(temporary)
+    temporary.replace(path)
+    flush_to_disk(path.parent)
 
 
-def sync(path: Path) -> None:
-    """Force a file or a folder's entries to disk."""
+def flush_to_disk(path: Path) -> None:
+    """Force a file's content, or a folder's list of entries, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -285,24 +221,86 @@ def sync(path: Path) -> None:
 
 
 def publish_folder(unfinished: Path, final: Path) -> None:
-    """Give a finished folder its name; what had that name goes."""
+    """Force a finished folder to disk and rename it to ``final``; delete an earlier folder of that name."""
     for path in (*unfinished.rglob("*"), unfinished):
-        sync(path)
+        flush_to_disk(path)
     if final.exists():
-        doomed = final.with_name(f".{final.name}.old")
-        shutil.rmtree(doomed, ignore_errors=True)
-        final.rename(doomed)
+        replaced = final.with_name(f".{final.name}.old")
+        shutil.rmtree(replaced, ignore_errors=True)
+        final.rename(replaced)
         unfinished.rename(final)
-        shutil.rmtree(doomed, ignore_errors=True)
+        shutil.rmtree(replaced, ignore_errors=True)
     else:
         unfinished.rename(final)
-    sync(final.parent)
+    flush_to_disk(final.parent)
 
 
-def digest(path: Path) -> str:
-    """SHA-256 of a file."""
-    total = hashlib.sha256()
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file's content as hexadecimal text."""
+    checksum = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            total.update(chunk)
-    return total.hexdigest()
+        while chunk := file.read(_HASH_CHUNK):
+            checksum.update(chunk)
+    return checksum.hexdigest()
+
+
+def _open_regular(path: Path, mode: Literal["rb", "ab", "wb"] = "rb", shown: Path | None = None) -> BinaryIO:
+    """Open a regular file anywhere, without ever waiting for a pipe. ``shown`` names the file in errors."""
+    shown = shown or path
+    try:
+        if path.exists() or mode == "rb":  # checked before opening: opening a device may have an effect
+            _check_regular(path.stat(), shown)
+        descriptor = os.open(path, _OPEN_FLAGS[mode] | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        try:
+            _check_regular(os.fstat(descriptor), shown)  # another process may have replaced the file
+            if mode == "wb":
+                os.ftruncate(descriptor, 0)
+            return os.fdopen(descriptor, mode)
+        except BaseException:
+            os.close(descriptor)
+            raise
+    except FileNotFoundError:
+        raise MissingFileError(f"{shown} does not exist") from None
+    except (OSError, ValueError) as error:  # ValueError: a null character in the path
+        if isinstance(error, UnreadableFileError):
+            raise
+        raise UnreadableFileError(f"{shown} cannot be opened: {_reason(error)}") from error
+
+
+def _reason(error: OSError | ValueError) -> str:
+    """Return the system's message without the path, which our message already names."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _resolve_inside(path: Path, folder: Path) -> Path:
+    """Return the path with all links resolved, which must be inside the folder."""
+    try:
+        real, real_folder = Path(os.path.realpath(path)), Path(os.path.realpath(folder))
+    except (OSError, ValueError) as error:
+        raise UnreadableFileError(f"{path!s} cannot be resolved: {_reason(error)}") from error
+    if real != real_folder and real_folder not in real.parents:
+        raise UnreadableFileError(
+            f"{path} leads out of {folder}, to {real}; hacrl does not follow a link out of a run's folder: "
+            "replace the link by a copy"
+        )
+    return real
+
+
+def _check_regular(status: os.stat_result, shown: Path) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        kind = _FILE_TYPES.get(stat.S_IFMT(status.st_mode), "something else")
+        raise UnreadableFileError(f"{shown} is {kind}, not a file")
+
+
+def _parse_json(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:  # RecursionError: nested too deeply
+        raise UnreadableFileError(f"{where} is damaged: it is not valid JSON ({error})") from error
+
+
+@cache
+def _adapter(record_type: Any) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(record_type)

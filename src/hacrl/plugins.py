@@ -1,20 +1,52 @@
-"""Code of others that a recipe names: ``module:attribute``, ``file.py:attribute``, or an entry point.
-
-Libraries that only some tasks need: imported when asked for, or an error that says how to get them.
-"""
+"""Load what a recipe names: a built-in, ``module:attribute``, ``file.py:attribute``, or an entry point."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import sys
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from hacrl.errors import HacrlError, TaskError
+from hacrl.errors import ConfigError, HacrlError, TaskError
+
+
+def load_plugin(
+    kind: str,
+    name: str,
+    builtin: Mapping[str, object],
+    entry_point_group: str,
+    *,
+    key: str,
+    other_names: Sequence[str] = (),
+    error_type: type[HacrlError] = ConfigError,
+) -> Any:
+    """Return what ``name`` stands for: a built-in, a reference, or an entry point of an installed package.
+
+    ``builtin`` maps a name to an object, or to the text ``module:attribute``, which is imported only when
+    asked for. Built-in names cannot be replaced by entry points. An unknown name is raised as
+    ``error_type``, with a message that begins with the config ``key``, suggests the nearest name, and lists
+    all names; ``other_names`` are listed as well. ``kind`` is the word for it, e.g. ``"task"``.
+    """
+    if name in builtin:
+        found = builtin[name]
+        if not isinstance(found, str):
+            return found
+        module, _, attribute = found.partition(":")
+        return getattr(importlib.import_module(module), attribute)
+    if is_reference(name):
+        return load_reference(name, key, error_type)
+    installed = installed_plugins(entry_point_group)
+    if name in installed:
+        return load_reference(installed[name], key, error_type)
+    short_names = list(dict.fromkeys((*builtin, *installed)))
+    near = get_close_matches(name, short_names, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    names = [*short_names, *other_names, "package.module:attribute", "path/to/file.py:attribute"]
+    raise error_type(f"{key}: there is no {kind} {name!r}{hint} Valid names: {', '.join(names)}")
 
 
 def is_reference(name: str) -> bool:
@@ -26,7 +58,7 @@ def is_reference(name: str) -> bool:
 def load_reference(reference: str, key: str, error_type: type[HacrlError]) -> Any:
     """Import ``package.module:name`` or ``path/to/file.py:name`` and return what the name stands for.
 
-    Modules of the working folder are found too. What goes wrong is raised as ``error_type``, with a message
+    Modules in the working folder are found too. Any failure is raised as ``error_type``, with a message
     that begins with the config ``key``.
     """
     place, _, attribute = reference.rpartition(":")
@@ -34,7 +66,7 @@ def load_reference(reference: str, key: str, error_type: type[HacrlError]) -> An
         module = _load_file(Path(place), key, error_type) if place.endswith(".py") else _import(place)
     except error_type:
         raise
-    except Exception as error:  # whatever the user's own module does when it is imported
+    except Exception as error:  # the user's own module may raise anything when it is imported
         raise error_type(
             f"{key}: {reference!r}: {place} cannot be imported: {type(error).__name__}: {error}"
         ) from error
@@ -49,9 +81,23 @@ def load_reference(reference: str, key: str, error_type: type[HacrlError]) -> An
     return found
 
 
-def installed_plugins(group: str) -> dict[str, str]:
-    """Return name -> ``module:attribute`` of what installed packages offer under an entry point group."""
-    return {one.name: one.value.replace(" ", "") for one in entry_points(group=group)}
+def installed_plugins(entry_point_group: str) -> dict[str, str]:
+    """Return name -> ``module:attribute`` of the entry points of all installed packages in a group."""
+    return {entry.name: entry.value.replace(" ", "") for entry in entry_points(group=entry_point_group)}
+
+
+def optional_module(name: str, *, extra: str, needed_for: str) -> Any:
+    """Import a library that only some tasks need.
+
+    Raise :class:`TaskError` with the pip command if the import fails; ``extra`` is hacrl's extra for it.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise TaskError(
+            f"{needed_for} needs the package {name.partition('.')[0]!r}, which cannot be imported ({error}); "
+            f"install it with: pip install 'hacrl[{extra}]'"
+        ) from error
 
 
 def _load_file(path: Path, key: str, error_type: type[HacrlError]) -> Any:
@@ -63,7 +109,7 @@ def _load_file(path: Path, key: str, error_type: type[HacrlError]) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickle look their module up there
+    sys.modules[name] = module  # dataclasses and pickle look up their module there
     try:
         spec.loader.exec_module(module)
     except BaseException:
@@ -73,21 +119,10 @@ def _load_file(path: Path, key: str, error_type: type[HacrlError]) -> Any:
 
 
 def _import(name: str) -> Any:
-    """Import a module; one in the working folder too, which a console script does not have on its path."""
+    """Import a module, from the working folder too, which is not on the path of a console script."""
     folder = str(Path.cwd())
     sys.path.append(folder)
     try:
         return importlib.import_module(name)
     finally:
         sys.path.remove(folder)
-
-
-def optional_module(name: str, *, extra: str, needed_for: str) -> Any:
-    """The module, or a :class:`TaskError` with the pip command; ``extra`` is hacrl's own extra for it."""
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise TaskError(
-            f"{needed_for} needs the package {name.partition('.')[0]!r}, which cannot be imported ({error}); "
-            f"install it with: pip install 'hacrl[{extra}]'"
-        ) from error

@@ -1,4 +1,4 @@
-"""Seeds derived from names, not from call order.
+"""Derive seeds from names instead of call order.
 
 Every random draw has a key: run seed, purpose, agent, step. So results do not depend on the order in which
 agents are processed, and any step can be repeated without replaying earlier steps.

@@ -1,4 +1,4 @@
-"""What docs/python_api.md and docs/tracking.md say is so."""
+"""docs/python_api.md and docs/tracking.md agree with the code."""
 
 from __future__ import annotations
 

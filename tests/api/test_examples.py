@@ -1,4 +1,4 @@
-"""Every example runs as it stands, as a script without a guard, and leaves a run behind."""
+"""Every example runs unchanged, as a script without a guard, and writes a run."""
 
 from __future__ import annotations
 

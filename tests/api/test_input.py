@@ -1,4 +1,4 @@
-"""What may be said, what is refused, and that a refusal comes before anything is written."""
+"""Valid and invalid arguments of the trainer; errors come before anything is written."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_names_are_unique_whatever_their_case():
     assert names("x/pair", AgentSettings(name="pair", model="y")) == ["pair-2", "pair"]
 
 
-def test_a_model_made_on_the_spot_is_named_after_its_architecture():
+def test_a_model_without_a_path_is_named_after_its_architecture():
     agent = char_agent()
     assert names((agent.model, agent.tokenizer)) == ["qwen3"]
     assert names(agent) == ["char"]
@@ -76,7 +76,7 @@ def test_settings_records_and_mappings_are_the_same():
     assert run_config().method == HacpoSettings()
 
 
-def test_every_key_of_a_run_can_be_said():
+def test_every_key_of_a_run_can_be_set():
     from dataclasses import fields
 
     from hacrl.config.schema import RunConfig
@@ -85,7 +85,7 @@ def test_every_key_of_a_run_can_be_said():
     assert {field.name for field in fields(RunConfig)} - said == {"agents", "task"}  # the trainer's own
 
 
-def test_defaults_are_a_recipes():
+def test_defaults_are_those_of_a_recipe():
     from hacrl.config.load import build_config
 
     assert run_config() == build_config({"agents": [AGENT], "output": "out"})
@@ -99,7 +99,7 @@ def test_trackers_under_both_names():
         run_config(report_to="wandb", trackers=("mlflow",))
 
 
-def test_agent_defaults_reach_agents_that_say_nothing():
+def test_agent_defaults_apply_to_agents_without_own_settings():
     args = HACRLConfig(output="out", agent_defaults={"lr": 0.5, "lora": {"rank": 3}})
     sections = [
         request.section for request in agent_requests(["a/x", AgentSettings(name="y", model="b", lr=0.25)])
@@ -155,7 +155,7 @@ REWARD = {"reward_funcs": has_digit, "train_dataset": ROWS}
 @pytest.mark.parametrize(
     ("given", "args", "words"),
     [
-        ({"agents": "bundled:qwen-large"}, {}, ["agents: give a list", "str"]),
+        ({"agents": "bundled:qwen-large"}, {}, ["agents: must be a list", "str"]),
         ({"agents": []}, {}, ["agents: name at least one agent"]),
         ({"agents": [3]}, {}, ["agents[0] is int", "(model, tokenizer) pair"]),
         ({"agents": lambda m: [pair_of(m)[0]]}, {}, ["Qwen3ForCausalLM", "a model needs its tokenizer"]),
@@ -165,7 +165,7 @@ REWARD = {"reward_funcs": has_digit, "train_dataset": ROWS}
         ({"agents": lambda m: [frozen(m)]}, {}, ["agent 'char'", "frozen"]),
         ({"agents": lambda m: [adapted_in_place(m)]}, {}, ["agent 'char'", "could not be merged"]),
         ({"agents": lambda m: [quantised(m)]}, {}, ["agent 'char'", "quantised"]),
-        ({"agents": {"x": AgentSettings(name="y", model="m")}}, {}, ["'x' calls itself 'y'"]),
+        ({"agents": {"x": AgentSettings(name="y", model="m")}}, {}, ["the entry 'x' has the name 'y'"]),
         ({"agents": {"a b": "bundled:qwen-large"}}, {}, ["name 'a b' becomes a folder name"]),
         ({"agents": [{"model": "bundled:qwen-large", "lrr": 1}]}, {}, ["agents.0.lrr", "'lr'"]),
         ({"agents": ["bundled:gpt"]}, {}, ["agents.gpt.model", "no bundled agent 'gpt'"]),
@@ -184,12 +184,12 @@ REWARD = {"reward_funcs": has_digit, "train_dataset": ROWS}
             ["has a tokenizer, but its model is not loaded"],
         ),
         ({"callbacks": [Callback]}, {}, ["callbacks: Callback is not an instance"]),
-        ({"task": None}, {}, ["give reward_funcs and train_dataset, or task"]),
+        ({"task": None}, {}, ["give reward_funcs and train_dataset, or give task"]),
         ({"task": None, "reward_funcs": has_digit}, {}, ["give reward_funcs and train_dataset"]),
-        ({"task": "arithmetic", "train_dataset": ROWS}, {}, ["train_dataset: a task brings its own data"]),
-        ({"task": "arithmetic"}, {"reward_weights": [1]}, ["reward_weights: a task brings its own"]),
+        ({"task": "arithmetic", "train_dataset": ROWS}, {}, ["train_dataset: a task has its own data"]),
+        ({"task": "arithmetic"}, {"reward_weights": [1]}, ["reward_weights: a task has its own"]),
         ({"task": "arithmetics"}, {}, ["task.name", "arithmetics"]),
-        ({"task": SevensTask}, {}, ["task: the class SevensTask is no task"]),
+        ({"task": SevensTask}, {}, ["task: the class SevensTask is not a task"]),
         ({"task": lacking_task()}, {}, ["Lacking without verify, close"]),
         ({"task": None, **REWARD}, {"reward_weights": [1, 2]}, ["reward_weights=[1, 2]: give 1"]),
         ({"task": None, **REWARD, "reward_funcs": []}, {}, ["reward_funcs: give at least one"]),
@@ -208,7 +208,7 @@ REWARD = {"reward_funcs": has_digit, "train_dataset": ROWS}
         ({}, {"device": "toaster"}, ["device", "toaster"]),
     ],
 )
-def test_refusals_name_the_key_and_write_nothing(models, tmp_path, monkeypatch, given, args, words):
+def test_errors_name_the_key_and_write_nothing(models, tmp_path, monkeypatch, given, args, words):
     monkeypatch.chdir(tmp_path)
     given = {"agents": models, "task": "arithmetic", **given}
     if callable(given["agents"]):
@@ -222,7 +222,7 @@ def test_refusals_name_the_key_and_write_nothing(models, tmp_path, monkeypatch, 
 
 def test_an_earlier_run_is_kept(models, tmp_path):
     HACRLTrainer(models, task=SevensTask(), args=small(tmp_path / "run", steps=0)).train()
-    with pytest.raises(ConfigError, match="exists already and is kept"):
+    with pytest.raises(ConfigError, match="exists already; "):
         HACRLTrainer(models, task=SevensTask(), args=small(tmp_path / "run", steps=0))
     HACRLTrainer(models, task=SevensTask(), args=small(tmp_path / "run", steps=0, overwrite=True)).train()
 
@@ -252,7 +252,7 @@ def test_importing_hacrl_is_light():
     assert fresh(f"{config}; {heavy}") == "['pydantic']"
 
 
-def test_the_packages_names():
+def test_public_names_of_the_package():
     assert {"HACRLTrainer", "HACRLConfig", "AgentSettings", "Callback"} <= set(hacrl.__all__)
     assert set(hacrl.__all__) <= set(dir(hacrl))
     for name in hacrl.__all__:

@@ -1,4 +1,4 @@
-"""From Python too, a run goes on where it was left."""
+"""Resuming a run from Python."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def trainer(folder, steps: int, **args) -> HACRLTrainer:
     )
 
 
-def test_two_processes_worth_of_steps_are_one_run(tmp_path):
+def test_a_resumed_run_equals_one_run(tmp_path):
     trainer(tmp_path / "whole", 3).train()
     trainer(tmp_path / "parts", 1, resume=True, checkpoint={"every": 1}).train()  # nothing there: it starts
     result = trainer(tmp_path / "parts", 3, resume=True).train()
@@ -39,9 +39,9 @@ def test_two_processes_worth_of_steps_are_one_run(tmp_path):
     assert len(result.rewards["llama-pairs"]) == 3
 
 
-def test_another_run_is_refused(tmp_path):
+def test_a_different_run_is_refused(tmp_path):
     trainer(tmp_path / "run", 1, checkpoint={"every": 1}).train()
     with pytest.raises(ConfigError, match=r"seed was 0, now 3"):
         trainer(tmp_path / "run", 2, resume=True, seed=3)
-    with pytest.raises(ConfigError, match=r"go on with it by `hacrl resume"):
+    with pytest.raises(ConfigError, match=r"continue it with `hacrl resume"):
         trainer(tmp_path / "run", 2)

@@ -35,7 +35,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-def test_the_run_is_the_command_lines(models, tmp_path):
+def test_the_run_equals_that_of_the_command_line(models, tmp_path):
     """Names, loaded models with a task object: the same files, to the byte, as from a recipe."""
     recipe = {
         "agents": [{"name": name, "model": folder} for name, folder in models.items()],
@@ -136,7 +136,7 @@ def test_stop_before_the_first_step_makes_none(models, tmp_path):
     assert spy.events[2:] == [("evaluation", 0), ("save", 0, "char"), ("save", 0, "pair"), ("end",)]
 
 
-def test_a_run_of_objects_does_not_ask_the_hub(models, tmp_path, monkeypatch):
+def test_a_run_of_objects_does_not_use_the_hub(models, tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(hub, "_probe", lambda _: pytest.fail("nothing here is on the hub"))
     HACRLTrainer(models, reward_funcs=has_digit, train_dataset=ROWS, args=small(tmp_path / "run")).close()
@@ -163,7 +163,7 @@ def test_evaluating_after_the_end_leaves_nothing_running(models, tmp_path):
     assert not task.running
 
 
-def test_a_task_that_counts_as_nothing_is_still_the_task(models, tmp_path):
+def test_a_task_that_is_falsy_is_still_used(models, tmp_path):
     class Empty(SevensTask):
         def __len__(self):
             return 0
@@ -215,7 +215,7 @@ def keep_samples(participant, kept: dict[str, list]) -> None:
     participant.builder.build = building
 
 
-def test_models_that_are_handed_in_are_trained_in_place(models, tmp_path):
+def test_given_models_are_trained_in_place(models, tmp_path):
     mine = loaded(models)
     before = {name: {k: v.clone() for k, v in pair[0].state_dict().items()} for name, pair in mine.items()}
     trainer = HACRLTrainer(mine, task=SevensTask(), args=small(tmp_path / "run", learning={"lr": 0.01}))
@@ -246,7 +246,7 @@ def test_evaluate_and_save_model(models, tmp_path):
         assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
 
 
-def test_going_on_with_a_trainers_agents(models, tmp_path):
+def test_training_the_agents_of_an_earlier_trainer(models, tmp_path):
     first = HACRLTrainer(models, task=SevensTask(), args=small(tmp_path / "one"))
     first.train()
     with pytest.raises(TrainingError, match=r"has trained already.*agents=trainer\.agents"):
@@ -257,7 +257,7 @@ def test_going_on_with_a_trainers_agents(models, tmp_path):
     assert second.agents["char"].policy_version == 16  # 2 runs x 2 steps x 2 sources x 2 updates
 
 
-def test_a_run_that_fails_is_closed_and_told(models, tmp_path):
+def test_a_failed_run_is_closed_and_reported(models, tmp_path):
     class Breaks(Spy):
         def on_step(self, report, seconds):
             raise ZeroDivisionError("mine")
@@ -276,7 +276,7 @@ def test_a_run_that_fails_is_closed_and_told(models, tmp_path):
     assert not (tmp_path / "run" / "agents").exists()
 
 
-def test_the_config_says_what_was_run(models, tmp_path):
+def test_the_config_describes_the_run(models, tmp_path):
     own = AgentSettings(name="pair", model=models["pair"], lr=0.5, rollouts_per_prompt=2)
     args = small(
         tmp_path / "run", steps=0, reward_weights=(0.5, 2), reward_range=(-80, 1), evaluation={"every": 5}

@@ -1,4 +1,4 @@
-"""The command line, as its users meet it."""
+"""The command line, run as a user runs it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def recipe(tmp_path_factory) -> Path:
     return path
 
 
-def test_train_says_what_happens_and_where_it_is(recipe):
+def test_train_prints_progress_results_and_folder(recipe):
     done = hacrl("train", recipe.name, "output=out", cwd=recipe.parent)
     assert done.returncode == 0, done.stderr
     for words in ("HACPO: step 1/2  reward char", "after 2 steps", "Run folder: out"):
@@ -43,7 +43,7 @@ def test_train_says_what_happens_and_where_it_is(recipe):
     assert (recipe.parent / "out" / "agents" / "pair" / "model.safetensors").is_file()
     again = hacrl("train", recipe.name, "output=out", cwd=recipe.parent)
     assert again.returncode == 2
-    assert "out exists already and is kept" in again.stderr
+    assert "out exists already; " in again.stderr
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_train_says_what_happens_and_where_it_is(recipe):
         (["tiny.yaml", "steps"], "key=value"),
     ],
 )
-def test_mistakes_are_one_message_without_a_traceback(recipe, arguments, words):
+def test_a_mistake_is_one_message_without_a_traceback(recipe, arguments, words):
     failed = hacrl("train", *arguments, cwd=recipe.parent)
     assert failed.returncode == 2
     assert words in failed.stderr
@@ -71,7 +71,7 @@ def test_dry_run_prints_the_whole_config_and_writes_nothing(recipe):
     assert not (recipe.parent / "runs").exists()
 
 
-def test_a_command_line_without_arguments_helps(tmp_path):
+def test_without_arguments_the_help_is_printed(tmp_path):
     shown = hacrl("--help", cwd=tmp_path)
     assert shown.returncode == 0
     for command in ("demo", "train", "compare", "agents"):
@@ -88,7 +88,7 @@ def test_agents_lists_the_bundled_ones(tmp_path):
 
 
 def test_demo_prints_one_json_object_last_and_keeps_it(tmp_path):
-    """A demo of one step: the whole path, short of learning much."""
+    """A demo of one step: everything is run and written, though little is learnt."""
     done = hacrl("demo", "--steps", "1", "--json", "--output", "d", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout.splitlines()[-1])
@@ -106,12 +106,12 @@ def test_demo_prints_one_json_object_last_and_keeps_it(tmp_path):
 
 
 def test_an_earlier_demo_keeps_its_folder(tmp_path):
-    from hacrl.cli.demo import free_folder
+    from hacrl.cli.demo import unused_folder
 
-    assert free_folder(tmp_path / "demo") == tmp_path / "demo"
+    assert unused_folder(tmp_path / "demo") == tmp_path / "demo"
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo-2").mkdir()
-    assert free_folder(tmp_path / "demo") == tmp_path / "demo-3"
+    assert unused_folder(tmp_path / "demo") == tmp_path / "demo-3"
 
 
 def test_compare_help_names_every_variant(tmp_path):
@@ -123,7 +123,7 @@ def test_compare_help_names_every_variant(tmp_path):
             assert variant in shown
 
 
-def test_a_run_interrupted_before_it_begins_says_so(recipe, tmp_path, monkeypatch, capsys):
+def test_an_interruption_before_the_run_is_reported(recipe, tmp_path, monkeypatch, capsys):
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 

@@ -1,4 +1,4 @@
-"""``hacrl eval`` as its users meet it."""
+"""``hacrl eval``, run as a user runs it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_table_files_and_json_that_agree(tmp_path):
         (["gone", *ARITHMETIC], "gone is not a local folder, and as a hub model: 'gone' is not in"),
     ],
 )
-def test_mistakes_are_one_message_before_anything_is_written(arguments, words, tmp_path, monkeypatch, capsys):
+def test_a_mistake_is_one_message_before_anything_is_written(arguments, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["hacrl", "eval", *arguments])
     with pytest.raises(SystemExit) as ended:
@@ -79,7 +79,7 @@ def test_help_names_every_benchmark(tmp_path):
         assert name in shown
 
 
-def test_off_a_terminal_a_line_comes_now_and_then(monkeypatch, capsys):
+def test_without_a_terminal_progress_is_a_line_now_and_then(monkeypatch, capsys):
     now = [100.0]
     monkeypatch.setattr("hacrl.cli.evaluate.time.monotonic", lambda: now[0])
     with EvaluationProgress(Console(width=120)) as progress:
@@ -101,7 +101,7 @@ def test_a_narrow_terminal_loses_the_least_important_columns_first():
         assert len(_fitting(table, width).headings) == left
 
 
-def test_a_narrow_terminal_breaks_the_summary_s_headings_and_cuts_none():
+def test_in_a_narrow_terminal_headings_take_two_lines_and_are_not_cut():
     table = TextTable("t", ("agent", "math500 avg@2", "gsm8k pass@2"), (("a", "0.100", "0.200"),))
     # widths 5+13+12 and two between: 36
     whole = [["agent", "math500", "avg@2", "gsm8k", "pass@2"]]
@@ -114,7 +114,7 @@ def test_a_narrow_terminal_breaks_the_summary_s_headings_and_cuts_none():
         assert [line.split() for line in shown.splitlines()[1 : len(headings) + 1]] == headings
 
 
-def test_an_unreachable_hub_is_asked_once(tmp_path):
+def test_an_unreachable_hub_is_probed_once(tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_ENDPOINT": "http://127.0.0.1:9"}
     environment |= {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "0"}
     for arguments in (["nobody/nothing", *ARITHMETIC], ["bundled:qwen-worked", "--on", "math500"]):

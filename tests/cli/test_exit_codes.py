@@ -1,4 +1,4 @@
-"""What exit codes mean is a promise to scripts."""
+"""Exit codes, on which scripts rely."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hacrl import errors
 from hacrl.cli import exit_codes
 
 
-def test_the_codes_are_those_that_are_documented() -> None:
+def test_the_codes_agree_with_the_documentation() -> None:
     assert (exit_codes.FINISHED, exit_codes.FAILED, exit_codes.BAD_INPUT) == (0, 1, 2)
     assert exit_codes.stopped_by(signal.SIGINT) == 130
     assert exit_codes.stopped_by(signal.SIGTERM) == 143
@@ -28,5 +28,5 @@ def test_the_codes_are_those_that_are_documented() -> None:
         (ValueError("a bug too: nobody checked it"), 1),
     ],
 )
-def test_bad_input_is_told_from_failure(error: Exception, code: int) -> None:
+def test_bad_input_and_failure_have_different_codes(error: Exception, code: int) -> None:
     assert exit_codes.of_error(error) == code

@@ -34,7 +34,7 @@ def shown(*arguments: object) -> str:
     return result.stdout
 
 
-def test_the_newest_step_is_shown_with_all_agents_answers_to_a_prompt_together(run: Path):
+def test_the_newest_step_is_shown_grouped_by_prompt(run: Path):
     text = shown(run)
     assert "\x1b[2J" not in text
     order = ["ask 0", "gold0", "large says 0", "small says 0", "ask 1", "large says 1", "small says 1"]
@@ -55,7 +55,7 @@ def test_filters(run: Path):
     assert "small says 1 in step 1" in both
     assert "small says 1 in step 2" in both
     assert "ask 0" not in both
-    assert "1 more prompts: raise --limit" in shown(run, "--limit", 1)
+    assert "1 more with a larger --limit" in shown(run, "--limit", 1)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_filters(run: Path):
         (["--reward", "good"], "--reward must be a number"),
     ],
 )
-def test_what_is_not_there_is_answered_with_what_is(run: Path, arguments: list, message: str):
+def test_a_wrong_filter_is_refused_with_the_valid_values(run: Path, arguments: list, message: str):
     with pytest.raises(ConfigError, match=message):
         shown(run, *arguments)
 
@@ -74,5 +74,5 @@ def test_what_is_not_there_is_answered_with_what_is(run: Path, arguments: list, 
 def test_a_folder_without_rollouts(tmp_path: Path):
     with pytest.raises(ConfigError, match="holds no rollouts"):
         shown(tmp_path)
-    with pytest.raises(ConfigError, match="is no folder"):
+    with pytest.raises(ConfigError, match="is not a folder"):
         shown(tmp_path / "nowhere")

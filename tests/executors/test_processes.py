@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hacrl.errors import ConfigError
-from hacrl.runs.resume import open_run
+from hacrl.runs.resume import inspect_run
 from hacrl.runs.run import LocalRun, run_locally
 from tests.support.chaos import chaos_config, differing_files
 
@@ -28,7 +28,7 @@ def test_a_run_with_workers_in_other_processes_is_the_same(tmp_path: Path) -> No
 def test_a_run_can_change_its_executor_when_it_is_resumed(tmp_path: Path) -> None:
     for name, executor in (("here", "local"), ("moved", ELSEWHERE)):
         run_locally(replace(chaos_config(tmp_path / name, 1), executor=executor))
-        found = open_run(tmp_path / name, ["steps=3", "executor=local"])
+        found = inspect_run(tmp_path / name, ["steps=3", "executor=local"])
         with LocalRun(found.config, resumed=found.point) as run:
             run.train()
             run.save()

@@ -17,7 +17,7 @@ from hacrl.config.schema import RunConfig
 from hacrl.memory import plan as memory
 from hacrl.models.agent import Agent
 from hacrl.runs.preflight import preflight
-from hacrl.runs.resume import open_run
+from hacrl.runs.resume import inspect_run
 from hacrl.runs.run import LocalRun, build_trainer
 from hacrl.training.observer import Observer, Phase
 from hacrl.training.offload import CudaTransfers, Luggage
@@ -302,7 +302,7 @@ def test_a_run_is_the_same_to_the_bit(
         run.trainer.after_step = lambda: run.interrupt()
         run.train()
         run.save()
-    found = open_run(tmp_path / "parts")
+    found = inspect_run(tmp_path / "parts")
     with LocalRun(found.config, task=SevensTask(), resumed=found.point) as run:
         run.train()
         run.save()

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from hacrl.runs import checkpointer as snapshots
+from hacrl.runs import checkpointer as module
 from hacrl.runs.checkpoint import CheckpointContent, CheckpointId, CheckpointStore
-from hacrl.runs.checkpointer import Snapshots
+from hacrl.runs.checkpointer import HostSnapshot
 
 pytestmark = [
     pytest.mark.gpu,
@@ -22,7 +22,7 @@ MIB = 2**20
 
 
 def busy() -> None:
-    """Keep the stream at work, so that a copy nobody waits for comes too late."""
+    """Keep the stream at work, so that a copy without a wait would come too late."""
     torch.cuda._sleep(200_000_000)  # cycles: a tenth of a second or more
 
 
@@ -39,8 +39,8 @@ def tensors() -> dict[str, Tensor]:
     }
 
 
-def take(taker: Snapshots, **named: Tensor) -> dict[str, Tensor]:
-    return dict(taker.take(CheckpointContent({}, {"agent-ada": named})).tensors["agent-ada"])
+def copy(snapshot: HostSnapshot, **named: Tensor) -> dict[str, Tensor]:
+    return dict(snapshot.copy(CheckpointContent({}, {"agent-ada": named})).tensors["agent-ada"])
 
 
 def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -51,12 +51,12 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         assert torch.equal(found[name], tensor.cpu()), name
 
 
-def test_a_copy_is_whole_when_it_is_returned_and_later_updates_do_not_reach_it() -> None:
+def test_a_returned_copy_is_complete_and_later_updates_do_not_change_it() -> None:
     given = tensors()
     busy()
-    given["0.master"].mul_(2)  # an update that is still to come when the copy is asked for
-    found = take(Snapshots(), **given)
-    kept = {name: tensor.clone() for name, tensor in found.items()}  # at once, with no wait of its own
+    given["0.master"].mul_(2)  # still queued when the copy is requested
+    found = copy(HostSnapshot(), **given)
+    kept = {name: tensor.clone() for name, tensor in found.items()}  # at once, without a wait
     expected = {name: tensor.to("cpu", copy=True) for name, tensor in given.items()}
     for tensor in given.values():
         tensor.add_(1)
@@ -65,33 +65,33 @@ def test_a_copy_is_whole_when_it_is_returned_and_later_updates_do_not_reach_it()
     assert_equal(found, expected)
 
 
-def test_the_next_one_lies_in_the_same_pinned_memory(tmp_path: Path) -> None:
-    taker, given = Snapshots(), tensors()
-    first = {name: tensor.data_ptr() for name, tensor in take(taker, **given).items()}
+def test_the_next_copy_reuses_the_pinned_memory(tmp_path: Path) -> None:
+    snapshot, given = HostSnapshot(), tensors()
+    first = {name: tensor.data_ptr() for name, tensor in copy(snapshot, **given).items()}
     for tensor in given.values():
         tensor.add_(1)
-    second = take(taker, **given)
+    second = copy(snapshot, **given)
     assert {name: tensor.data_ptr() for name, tensor in second.items()} == first
     assert [name for name, tensor in second.items() if not tensor.is_pinned()] == ["1.step"]
     assert_equal(second, given)
     store = CheckpointStore(tmp_path)
     store.write(CheckpointId(1), CheckpointContent({}, {"agent-ada": second}))
     assert_equal(dict(store.read(CheckpointId(1)).tensors["agent-ada"]), given)
-    taker.let_go()
+    snapshot.release()
 
 
-def test_what_is_offloaded_now_and_then_keeps_a_pinned_place() -> None:
-    taker = Snapshots()
-    places = []
+def test_a_tensor_that_is_offloaded_at_times_keeps_a_pinned_buffer() -> None:
+    snapshot = HostSnapshot()
+    buffers = []
     for device in ("cpu", "cuda", "cpu", "cuda"):
-        value = torch.full((MIB,), float(len(places)), device=device)
-        places.append(take(taker, one=value)["one"])
-        assert float(places[-1].double().mean()) == len(places) - 1
-    assert [place.is_pinned() for place in places] == [False, True, True, True]
-    assert len({place.data_ptr() for place in places[1:]}) == 1
+        value = torch.full((MIB,), float(len(buffers)), device=device)
+        buffers.append(copy(snapshot, one=value)["one"])
+        assert float(buffers[-1].double().mean()) == len(buffers) - 1
+    assert [buffer.is_pinned() for buffer in buffers] == [False, True, True, True]
+    assert len({buffer.data_ptr() for buffer in buffers[1:]}) == 1
 
 
-def test_where_memory_cannot_be_pinned_a_copy_is_only_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_work_where_memory_cannot_be_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     empty = torch.empty
 
     def limited(*size: int, **options: object) -> Tensor:
@@ -101,7 +101,7 @@ def test_where_memory_cannot_be_pinned_a_copy_is_only_slower(monkeypatch: pytest
 
     given = tensors()
     with monkeypatch.context() as patch:
-        patch.setattr(snapshots.torch, "empty", limited)
-        found = take(Snapshots(), **given)
+        patch.setattr(module.torch, "empty", limited)
+        found = copy(HostSnapshot(), **given)
     assert not any(tensor.is_pinned() for tensor in found.values())
     assert_equal(found, given)

@@ -1,4 +1,4 @@
-"""Checkpoints in the background: the same files as others, in turn; waited for where there is no room."""
+"""Background checkpoints: the same files as others, one at a time; training waits if memory is short."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from hacrl.config.schema import CheckpointSettings
 from hacrl.errors import CheckpointError
 from hacrl.runs.checkpoint import CheckpointStore
-from hacrl.runs.checkpointer import Checkpointer, Snapshots
+from hacrl.runs.checkpointer import Checkpointer, HostSnapshot
 from hacrl.runs.run import run_locally
 from tests.runs.test_snapshots import KINDS, pretend, set_bytes_left
 from tests.support.chaos import chaos_config
@@ -28,17 +28,17 @@ def _enough_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     set_bytes_left(monkeypatch, None)
 
 
-def test_what_is_being_written_is_written_before_the_next_copy(
+def test_a_checkpoint_is_written_before_the_next_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights, happened, written = torch.zeros(4), [], []
     copying = threading.Event()
-    take_copy, write = Snapshots.take, CheckpointStore.write
+    real_copy, write = HostSnapshot.copy, CheckpointStore.write
 
-    def seen_take(self, content):
+    def seen_copy(self, content):
         copying.set()
         happened.append("copy")
-        return take_copy(self, content)
+        return real_copy(self, content)
 
     def slow_write(self, which, content, score=None):
         copying.wait(0.3)  # if a copy were taken meanwhile, it would be seen here
@@ -46,7 +46,7 @@ def test_what_is_being_written_is_written_before_the_next_copy(
         write(self, which, content, score)
         happened.append("written")
 
-    monkeypatch.setattr(Snapshots, "take", seen_take)
+    monkeypatch.setattr(HostSnapshot, "copy", seen_copy)
     monkeypatch.setattr(CheckpointStore, "write", slow_write)
     checkpointer, trainer = checkpointer_of(tmp_path, weights)
     for step in (1, 2, 3):
@@ -60,7 +60,7 @@ def test_what_is_being_written_is_written_before_the_next_copy(
     assert written == [[1.0] * 4, [2.0] * 4, [3.0] * 4]
 
 
-def test_who_is_interrupted_while_waiting_still_has_to_wait(tmp_path: Path) -> None:
+def test_an_interrupted_wait_does_not_forget_the_pending_write(tmp_path: Path) -> None:
     class Interrupted(Future):  # still being written
         def result(self, timeout: float | None = None) -> None:
             raise KeyboardInterrupt
@@ -76,7 +76,7 @@ def test_who_is_interrupted_while_waiting_still_has_to_wait(tmp_path: Path) -> N
     assert checkpointer.store.ids() == []
 
 
-def test_a_write_that_failed_is_told_of_at_the_latest_at_the_end(
+def test_a_failed_write_is_reported_at_the_latest_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(self, which, content, score=None):
@@ -87,10 +87,10 @@ def test_a_write_that_failed_is_told_of_at_the_latest_at_the_end(
     checkpointer.save(trainer)
     with pytest.raises(CheckpointError, match="disk full"):
         checkpointer.close()
-    checkpointer.close()  # told of once
+    checkpointer.close()  # reported once
 
 
-def test_memory_is_given_back_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_freed_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     places: list[weakref.ref[Tensor]] = []
     monkeypatch.setattr(
         CheckpointStore,
@@ -101,7 +101,7 @@ def test_memory_is_given_back_at_the_end(tmp_path: Path, monkeypatch: pytest.Mon
     )
     checkpointer, trainer = checkpointer_of(tmp_path, torch.zeros(4))
     checkpointer.save(trainer)
-    checkpointer._settle(wait=True)
+    checkpointer._finish_pending(wait=True)
     assert places[0]() is not None
     checkpointer.close()
     assert places[0]() is None
@@ -119,9 +119,9 @@ def checkpointer_of(path: Path, weights: Tensor) -> tuple[Checkpointer, SimpleNa
 
 
 @pytest.fixture(scope="module")
-def in_line(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that waits for its checkpoints."""
-    folder = tmp_path_factory.mktemp("in_line") / "run"
+def foreground(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that writes its checkpoints in the foreground."""
+    folder = tmp_path_factory.mktemp("foreground") / "run"
     run_locally(settings(folder, background=False))
     return folder
 
@@ -133,7 +133,7 @@ def settings(folder: Path, background: bool):
 
 
 def writers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the threads that write, as they do."""
+    """Names of the threads that write checkpoints, in order."""
     names, write = [], CheckpointStore.write
 
     def named(self, *arguments):
@@ -151,34 +151,34 @@ def tensor_files(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_writes_the_same_in_the_background(
-    in_line: Path, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    foreground: Path, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend(monkeypatch, kind)
     names = writers(monkeypatch)
     run_locally(settings(tmp_path / "run", background=True))
     here = threading.current_thread().name
     assert names == ["hacrl-checkpoint_0"] * STEPS + [here]  # the last one, when all is done, is waited for
-    assert len(tensor_files(in_line)) == 2 * STEPS
-    assert tensor_files(tmp_path / "run") == tensor_files(in_line)
-    metrics, expected = ((folder / "metrics.jsonl").read_text() for folder in (tmp_path / "run", in_line))
+    assert len(tensor_files(foreground)) == 2 * STEPS
+    assert tensor_files(tmp_path / "run") == tensor_files(foreground)
+    metrics, expected = ((folder / "metrics.jsonl").read_text() for folder in (tmp_path / "run", foreground))
     assert metrics == expected
     assert "checkpoint.background" not in notes(tmp_path / "run")
 
 
-def test_without_room_a_run_waits_for_its_checkpoints_and_says_so_once(
-    in_line: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_without_memory_a_run_waits_for_its_checkpoints_and_notes_it_once(
+    foreground: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = writers(monkeypatch)
     set_bytes_left(monkeypatch, 2**30)
     run_locally(settings(tmp_path / "run", background=True))
     assert names == [threading.current_thread().name] * (STEPS + 1)
-    assert tensor_files(tmp_path / "run") == tensor_files(in_line)
+    assert tensor_files(tmp_path / "run") == tensor_files(foreground)
     said = [line for line in notes(tmp_path / "run").splitlines() if "checkpoint.background" in line]
     assert len(said) == 1
     assert said[0].startswith("step 1: checkpoint.background: 0.0")
     assert said[0].endswith(
-        "GiB more of the machine's memory are needed and 1.00 GiB are available, of which 1.00 GiB are left "
-        "free, so training waits while checkpoints are written"
+        "GiB more host memory are needed and 1.00 GiB are available, of which 1.00 GiB are reserved, "
+        "so training waits while checkpoints are written"
     )
 
 

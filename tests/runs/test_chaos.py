@@ -1,4 +1,4 @@
-"""A run that is killed at random moments ends as one that was left alone (scripts/chaos.py: 50 times)."""
+"""A run that is killed at random moments ends like an undisturbed one (scripts/chaos.py: 50 kills)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.chaos import PHASES, chaos_config, differing_files, run_with_
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_kills_leave_no_trace(tmp_path):
+def test_kills_do_not_change_the_result(tmp_path):
     torch.set_num_threads(1)
     calm, chaos = chaos_config(tmp_path / "calm", 9), chaos_config(tmp_path / "chaos", 9)
     run_with_kills(calm, 0, seed=0)

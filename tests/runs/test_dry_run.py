@@ -1,4 +1,4 @@
-"""A run looked at before it starts: what is checked, what cannot be, and what memory it takes."""
+"""Dry runs: what is checked, what is listed as not checked, and the memory estimate."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def last_line(plan) -> str:
     return list(dry_run_lines(plan))[-1]
 
 
-def test_a_local_run_is_checked_whole(recipe, monkeypatch):
+def test_a_local_run_is_checked_completely(recipe, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(hub, "_probe", lambda _: pytest.fail("a run of local files asked the network"))
     config = load_config(recipe)
@@ -72,19 +72,19 @@ def test_a_local_run_is_checked_whole(recipe, monkeypatch):
     assert not Path(config.output).exists()
 
 
-def test_lines_tell_a_newcomer_what_will_happen(recipe):
+def test_the_output_describes_the_run(recipe):
     text = "\n".join(dry_run_lines(dry_run(load_config(recipe, ["rollout.max_prompt_tokens=9"]))))
     assert "clip_low: 0.0003" in text  # a default nobody wrote down
     assert "4 prompts; rollouts: char 8, pair 8" in text
-    assert "each agent learns from all agents' rollouts in 4 updates" in text
+    assert "each agent trains on all agents' rollouts in 4 updates" in text
     assert "3 steps: 48 rollouts, 12 updates per agent" in text
-    assert "training problems left out: longer than rollout.max_prompt_tokens=9" in text
+    assert "training problems are left out: their prompts are longer than rollout.max_prompt_tokens=9" in text
     assert max(map(len, text.splitlines())) < 120
     alone = "\n".join(dry_run_lines(dry_run(load_config(recipe, ["method=gspo"]))))
-    assert "each agent learns from its own rollouts in 2 updates" in alone
+    assert "each agent trains on its own rollouts in 2 updates" in alone
 
 
-def test_a_run_that_does_not_fit_is_told_what_would(recipe, monkeypatch):
+def test_a_run_that_does_not_fit_gets_advice(recipe, monkeypatch):
     monkeypatch.setattr(memory, "available_bytes", lambda _: 1000)
     options = ["method.kl_coefficient=0.1", "learning.micro_batch_tokens=8192", "rollout.max_batch=8"]
     plan = dry_run(load_config(recipe, options))
@@ -102,10 +102,10 @@ def test_a_run_that_does_not_fit_is_told_what_would(recipe, monkeypatch):
         assert after.devices[0].needed == needed < 0.95 * device.needed
     assert changes.popitem()[1] == max(agent.footprint.peak for agent in plan.agents)
     lines = list(dry_run_lines(plan))
-    assert "WARNING: the run does not fit on cpu. What helps, each alone:" in lines
+    assert "WARNING: the run does not fit on cpu. Each of these changes helps:" in lines
 
 
-def test_advice_for_real_models_is_what_each_change_brings(monkeypatch):
+def test_advice_names_the_memory_after_each_change(monkeypatch):
     monkeypatch.setattr(memory, "available_bytes", lambda _: 80 * GIB)
     sized = Sized({"small": "cuda", "large": "cuda:0"}, shapes(), {})
 
@@ -175,12 +175,12 @@ def test_the_work_of_an_agent():
         (["device=cuda:99"], ConfigError, "cuda:99"),
         (["agents.char.model=./gone"], ConfigError, "agents.char.model: folder ./gone does not exist"),
         (["evaluation.problems=1000000"], ConfigError, "holds out only"),
-        (["rollout.max_new_tokens=60"], TaskError, "the model's context has 64"),
+        (["rollout.max_new_tokens=60"], TaskError, "but the model's context length is 64"),
         (["task.name=boxed", "task.options.train=gone.jsonl"], TaskError, "no such file"),
         (["agents.char.lora.targets=[nothing]"], ModelError, "nothing"),
     ],
 )
-def test_what_is_wrong_is_an_error_as_in_a_run(recipe, overrides, kind, words):
+def test_a_mistake_is_the_same_error_as_in_a_run(recipe, overrides, kind, words):
     with pytest.raises(kind, match=words):
         dry_run(load_config(recipe, overrides))
 
@@ -188,7 +188,7 @@ def test_what_is_wrong_is_an_error_as_in_a_run(recipe, overrides, kind, words):
 def test_an_output_folder_in_use_is_an_error(recipe, tmp_path):
     (tmp_path / "config.yaml").write_text("old")
     config = load_config(recipe, [f"output={tmp_path}"])
-    with pytest.raises(ConfigError, match="exists already and is kept"):
+    with pytest.raises(ConfigError, match="exists already; "):
         dry_run(config)
     assert last_line(dry_run(config, overwrite=True)) == "ready"
     assert (tmp_path / "config.yaml").read_text() == "old"
@@ -202,7 +202,7 @@ def test_a_tokenizer_that_does_not_belong_to_the_model_is_an_error(recipe, tmp_p
 
 
 def test_without_the_hub_the_rest_is_checked(recipe):
-    """Tests run with HF_HUB_OFFLINE; of two agents one is on the hub."""
+    """Tests run with HF_HUB_OFFLINE; one of two agents is on the hub."""
     overrides = ["agents.pair.model=Qwen/Qwen3-1.7B-Base", "rollout.max_prompt_tokens=9"]
     plan = dry_run(load_config(recipe, overrides))
     assert plan.not_checked == (
@@ -214,7 +214,9 @@ def test_without_the_hub_the_rest_is_checked(recipe):
     assert pair.footprint.counts.total == 1_720_574_976
     assert plan.devices[0].needed > 16 * 1_720_574_976
     assert any("left out" in note for note in plan.notes)
-    with pytest.raises(TaskError, match="the model's context has 64"):  # the other agent's, that is at hand
+    with pytest.raises(
+        TaskError, match="but the model's context length is 64"
+    ):  # the other agent's, that is at hand
         dry_run(load_config(recipe, [overrides[0], "rollout.max_new_tokens=60"]))
 
 
@@ -228,20 +230,20 @@ def test_without_the_hub_an_unknown_model_has_unknown_memory(recipe):
     assert plan.agents[1].footprint is None
     assert plan.devices[0].needed is None
     lines = list(dry_run_lines(plan))
-    assert any(line.startswith("cpu (char and pair): unknown how much is needed") for line in lines)
+    assert any(line.startswith("cpu (char, pair): needs an unknown amount") for line in lines)
     assert lines[-1] == "ready, except for what is marked NOT CHECKED above"
 
 
-def test_unusual_layers_have_unknown_memory(recipe, tmp_path):
+def test_unknown_layers_have_unknown_memory(recipe, tmp_path):
     folder = save_agents(tmp_path)["char"]
     AutoConfig.for_model("mamba", vocab_size=22, hidden_size=16, num_hidden_layers=1).save_pretrained(folder)
     plan = dry_run(load_config(recipe, [f"agents.char.model={folder}"]))
-    assert plan.not_checked == (f"memory of agent 'char' ({folder}): its layers are unusual",)
+    assert plan.not_checked == (f"memory of agent 'char' ({folder}): unknown type of layers",)
     assert [agent.footprint is None for agent in plan.agents] == [True, False]
 
 
 def hacrl(endpoint: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """With another hub, an empty cache and nothing that says offline."""
+    """An environment with another hub, an empty cache and no offline setting."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_ENDPOINT": endpoint, "HF_HOME": str(cwd / "hf")}
     environment.pop("HF_HUB_OFFLINE")
     command = [sys.executable, "-m", "hacrl.cli.main", "train", *arguments, "--dry-run"]
@@ -250,7 +252,7 @@ def hacrl(endpoint: str, *arguments: str, cwd: Path) -> subprocess.CompletedProc
     )
 
 
-def test_an_unreachable_hub_is_asked_once_and_no_error(tmp_path):
+def test_an_unreachable_hub_is_probed_once_and_is_no_error(tmp_path):
     shown = hacrl("http://127.0.0.1:9", "paper_model", "device=cpu", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     assert "Retrying" not in shown.stderr + shown.stdout  # the libraries' own way: half a minute a file
@@ -268,7 +270,7 @@ def test_an_unreachable_hub_is_asked_once_and_no_error(tmp_path):
 
 
 class NothingHere(BaseHTTPRequestHandler):
-    """A hub that is there and has no such model."""
+    """A hub that answers and does not have the model."""
 
     def do_HEAD(self) -> None:
         self.send_response(404)
@@ -320,7 +322,7 @@ def test_which_runs_need_the_hub(recipe, tmp_path):
     assert not needs_hub(remote, has_task=True)  # handed in from Python, with its data
 
 
-def test_the_hubs_switch_is_put_back(monkeypatch):
+def test_the_offline_setting_is_restored(monkeypatch):
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
@@ -334,7 +336,7 @@ def test_the_hubs_switch_is_put_back(monkeypatch):
         assert (reason, constants.HF_HUB_OFFLINE) == (None, False)
 
 
-def test_lora_is_not_advised_to_those_who_use_it(monkeypatch):
+def test_lora_is_not_advised_if_it_is_used_already(monkeypatch):
     monkeypatch.setattr(memory, "available_bytes", lambda _: GIB)
     run = load_config(Path("paper_size"), ["agent_defaults.lora.rank=8"])
     assert {agent.lora for agent in run.agents} == {LoraSettings(rank=8)}

@@ -1,4 +1,4 @@
-"""Runs' folders that are damaged, or made to do harm: refused in a sentence, nothing else is touched."""
+"""Damaged or malicious run folders: refused with one message, and nothing outside is touched."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def finished(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def run(finished, tmp_path) -> Path:
-    """A copy of it that may be damaged, with a file of somebody else beside it."""
+    """A copy of the run that a test may damage, with a foreign file beside it."""
     shutil.copytree(finished, tmp_path / "run")
     (tmp_path / "mine.txt").write_text("mine")
     return tmp_path / "run"
@@ -60,7 +60,7 @@ def change_lines(path: Path, change: Callable[[list[dict]], list[dict]]) -> None
     path.write_text("".join(json.dumps(record) + "\n" for record in change(records)))
 
 
-def test_what_a_kill_leaves_of_a_run_is_read_and_noted(run):
+def test_the_folder_of_a_killed_run_is_read_and_noted(run):
     whole = read_result(run)
     assert [len(rewards) for rewards in whole.rewards.values()] == [3, 3]
     assert (sorted(whole.accuracies), whole.notes) == ([0, 3], [])
@@ -70,11 +70,11 @@ def test_what_a_kill_leaves_of_a_run_is_read_and_noted(run):
     assert list(cut.rewards.values()) == [r[:2] for r in whole.rewards.values()]
     assert cut.accuracies == {0: whole.accuracies[0]}
     assert [note.rsplit("/", 1)[-1] for note in cut.notes] == [
-        "evaluations.jsonl: the last line was broken off and is left out (line 2)",
-        "metrics.jsonl: the last line was broken off and is left out (line 3)",
+        "evaluations.jsonl: the last line (line 2) is incomplete and is ignored",
+        "metrics.jsonl: the last line (line 3) is incomplete and is ignored",
     ]
     with pytest.raises(
-        ConfigError, match=r"does not hold a whole run: metrics\.jsonl ends after step 2 of 3"
+        ConfigError, match=r"does not hold a complete run: metrics\.jsonl ends after step 2 of 3"
     ):
         read_finished(run, 3, whole.rewards)
 
@@ -95,7 +95,11 @@ def test_what_a_kill_leaves_of_a_run_is_read_and_noted(run):
             lambda lines: [{"step": 1, "agents": {"char": {"rollout": {"reward": "1"}, "learning": {}}}}],
             r"agents\.char\.rollout\.reward: must be a valid number",
         ),
-        ("evaluations", lambda lines: [lines[1], lines[0]], "line 2, is damaged: step 0 stands there again"),
+        (
+            "evaluations",
+            lambda lines: [lines[1], lines[0]],
+            "line 2, is damaged: step 0 is repeated or out of order",
+        ),
         (
             "evaluations",
             lambda lines: [{"step": 0, "agents": {"char": {"mean": 1.0}}}],
@@ -113,7 +117,7 @@ def test_a_damaged_record_is_refused(run, name, change, words):
     derandomize=True, deadline=None, max_examples=100, database=None, suppress_health_check=list(HealthCheck)
 )
 @given(st.data())
-def test_any_damage_to_a_run_s_lines_is_one_message(finished, tmp_path_factory, data):
+def test_any_damage_to_lines_is_one_message(finished, tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("damaged")
     for name in ("metrics.jsonl", "evaluations.jsonl"):
         content = (finished / name).read_bytes()
@@ -148,10 +152,10 @@ def planned(run: Path, study: Path) -> PlannedRun:
 
 
 def nothing(*_: object) -> None:
-    """For studies that tell nobody."""
+    """A callback for studies that does nothing."""
 
 
-def test_a_study_takes_no_half_run_for_a_whole_one(run, tmp_path):
+def test_a_study_does_not_accept_an_unfinished_run(run, tmp_path):
     one = planned(run, tmp_path / "study")
     assert sorted(run_study([one], 1, nothing)["hacpo", 0].accuracies) == [0, 3]
     change_lines(one.folder / "evaluations.jsonl", lambda lines: lines[:1])
@@ -161,7 +165,7 @@ def test_a_study_takes_no_half_run_for_a_whole_one(run, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "binary"])
-def test_a_study_refuses_a_config_that_is_none(kind, run, tmp_path):
+def test_a_study_refuses_an_invalid_config(kind, run, tmp_path):
     one = planned(run, tmp_path / "study")
     config = one.folder / "config.yaml"
     text = config.read_bytes()
@@ -197,8 +201,8 @@ def test_a_study_stays_in_its_folder(run, tmp_path):
 # evaluating
 
 
-def test_a_run_s_config_decides_no_path(run, tmp_path):
-    """Nothing is written to the ``output`` of a folder that was moved; agents' names are no paths."""
+def test_a_config_cannot_redirect_writes(run, tmp_path):
+    """Nothing is written to the old ``output`` of a moved folder; agents' names are not used as paths."""
     path = run / "config.yaml"
     text = path.read_text()
     path.write_text(text.replace(f"output: {load_config(path).output}", f"output: {tmp_path / 'trap'}"))
@@ -212,7 +216,7 @@ def test_a_run_s_config_decides_no_path(run, tmp_path):
             resolve_targets([str(run)])
 
 
-def test_a_run_s_folder_is_not_left(run, tmp_path):
+def test_links_out_of_the_folder_are_refused(run, tmp_path):
     assert len(resolve_targets([str(run)])) == 2
     (tmp_path / "elsewhere").mkdir()
     (run / "evaluations").symlink_to(tmp_path / "elsewhere")
@@ -234,7 +238,7 @@ def test_a_run_s_folder_is_not_left(run, tmp_path):
         resolve_targets([str(run)])
 
 
-def test_a_config_that_is_none_is_named(run, tmp_path):
+def test_an_invalid_config_is_named(run, tmp_path):
     (run / "config.yaml").unlink()
     os.mkfifo(run / "config.yaml")
     for target in (run, run / "agents" / "char"):
@@ -249,13 +253,13 @@ def test_a_config_that_is_none_is_named(run, tmp_path):
             resolve_targets([target])
 
 
-def test_another_tool_s_config_beside_a_model_is_none_of_ours(tmp_path):
+def test_a_config_of_another_tool_beside_a_model_is_ignored(tmp_path):
     models = save_agents(tmp_path / "models")
     (tmp_path / "config.yaml").write_text("site: [")
     assert resolve_targets([models["char"]])[0].run is None
 
 
-def test_the_command_line_says_it_in_one_message(run):
+def test_the_command_line_prints_one_message(run):
     (run / "config.yaml").unlink()
     os.mkfifo(run / "config.yaml")
     command = [sys.executable, "-m", "hacrl", "eval", str(run), "--device", "cpu"]

@@ -1,4 +1,4 @@
-"""What is found before any weights are loaded, and before anything is written."""
+"""Checks before any weights are loaded and before anything is written."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LongTask(SevensTask):
 
 @pytest.fixture
 def models(tmp_path: Path) -> dict[str, str]:
-    """Two agents with a context of 64 tokens, without their weights: who tries to load them fails."""
+    """Two agents with a context of 64 tokens, without weights: loading them fails."""
     saved = save_agents(tmp_path / "models")
     for folder in saved.values():
         (Path(folder) / "model.safetensors").unlink()
@@ -67,15 +67,15 @@ def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 
 def refusal(config: RunConfig, task: Task, error: type[HacrlError]) -> str:
-    """Of the whole run; nothing is written."""
+    """Return the error of the whole run; check that nothing is written."""
     with pytest.raises(error) as caught:
         run_locally(config, task=task)
     assert not Path(config.output).exists()
     return str(caught.value)
 
 
-def test_weights_come_last(models: dict[str, str], tmp_path: Path) -> None:
-    """These models have none: preflight passes, and what fails then is the look for them."""
+def test_weights_are_loaded_last(models: dict[str, str], tmp_path: Path) -> None:
+    """These models have no weights: preflight passes, and only the loading fails."""
     config = config_of(models, tmp_path)
     checked = preflight(config, LongTask())
     assert checked.notes == ()
@@ -96,11 +96,11 @@ def test_missing_weights_are_found_before_the_others_load(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("train", "test", "words"),
     [
-        (("1:", "2:", "1:"), ("3:", "4:"), "the id '1:' stands for a training and a training problem"),
-        (("1:", "2:"), ("3:", "1:"), "the id '1:' stands for a training and a held-out problem"),
+        (("1:", "2:", "1:"), ("3:", "4:"), "a training and a training problem have the same id '1:'"),
+        (("1:", "2:"), ("3:", "1:"), "a training and a held-out problem have the same id '1:'"),
     ],
 )
-def test_an_id_names_one_problem(
+def test_problem_ids_must_be_unique(
     models: dict[str, str], tmp_path: Path, train: Sequence[str], test: Sequence[str], words: str
 ) -> None:
     task = SevensTask()
@@ -115,7 +115,7 @@ def test_a_prompt_that_does_not_fit_is_named_with_its_numbers(models: dict[str, 
     for words in (
         "training problem '+++++:' is 6 tokens long for agent 'char'",
         "max_new_tokens=59 it needs 65",
-        "the model's context has 64",
+        "but the model's context length is 64",
         "set rollout.max_prompt_tokens=5",
     ):
         assert words in message
@@ -140,7 +140,7 @@ def test_held_out_problems_have_their_own_new_tokens(models: dict[str, str], tmp
 
 
 @pytest.mark.parametrize(("held_out", "asked", "evaluated"), [(3, None, 3), (250, None, 200), (250, 7, 7)])
-def test_a_run_is_evaluated_on_what_there_is(
+def test_a_run_is_evaluated_on_all_held_out_problems(
     models: dict[str, str], tmp_path: Path, held_out: int, asked: int | None, evaluated: int
 ) -> None:
     task = SevensTask()
@@ -150,16 +150,14 @@ def test_a_run_is_evaluated_on_what_there_is(
     assert (len(checked.test), checked.notes) == (evaluated, ())
 
 
-def test_a_task_that_holds_out_nothing_is_trained_on_all_the_same(
-    models: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_task_without_held_out_problems_can_be_trained_on(models: dict[str, str], tmp_path: Path) -> None:
     task = SevensTask()
     task.test = []
     checked = preflight(config_of(models, tmp_path, evaluation={}), task)
     assert checked.notes == ("task 'sevens' holds out no problems, so the agents are not evaluated",)
     assert preflight(config_of(models, tmp_path, evaluation={"problems": 0}), task).notes == ()
     message = refusal(config_of(models, tmp_path), task, ConfigError)
-    assert "evaluation.problems=2, but task 'sevens' holds out only 0 problems; ask for fewer" in message
+    assert "evaluation.problems=2, but task 'sevens' holds out only 0 problems; lower it" in message
 
 
 def test_an_agent_s_own_device_is_named_as_such(models: dict[str, str], tmp_path: Path) -> None:
@@ -174,24 +172,26 @@ def test_the_agent_with_the_smaller_context_is_the_one_named(models: dict[str, s
     edit(Path(models["pair"]) / "config.json", lambda config: config.update(max_position_embeddings=10))
     message = refusal(config_of(models, tmp_path), LongTask(), TaskError)
     assert "training problem '++++++:' is 7 tokens long for agent 'pair'" in message
-    assert "needs 11, the model's context has 10: set rollout.max_prompt_tokens=6" in message
+    assert "needs 11 tokens, but the model's context length is 10: set rollout.max_prompt_tokens=6" in message
 
 
-def test_no_room_at_all(models: dict[str, str], tmp_path: Path) -> None:
+def test_a_context_without_space_for_a_prompt(models: dict[str, str], tmp_path: Path) -> None:
     config = with_rollout(config_of(models, tmp_path), max_new_tokens=64)
     message = refusal(config, LongTask(), TaskError)
-    assert message.endswith("the model's context has 64: lower rollout.max_new_tokens")
+    assert message.endswith("but the model's context length is 64: lower rollout.max_new_tokens")
 
 
-def test_long_prompts_can_be_left_out_for_everybody(models: dict[str, str], tmp_path: Path) -> None:
+def test_long_prompts_can_be_left_out_for_all_agents(models: dict[str, str], tmp_path: Path) -> None:
     config = with_rollout(config_of(models, tmp_path), max_prompt_tokens=6)
     checked = preflight(config, LongTask())
     # of 3 to 10 tokens, four have more than 6; both held-out ones have
     assert [len(one.prompt) for one in checked.train] == [3, 4, 5, 6]
     assert checked.test == []
     assert checked.notes == (
-        "4 training problems left out: longer than rollout.max_prompt_tokens=6 for an agent",
-        "2 held-out problems left out: longer than rollout.max_prompt_tokens=6 for an agent",
+        "4 training problems are left out: their prompts are longer than "
+        "rollout.max_prompt_tokens=6 for at least one agent",
+        "2 held-out problems are left out: their prompts are longer than "
+        "rollout.max_prompt_tokens=6 for at least one agent",
     )
 
 
@@ -208,8 +208,8 @@ def test_prompts_that_an_agent_cannot_read_are_noted(tmp_path: Path) -> None:
     assert preflight(config_of({"small": "bundled:qwen-small-a"}, tmp_path), task).notes == ()
 
 
-def test_one_agent_s_longer_reading_counts_for_all(models: dict[str, str], tmp_path: Path) -> None:
-    """1111: is 5 tokens in characters and 3 in pairs: too long for one, it is asked of nobody."""
+def test_the_longest_encoding_of_any_agent_counts(models: dict[str, str], tmp_path: Path) -> None:
+    """1111: is 5 tokens in characters and 3 in pairs: too long for one agent, so no agent gets it."""
     task = LongTask()
     task.train = [problem("1111:"), problem("11:"), problem("+:")]
     config = with_rollout(config_of(models, tmp_path, evaluation={"problems": 0}), max_prompt_tokens=4)
@@ -225,18 +225,20 @@ def test_too_few_prompts_left(models: dict[str, str], tmp_path: Path) -> None:
     message = refusal(config, LongTask(), TaskError)
     assert message == (
         "rollout.prompts_per_step=2, but only 1 of 8 training problems are not longer than "
-        "rollout.max_prompt_tokens=3; raise that, or ask for fewer"
+        "rollout.max_prompt_tokens=3; raise max_prompt_tokens or lower prompts_per_step"
     )
 
 
-def test_what_was_left_out_is_written_into_the_run(tmp_path: Path) -> None:
+def test_omitted_problems_are_noted_in_the_run(tmp_path: Path) -> None:
     models = save_agents(tmp_path / "models")  # with weights
     config = with_rollout(config_of(models, tmp_path), max_prompt_tokens=6)
     result = run_locally(config, task=LongTask())
     notes = (result.folder / "notes.txt").read_text().splitlines()
     assert notes == [
-        "step 0: 4 training problems left out: longer than rollout.max_prompt_tokens=6 for an agent",
-        "step 0: 2 held-out problems left out: longer than rollout.max_prompt_tokens=6 for an agent",
+        "step 0: 4 training problems are left out: their prompts are longer than "
+        "rollout.max_prompt_tokens=6 for at least one agent",
+        "step 0: 2 held-out problems are left out: their prompts are longer than "
+        "rollout.max_prompt_tokens=6 for at least one agent",
     ]
     asked = {row["problem"] for row in RolloutLog(result.folder / "rollouts").read()}
     assert asked <= {"++:", "+++:", "++++:", "+++++:"}
@@ -264,7 +266,7 @@ def test_a_template_without_system_prompts(models: dict[str, str], tmp_path: Pat
     assert "agent 'pair': its chat template cannot write a conversation of system, user: no system" in message
 
 
-def test_a_model_that_is_not_there_is_found_first(models: dict[str, str], tmp_path: Path) -> None:
+def test_a_missing_model_is_found_first(models: dict[str, str], tmp_path: Path) -> None:
     missing = {**models, "pair": str(tmp_path / "nowhere")}
     assert "agents.pair.model: folder" in refusal(config_of(missing, tmp_path), LongTask(), ConfigError)
 
@@ -280,9 +282,9 @@ def test_user_code_is_tried_before_models_are_read(tmp_path: Path) -> None:
     assert refusal(config, Broken(), TaskError) == "reward function 'f' fails"
 
 
-def test_a_trainer_can_be_built_without_a_preflight_of_one_s_own(tmp_path: Path) -> None:
-    """The same checks are made then."""
+def test_building_a_trainer_runs_the_checks(tmp_path: Path) -> None:
+    """The checks are those of preflight."""
     config = config_of(save_agents(tmp_path / "models"), tmp_path)
     config = replace(config, rollout=replace(config.rollout, max_new_tokens=60))
-    with pytest.raises(TaskError, match="the model's context has 64"):
+    with pytest.raises(TaskError, match="but the model's context length is 64"):
         build_trainer(config)

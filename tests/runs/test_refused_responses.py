@@ -1,4 +1,4 @@
-"""An engine whose responses are not of its agent's policy ends the run, which can go on from before."""
+"""An engine whose responses do not match its agent's policy ends the run, which can be resumed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIE = 6.0  # nats, for all tokens but the first
 
 
 def lying_from(policy_version: int):
-    """The engine's generation, but the second agent's log-probabilities are wrong once it has learnt this."""
+    """Generate as the engine does, but with wrong log-probabilities for the second agent after its update."""
     honestly = TransformersEngine.generate
 
     def generate(engine: TransformersEngine, *told, **options) -> list[Rollout]:
@@ -35,14 +35,14 @@ def lying_from(policy_version: int):
 
 
 def command(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    """The exit code of a command in this process."""
+    """Run a command in this process and return its exit code."""
     monkeypatch.setattr("sys.argv", ["hacrl", *words])
     with pytest.raises(SystemExit) as ended:
         main()
     return int(ended.value.code or 0)
 
 
-def test_a_run_ends_with_a_message_and_goes_on_with_an_honest_engine(
+def test_the_run_ends_with_a_message_and_resumes_with_a_correct_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     calm, folder = tmp_path / "calm", tmp_path / "run"
@@ -67,7 +67,7 @@ def test_a_run_ends_with_a_message_and_goes_on_with_an_honest_engine(
     assert differing_files(calm, folder) == []
 
 
-def test_a_raised_limit_lets_it_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_raised_limit_accepts_the_responses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TransformersEngine, "generate", lying_from(policy_version=0))
     config = chaos_config(tmp_path / "run", 1, agent_defaults={"vllm": {"max_logprob_gap": 7.0}})
     run_locally(config)

@@ -1,4 +1,4 @@
-"""A run that goes on ends as one that was never left; what would make it another run is refused."""
+"""A resumed run ends exactly like an uninterrupted one; changes that make it another run are refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hacrl.config.load import load_config
 from hacrl.config.schema import RunConfig
 from hacrl.errors import CheckpointError, ConfigError
 from hacrl.rollouts.log import RolloutLog
-from hacrl.runs.resume import open_run, resume_point_of
+from hacrl.runs.resume import inspect_run, resume_point_of
 from hacrl.runs.run import LocalRun, run_locally
 from hacrl.training.observer import Observer, Phase
 from tests.support.chaos import chaos_config, differing_files
@@ -35,7 +35,7 @@ def calm(tmp_path_factory) -> Path:
 
 
 class Interrupter(Observer):
-    """Interrupts its run when the n-th phase begins: it is finished, and no other one is begun."""
+    """Interrupts its run when the n-th phase begins: that phase is finished and no other begins."""
 
     def __init__(self, at: int) -> None:
         self.run: LocalRun | None = None
@@ -50,7 +50,7 @@ class Interrupter(Observer):
 
 
 def left_after(config: RunConfig, phases: int) -> list[tuple[int, Phase, str]]:
-    """Run until the n-th phase is over; the phases there were."""
+    """Run until the n-th phase is over; return all phases so far."""
     watch = Interrupter(phases)
     with LocalRun(config, [watch]) as run:
         watch.run = run
@@ -60,7 +60,7 @@ def left_after(config: RunConfig, phases: int) -> list[tuple[int, Phase, str]]:
 
 
 def go_on(folder: Path, *overrides: str) -> LocalRun:
-    found = open_run(folder, overrides)
+    found = inspect_run(folder, overrides)
     assert found.finished_after is None
     with LocalRun(found.config, resumed=found.point) as run:
         run.train()
@@ -74,7 +74,7 @@ def status(folder: Path) -> str:
 
 # evaluation of two agents, then per step two rollouts, two verdicts, two learners; evaluation at the end
 @pytest.mark.parametrize("phases", [1, 2, 3, 5, 6, 7, 8, 9, 12, 14, 20, 21])
-def test_left_after_any_phase_and_gone_on_with(calm, tmp_path, phases):
+def test_stopped_after_any_phase_and_resumed(calm, tmp_path, phases):
     folder = tmp_path / "run"
     seen = left_after(chaos_config(folder, STEPS), phases)
     assert status(folder) == "stopped"
@@ -86,10 +86,10 @@ def test_left_after_any_phase_and_gone_on_with(calm, tmp_path, phases):
     assert len(run.result.rewards["small"]) == STEPS
 
 
-def test_rollouts_of_a_step_under_way_are_not_asked_for_again(tmp_path):
+def test_rollouts_of_an_unfinished_step_are_not_generated_again(tmp_path):
     folder = tmp_path / "run"
     left_after(chaos_config(folder, STEPS), 7)  # small has answered and learnt, llama has answered
-    found = open_run(folder)
+    found = inspect_run(folder)
     watch = Interrupter(at=0)
     with LocalRun(found.config, [watch], resumed=found.point) as run:
         run.train()
@@ -98,7 +98,7 @@ def test_rollouts_of_a_step_under_way_are_not_asked_for_again(tmp_path):
 
 
 class Crash(Observer):
-    """Ends the process's run as a crash would, when a step's first learner begins."""
+    """Ends the run like a crash when a step's first learner begins."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -109,12 +109,12 @@ class Crash(Observer):
 
 
 @pytest.mark.parametrize("every", [2, 10], ids=["after-a-checkpoint", "without-any"])
-def test_steps_after_the_last_checkpoint_are_learnt_again_from_the_log(calm, tmp_path, every):
+def test_steps_after_the_last_checkpoint_are_trained_again_from_the_log(calm, tmp_path, every):
     folder = tmp_path / "run"
     config = chaos_config(folder, STEPS, checkpoint={"every": every, "background": False})
     with pytest.raises(OSError, match="crash"), LocalRun(config, [Crash(step=3)]) as run:
         run.train()
-    found = open_run(folder)
+    found = inspect_run(folder)
     watch = Interrupter(at=0)
     with LocalRun(found.config, [watch], resumed=found.point) as run:
         run.train()
@@ -125,7 +125,7 @@ def test_steps_after_the_last_checkpoint_are_learnt_again_from_the_log(calm, tmp
     assert differing_files(calm, folder) == []
 
 
-def test_rollouts_of_another_policy_are_sampled_again(calm, tmp_path):
+def test_rollouts_of_another_policy_are_generated_again(calm, tmp_path):
     folder = tmp_path / "run"
     left_after(chaos_config(folder, STEPS), 14)  # step 2 is done, step 3 not begun
     foreign = folder / "rollouts" / "step-000003"
@@ -146,7 +146,7 @@ def test_a_log_of_other_problems_is_refused(calm, tmp_path):
         go_on(folder)
 
 
-def test_a_step_under_way_needs_its_rollouts(tmp_path):
+def test_an_unfinished_step_needs_its_rollouts(tmp_path):
     folder = tmp_path / "run"
     left_after(chaos_config(folder, STEPS), 7)
     (folder / "rollouts" / "step-000001" / "small.jsonl").unlink()
@@ -181,7 +181,7 @@ def test_every_kind_of_state_is_kept(tmp_path, changes):
     assert differing_files(tmp_path / "whole", tmp_path / "parts") == []
 
 
-def test_more_steps_are_as_if_asked_for_at_once(calm, tmp_path):
+def test_adding_steps_equals_one_longer_run(calm, tmp_path):
     folder = tmp_path / "run"
     run_locally(chaos_config(folder, 2, evaluation={"problems": 0}))
     run_locally(chaos_config(tmp_path / "whole", 4, evaluation={"problems": 0}))
@@ -191,27 +191,27 @@ def test_more_steps_are_as_if_asked_for_at_once(calm, tmp_path):
 
 
 def test_a_finished_run_says_so(calm, capsys):
-    assert open_run(calm).finished_after == 3
+    assert inspect_run(calm).finished_after == 3
     with pytest.raises(SystemExit) as ended:
         app(["resume", str(calm)])
     assert ended.value.code == 0
-    assert f"{calm} is finished: 3 steps" in capsys.readouterr().out
+    assert f"{calm} is finished: it made 3 steps" in capsys.readouterr().out
 
 
-def test_a_finished_run_without_a_checkpoint_is_left_as_it_is(calm, tmp_path, capsys):
+def test_a_finished_run_without_a_checkpoint_is_not_changed(calm, tmp_path, capsys):
     folder = tmp_path / "run"
     shutil.copytree(calm, folder)
     shutil.rmtree(folder / "checkpoints")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    with pytest.raises(ConfigError, match=r"finished, after 3 steps, and has no checkpoint .*run/agents"):
-        open_run(folder, ["steps=5"])
-    assert open_run(folder).finished_after == 3
+    with pytest.raises(ConfigError, match=r"finished after 3 steps and has no checkpoint .*run/agents"):
+        inspect_run(folder, ["steps=5"])
+    assert inspect_run(folder).finished_after == 3
     with pytest.raises(SystemExit) as ended:
         app(["resume", str(folder)])
     assert ended.value.code == 0
-    assert "3 steps, agents in" in (said := capsys.readouterr().out)
+    assert "it made 3 steps, and its agents are in" in (said := capsys.readouterr().out)
     assert "a new run from these agents" in said
-    for steps, wrong in ((3, "no checkpoint to load it from"), (5, "no checkpoint to go on from")):
+    for steps, wrong in ((3, "no checkpoint to load"), (5, "no checkpoint to continue from")):
         with pytest.raises(ConfigError, match=wrong):
             resume_point_of(replace(load_config(folder / "config.yaml", []), output=str(folder), steps=steps))
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
@@ -223,7 +223,7 @@ def test_fewer_steps_than_were_made_are_refused_from_python_too(calm):
         resume_point_of(config)
 
 
-def test_without_a_checkpoint_a_run_begins_again(calm, tmp_path):
+def test_without_a_checkpoint_a_run_starts_from_the_beginning(calm, tmp_path):
     folder = tmp_path / "run"
     left_after(chaos_config(folder, STEPS), 4)
     for one in (folder / "checkpoints").iterdir():
@@ -236,7 +236,7 @@ def test_without_a_checkpoint_a_run_begins_again(calm, tmp_path):
     assert differing_files(calm, folder) == []
 
 
-def test_a_damaged_checkpoint_is_reported_and_the_one_before_used(calm, tmp_path):
+def test_a_damaged_checkpoint_is_reported_and_the_previous_one_is_used(calm, tmp_path):
     folder = tmp_path / "run"
     left_after(chaos_config(folder, STEPS), 17)
     newest = sorted((folder / "checkpoints").iterdir())[-1]
@@ -267,39 +267,39 @@ def stopped(tmp_path) -> Path:
         ("steps=0", r"steps=0, but .* has made 1 steps already"),
     ],
 )
-def test_what_would_be_another_run_is_refused(stopped, change, said):
+def test_changes_that_make_it_another_run_are_refused(stopped, change, said):
     with pytest.raises(ConfigError, match=said):
-        open_run(stopped, [change])
+        inspect_run(stopped, [change])
 
 
 def test_another_list_of_agents_is_refused(stopped):
     config = yaml.safe_load((stopped / "config.yaml").read_text())
     (stopped / "config.yaml").write_text(yaml.safe_dump({**config, "agents": config["agents"][:1]}))
-    found = open_run(stopped)
+    found = inspect_run(stopped)
     with pytest.raises(CheckpointError, match="does not fit this run"):
         LocalRun(found.config, resumed=found.point)
 
 
-def test_changes_of_rounding_are_told(stopped):
-    found = open_run(stopped, ["learning.micro_batch_tokens=64", "checkpoint.keep_last=5"])
+def test_changes_of_rounding_are_noted(stopped):
+    found = inspect_run(stopped, ["learning.micro_batch_tokens=64", "checkpoint.keep_last=5"])
     assert "learning.micro_batch_tokens changed" in found.point.notes[-1]
     assert "keep_last" not in found.point.notes[-1]
     assert found.config.learning.micro_batch_tokens == 64
     learner = found.point.state["agents"]["llama"]["learner"]
     assert learner["micro_batch_tokens"] == 64  # and not what the run had come down to
-    assert open_run(stopped).point.state["agents"]["llama"]["learner"]["micro_batch_tokens"] == 4096
+    assert inspect_run(stopped).point.state["agents"]["llama"]["learner"]["micro_batch_tokens"] == 4096
 
 
 @pytest.mark.parametrize("change", ["learning.micro_batch_tokens=null", "device=cuda"])
-def test_micro_batches_are_chosen_anew_if_that_is_asked_for_or_the_device_is_another(stopped, change):
+def test_micro_batches_are_chosen_again_on_request_or_on_another_device(stopped, change):
     config = yaml.safe_load((stopped / "config.yaml").read_text())
     tokens = 64 if "null" in change else None  # as the run began
     config["learning"]["micro_batch_tokens"] = tokens
     (stopped / "config.yaml").write_text(yaml.safe_dump(config))
-    learners = [agent["learner"] for agent in open_run(stopped, [change]).point.state["agents"].values()]
+    learners = [agent["learner"] for agent in inspect_run(stopped, [change]).point.state["agents"].values()]
     assert [learner.keys() for learner in learners] == [{"bad_updates_in_a_row"}] * 2
     if "null" in change:
-        found = open_run(stopped, [change])
+        found = inspect_run(stopped, [change])
         with LocalRun(found.config, resumed=found.point) as run:
             sizes = [
                 one.learner.state_dict()["micro_batch_tokens"]
@@ -309,17 +309,17 @@ def test_micro_batches_are_chosen_anew_if_that_is_asked_for_or_the_device_is_ano
 
 
 def test_other_problems_are_refused(stopped):
-    found = open_run(stopped)
+    found = inspect_run(stopped)
     other = replace(found.point, data="0" * 64)
-    with pytest.raises(CheckpointError, match="problems are not those"):
+    with pytest.raises(CheckpointError, match="problems differ from those"):
         LocalRun(found.config, resumed=other)
 
 
-def test_lines_that_are_missing_are_noticed(stopped):
+def test_missing_lines_are_an_error(stopped):
     path = stopped / "metrics.jsonl"
     path.write_bytes(path.read_bytes()[:-10])
-    found = open_run(stopped)
-    with pytest.raises(ConfigError, match=r"metrics\.jsonl is \d+ bytes long, the checkpoint was taken at"):
+    found = inspect_run(stopped)
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl is \d+ bytes long, but the checkpoint recorded"):
         LocalRun(found.config, resumed=found.point)
 
 
@@ -329,7 +329,7 @@ def test_a_link_out_of_the_folder_is_refused(stopped, tmp_path):
     (stopped / "metrics.jsonl").unlink()
     (stopped / "metrics.jsonl").symlink_to(secret)
     with pytest.raises(ConfigError, match=r"metrics\.jsonl leads out of"):
-        open_run(stopped)
+        inspect_run(stopped)
     assert secret.read_text() == "keep\n"
 
 
@@ -337,19 +337,19 @@ def test_a_link_out_of_the_folder_is_refused(stopped, tmp_path):
 def test_a_status_of_another_version_is_refused(stopped, content):
     (stopped / "status.json").write_text(content)
     with pytest.raises(ConfigError, match=r"status\.json"):
-        open_run(stopped)
+        inspect_run(stopped)
 
 
-def test_no_run_there(tmp_path):
-    with pytest.raises(ConfigError, match="is no folder"):
-        open_run(tmp_path / "nothing")
+def test_a_folder_without_a_run_is_an_error(tmp_path):
+    with pytest.raises(ConfigError, match="is not a folder"):
+        inspect_run(tmp_path / "nothing")
     with pytest.raises(ConfigError, match=r"has no config\.yaml"):
-        open_run(tmp_path)
+        inspect_run(tmp_path)
 
 
-def test_two_processes_do_not_write_one_run(stopped):
-    found = open_run(stopped)
-    said = f"is being written by process {os.getpid()}"
+def test_a_run_is_written_by_one_process_at_a_time(stopped):
+    found = inspect_run(stopped)
+    said = f"process {os.getpid()} is writing to"
     with LocalRun(found.config, resumed=found.point), pytest.raises(ConfigError, match=said):
         LocalRun(found.config, resumed=found.point)
 

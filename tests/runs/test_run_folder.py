@@ -1,4 +1,4 @@
-"""What a run leaves behind, and what it refuses to touch."""
+"""The files of a run, and the folders that a run refuses to write to."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
-def test_the_folder_tells_the_whole_run(finished):
+def test_the_folder_holds_config_metrics_evaluations_and_agents(finished):
     config, result = finished
     assert load_config(result.folder / "config.yaml") == config
     assert [line["step"] for line in lines(result.folder / "metrics.jsonl")] == [1, 2]
@@ -78,7 +78,7 @@ def test_phases_of_both_agents_are_timed(finished):
         assert expected <= set(line)
 
 
-def test_half_a_character_in_an_id_does_not_end_the_run(models, tmp_path):
+def test_a_surrogate_in_an_id_does_not_end_the_run(models, tmp_path):
     r"""JSON files can hold one, as ``\ud83d``; UTF-8 cannot."""
     task = SevensTask()
     task.train = [Problem(f"\ud83d{i}", f"{i}+1:", "7") for i in range(4)]
@@ -97,13 +97,13 @@ def test_half_a_character_in_an_id_does_not_end_the_run(models, tmp_path):
     assert {row["problem"][0] for row in logged} == {"\ud83d"}
 
 
-def test_a_result_reads_back_from_its_folder(finished):
+def test_a_result_can_be_read_from_the_folder(finished):
     _, result = finished
     assert read_result(result.folder) == result
 
 
 def test_saved_agents_load_alone_with_the_same_numbers(finished, models):
-    """A plain transformers process, without hacrl, gives the log-probabilities the trained agent has."""
+    """A plain transformers process, without hacrl, computes the log-probabilities of the trained agent."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     _, result = finished
@@ -126,22 +126,22 @@ def test_saved_agents_load_alone_with_the_same_numbers(finished, models):
         assert torch.equal(torch.tensor(json.loads(out.splitlines()[-1])), expected)
 
 
-def test_an_earlier_run_is_kept_unless_told_otherwise(models, tmp_path):
+def test_an_earlier_run_is_kept_without_overwrite(models, tmp_path):
     config = small_config(models, tmp_path / "run", steps=1)
     run_locally(config)
     before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
-    with pytest.raises(ConfigError, match="exists already and is kept"):
+    with pytest.raises(ConfigError, match="exists already; "):
         run_locally(config)
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
     run_locally(config, overwrite=True)
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before  # the same run again, to the byte
 
 
-def test_overwrite_leaves_a_live_run_alone(models, tmp_path):
+def test_overwrite_does_not_touch_a_running_run(models, tmp_path):
     config = small_config(models, tmp_path / "run")
     with LocalRun(config) as live:
         before = {path: path.read_bytes() for path in live.result.folder.rglob("*") if path.is_file()}
-        with pytest.raises(ConfigError, match=f"is being written by process {os.getpid()}"):
+        with pytest.raises(ConfigError, match=f"process {os.getpid()} is writing to"):
             run_locally(config, overwrite=True)
         assert {path: path.read_bytes() for path in before} == before
         live.train()
@@ -161,19 +161,19 @@ class StatusReader(Observer):
             self.seen.append((step, status["state"], status["steps_done"]))
 
 
-def test_the_status_says_how_far_a_live_run_has_come(models, tmp_path):
+def test_the_status_of_a_running_run_names_its_finished_steps(models, tmp_path):
     config = replace(small_config(models, tmp_path / "run"), steps=3)
     watch = StatusReader(tmp_path / "run")
     run_locally(config, [watch])
     assert watch.seen == [(1, "running", 0), (2, "running", 1), (3, "running", 2)]
 
 
-def test_overwrite_never_deletes_a_folder_that_is_no_run(models, tmp_path):
+def test_overwrite_never_deletes_a_folder_with_other_files(models, tmp_path):
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "thesis.txt").write_text("years of work")
     (precious / "config.yaml").write_text("x: 1")  # looks like a run at first sight
-    with pytest.raises(ConfigError, match=r"holds more than a run \(thesis\.txt"):
+    with pytest.raises(ConfigError, match=r"holds files that no run wrote \(thesis\.txt"):
         run_locally(small_config(models, precious), overwrite=True)
     assert (precious / "thesis.txt").read_text() == "years of work"
 
@@ -210,11 +210,11 @@ def test_an_unwritable_output_is_named(models, tmp_path):
         run_locally(small_config(models, tmp_path / "a\0b"))
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", tmp_path / "file" / "run"):
-        with pytest.raises(ConfigError, match=r"output: cannot write to .*file is a file; use another"):
+        with pytest.raises(ConfigError, match=r"output: cannot write to .*file is a file; choose another"):
             check_output(small_config(models, place), overwrite=True)
 
 
-def test_a_failed_load_leaves_an_earlier_run_as_it_was(models, tmp_path):
+def test_a_failed_load_does_not_change_an_earlier_run(models, tmp_path):
     run_locally(small_config(models, tmp_path / "run", steps=1))
     before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
     broken = tmp_path / "broken"
@@ -230,13 +230,13 @@ def test_a_failed_load_leaves_an_earlier_run_as_it_was(models, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-def test_the_number_of_threads_is_written_down(models, tmp_path):
-    """Sums over other numbers of threads round differently: a run can only be repeated if it is known."""
+def test_the_number_of_threads_is_in_the_config(models, tmp_path):
+    """Other numbers of threads round sums differently, so repeating a run needs the number."""
     result = run_locally(small_config(models, tmp_path / "run", steps=0, threads=None))
     assert load_config(result.folder / "config.yaml").threads == torch.get_num_threads()
 
 
-def test_a_model_that_answers_nan_is_named(models, tmp_path):
+def test_a_model_with_nan_logits_is_named(models, tmp_path):
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(models["char"])

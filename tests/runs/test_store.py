@@ -1,4 +1,4 @@
-"""Checkpoints appear as a whole or not at all, and what is not as it was written is not used."""
+"""Checkpoints appear complete or not at all, and a damaged checkpoint is never used."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import subprocess
 import pytest
 import torch
 
-from hacrl import files as durable
+from hacrl import files
 from hacrl.errors import CheckpointError
-from hacrl.runs import checkpoint as tensor_file
+from hacrl.runs import checkpoint
 from hacrl.runs.checkpoint import CheckpointContent, CheckpointId, CheckpointStore
 
 
@@ -32,14 +32,14 @@ def write(store: CheckpointStore, *steps: int, score: float | None = None) -> No
         store.write(CheckpointId(step), content(float(step)), score)
 
 
-def test_content_comes_back_as_it_was(store):
+def test_content_is_read_back_exactly(store):
     numbers = torch.tensor([1.1, -0.0, 3e-45, float("inf")])
     halves = torch.tensor([1.1, 2.7], dtype=torch.bfloat16)
     given = CheckpointContent(
         {"trainer": {"x": 0.1, "text": "ä\ud800"}}, {"agent-a.b-c_d": {"1": numbers, "2": halves}}
     )
     store.write(CheckpointId(7, 2), given)
-    which, read, problems = store.newest_good()
+    which, read, problems = store.newest_intact()
     assert (which, problems) == (CheckpointId(7, 2), [])
     assert read.documents == given.documents
     group = read.tensors["agent-a.b-c_d"]
@@ -48,7 +48,7 @@ def test_content_comes_back_as_it_was(store):
     assert torch.equal(group["2"], halves)
 
 
-def test_order_of_whole_steps_and_parts():
+def test_order_of_finished_and_partial_steps():
     ids = [CheckpointId(2, 1), CheckpointId(10), CheckpointId(2), CheckpointId(2, 3)]
     assert [one.folder for one in sorted(ids)] == [
         "step-000002",
@@ -60,12 +60,12 @@ def test_order_of_whole_steps_and_parts():
     assert CheckpointId.parse(".step-000002.unfinished") is None
 
 
-def test_what_is_kept(store):
+def test_prune_keeps_the_newest_and_the_best(store):
     write(store, 1, score=0.9)
     write(store, 2, 3, score=0.2)
     write(store, 4, score=0.5)
     write(store, 5)
-    store.write(CheckpointId(3, 1), content(3.1))  # a part of step 4, which has been finished since
+    store.write(CheckpointId(3, 1), content(3.1))  # in the middle of step 4, which is finished by now
     store.prune(keep_last=1, keep_best=2)
     assert store.ids() == [CheckpointId(1), CheckpointId(4), CheckpointId(5)]
     store.write(CheckpointId(5, 2), content(5.2))
@@ -97,17 +97,17 @@ def damage_pipe(path):
 
 @pytest.mark.parametrize("file", ["manifest.json", "trainer.json", "agent-ada.safetensors"])
 @pytest.mark.parametrize("damage", [damage_flip, damage_truncate, damage_link, damage_pipe, os.unlink])
-def test_a_damaged_one_is_named_and_the_one_before_is_used(store, file, damage):
+def test_a_damaged_checkpoint_is_named_and_the_previous_one_is_used(store, file, damage):
     write(store, 1, 2)
     damage(store.path(CheckpointId(2)) / file)
-    which, read, problems = store.newest_good()
+    which, read, problems = store.newest_intact()
     assert which == CheckpointId(1)
     assert read.tensors["agent-ada"]["0.master"].tolist() == [1.0] * 8
     assert len(problems) == 1
     assert "step-000002" in problems[0]
 
 
-def test_every_single_flipped_bit_is_found(store):
+def test_a_flipped_bit_in_any_byte_is_found(store):
     write(store, 1)
     folder = store.path(CheckpointId(1))
     for name in ("trainer.json", "agent-ada.safetensors"):
@@ -135,39 +135,41 @@ def test_every_single_flipped_bit_is_found(store):
     ],
     ids=str,
 )
-def test_manifests_of_others_are_refused(store, manifest):
+def test_invalid_manifests_are_refused(store, manifest):
     write(store, 1)
     (store.path(CheckpointId(1)) / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError, match=r"manifest\.json"):
-        store.newest_good()
+        store.newest_intact()
 
 
-def test_none_usable_is_an_error_none_there_is_none(store):
-    assert store.newest_good() is None
+def test_no_checkpoint_is_none_and_only_damaged_ones_are_an_error(store):
+    assert store.newest_intact() is None
     write(store, 1, 2)
     for which in store.ids():
         damage_flip(store.path(which) / "trainer.json")
     with pytest.raises(CheckpointError, match=r"no checkpoint .* can be used: .*step-000002.*step-000001"):
-        store.newest_good()
+        store.newest_intact()
 
 
-@pytest.mark.parametrize(("function", "least"), [("sync", 4), ("digest", 1), ("write_tensors", 1)])
-def test_a_crash_while_writing_leaves_the_old_ones_alone(store, monkeypatch, function, least):
-    """Stopped at every point at which tensors are written, or something is forced to disk or read back."""
+@pytest.mark.parametrize(
+    ("function", "least"), [("flush_to_disk", 4), ("sha256_of", 1), ("write_tensors", 1)]
+)
+def test_a_crash_while_writing_leaves_earlier_checkpoints_intact(store, monkeypatch, function, least):
+    """The process dies at every point where it writes tensors, flushes to disk or reads back."""
     write(store, 1)
     points = 0
     while _is_stopped(store, monkeypatch, function, after=points):
-        which, _, problems = store.newest_good()
+        which, _, problems = store.newest_intact()
         assert which in (CheckpointId(1), CheckpointId(2))
         assert problems == []
         points += 1
     assert points >= least
-    assert store.newest_good()[0] == CheckpointId(2)
+    assert store.newest_intact()[0] == CheckpointId(2)
 
 
 def _is_stopped(store, monkeypatch, function, after) -> bool:
     """Write the second checkpoint; the process "dies" at a call of a function."""
-    module = tensor_file if function == "write_tensors" else durable
+    module = checkpoint if function == "write_tensors" else files
     real, calls = getattr(module, function), []
 
     def stop(path, *given):
@@ -202,13 +204,13 @@ def test_a_full_disk(small_disk):
     store = CheckpointStore(small_disk / "checkpoints")
     write(store, 1)
     with pytest.raises(
-        CheckpointError, match=r"disk full: .* the last good one is .*step-000001.*hacrl resume"
+        CheckpointError, match=r"disk full: .* the last checkpoint is .*step-000001.*hacrl resume"
     ):
-        store.write(CheckpointId(2), content(2.0, size=2**19))  # 2 MiB: seen before anything is written
-    (small_disk / "others").write_bytes(b"x" * (2**20 - 2**18))  # and now in the middle of it
+        store.write(CheckpointId(2), content(2.0, size=2**19))  # 2 MiB: refused before writing
+    (small_disk / "others").write_bytes(b"x" * (2**20 - 2**18))  # now the disk fills while writing
     with pytest.raises(CheckpointError, match="disk full"):
         store.write(CheckpointId(3), content(3.0, size=2**16 - 2**12))
-    which, read, problems = store.newest_good()
+    which, read, problems = store.newest_intact()
     assert (which, problems) == (CheckpointId(1), [])
     assert read.documents["trainer"] == {"value": 1.0}
     assert [path.name for path in store.folder.iterdir()] == ["step-000001"]
@@ -220,10 +222,10 @@ def test_a_read_only_folder(small_disk):
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
     with pytest.raises(CheckpointError, match=r"cannot be written to .*Read-only.*step-000001"):
         write(store, 2)
-    assert store.newest_good()[0] == CheckpointId(1)
+    assert store.newest_intact()[0] == CheckpointId(1)
 
 
-def test_other_errors_keep_their_words(store, monkeypatch):
+def test_other_errors_keep_their_message(store, monkeypatch):
     def fail(*_):
         raise OSError(errno.EIO, "Input/output error")
 
@@ -234,14 +236,14 @@ def test_other_errors_keep_their_words(store, monkeypatch):
     assert store.ids() == [CheckpointId(1)]
 
 
-def test_a_document_is_replaced_at_once(tmp_path, monkeypatch):
+def test_a_document_is_replaced_atomically(tmp_path, monkeypatch):
     path = tmp_path / "status.json"
-    durable.write_json(path, {"state": "running"})
+    files.write_json(path, {"state": "running"})
 
     def crash(_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(durable, "sync", crash)
+    monkeypatch.setattr(files, "flush_to_disk", crash)
     with pytest.raises(KeyboardInterrupt):
-        durable.write_json(path, {"state": "finished"})
+        files.write_json(path, {"state": "finished"})
     assert json.loads(path.read_text()) == {"state": "running"}

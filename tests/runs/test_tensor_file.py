@@ -1,4 +1,4 @@
-"""Our writer of safetensors files, read by the library itself."""
+"""Our safetensors writer, checked with the library's reader."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from hacrl.runs.checkpoint import TYPES, write_tensors
+from hacrl.runs.checkpoint import DTYPES, write_tensors
 
 
 def many() -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
-    numbers = {name: (torch.randn(3, 5) * 50).to(getattr(torch, name)) for name in TYPES if name != "bool"}
+    numbers = {name: (torch.randn(3, 5) * 50).to(getattr(torch, name)) for name in DTYPES if name != "bool"}
     return {
         **numbers,
         "bool": torch.rand(7) > 0.5,
         "0.step": torch.tensor(17.0),
         "empty": torch.empty(0, 4, dtype=torch.bfloat16),
-        "turned": torch.randn(4, 6).t(),
+        "transposed": torch.randn(4, 6).t(),
         "every second": torch.arange(20)[::2],
-        "one, seen often": torch.tensor([2.5]).expand(3, 4),
+        "expanded": torch.tensor([2.5]).expand(3, 4),
         'quoted "name" \N{GREEK SMALL LETTER PI}': torch.tensor([float("nan"), -0.0, float("inf")]),
     }
 
@@ -36,7 +36,7 @@ def test_the_library_reads_what_was_written(tmp_path) -> None:
     for name, tensor in tensors.items():
         assert found[name].dtype == tensor.dtype
         assert found[name].shape == tensor.shape
-        # bit for bit: the sign of zero and what a NaN holds, too
+        # bit for bit, including the sign of zero and a NaN's payload
         theirs, ours = (one.contiguous().flatten().view(torch.uint8) for one in (found[name], tensor))
         assert torch.equal(theirs, ours)
     with safe_open(tmp_path / "ours.safetensors", "pt") as file:
@@ -46,14 +46,14 @@ def test_the_library_reads_what_was_written(tmp_path) -> None:
     assert written.sha256 == hashlib.sha256(content).hexdigest()
 
 
-def test_of_one_type_it_is_the_librarys_own_file(tmp_path) -> None:
+def test_tensors_of_one_type_give_the_same_file_as_the_library(tmp_path) -> None:
     tensors = {f"{number}.master": torch.full((number, 3), float(number)) for number in (1, 2, 12)}
     write_tensors(tmp_path / "ours", tensors)
     save_file(tensors, tmp_path / "theirs")
     assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
 
 
-def test_numbers_lie_where_they_can_be_read_fast(tmp_path) -> None:
+def test_tensors_are_aligned_to_their_element_size(tmp_path) -> None:
     write_tensors(
         tmp_path / "ours",
         {"a": torch.ones(3, dtype=torch.bool), "b": torch.ones(2), "c": torch.ones(1, dtype=torch.int64)},
@@ -75,7 +75,7 @@ def test_the_order_of_names_does_not_matter(tmp_path) -> None:
     assert write_tensors(tmp_path / "second", dict(reversed(tensors.items()))) == first
 
 
-def test_a_file_that_is_there_is_not_written_over(tmp_path) -> None:
+def test_an_existing_file_is_not_overwritten(tmp_path) -> None:
     (tmp_path / "ours").write_text("mine")
     with pytest.raises(FileExistsError):
         write_tensors(tmp_path / "ours", {})

@@ -1,4 +1,4 @@
-"""A run that stands still says so, says where, and is left alone."""
+"""A run without progress is reported with its phase, and is not changed."""
 
 from __future__ import annotations
 
@@ -22,23 +22,25 @@ NOON = datetime(2026, 1, 2, 12, 0, 0)
 
 
 class Watched:
-    """A watchdog of 30 minutes whose time is the test's, and what it said. Its thread hardly ever looks."""
+    """A watchdog of 30 minutes with the test's clock, and its reports. Its thread hardly ever checks."""
 
     def __init__(self, folder: Path, minutes: float = 30, interval: float | None = 1000.0) -> None:
         self.clock = Clock()
-        self.said: list[str] = []
-        self.told = threading.Event()
-        self.dog = Watchdog(minutes, folder, self.say, clock=self.clock, now=lambda: NOON, interval=interval)
+        self.reports: list[str] = []
+        self.reported = threading.Event()
+        self.dog = Watchdog(
+            minutes, folder, self.report, clock=self.clock, now=lambda: NOON, interval=interval
+        )
 
-    def say(self, message: str) -> None:
-        self.said.append(message)
-        self.told.set()
+    def report(self, message: str) -> None:
+        self.reports.append(message)
+        self.reported.set()
 
     def wait(self, minutes: float) -> int:
-        """Time passes, a look is taken; how much was said by then."""
+        """Let time pass and check; return the number of reports so far."""
         self.clock.now += 60 * minutes
-        self.dog.look()
-        return len(self.said)
+        self.dog.check()
+        return len(self.reports)
 
 
 @pytest.fixture
@@ -49,53 +51,53 @@ def watched(tmp_path: Path):
     assert "hacrl-watchdog" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_it_names_phase_agent_and_time_and_repeats_no_more_often_than_asked(watched) -> None:
+def test_a_report_names_phase_agent_and_time_and_is_repeated_after_the_limit(watched) -> None:
     watched.dog.on_phase(7, "rollout", "qwen")
     assert watched.wait(29.9) == 0
     assert watched.wait(0.1) == 1
-    assert watched.said[0].startswith(
-        "nothing has moved for 30 min, since 2026-01-02 11:30:00, in the responses of qwen (rollout, step "
-        "7), which began 30 min ago; the run goes on waiting. What all threads and processes are doing: "
+    assert watched.reports[0].startswith(
+        "no progress for 30 min, since 2026-01-02 11:30:00, in the generation of qwen (rollout, step 7), "
+        "which began 30 min ago; the run keeps waiting. Stacks of all threads and a list of processes: "
     )
     assert watched.wait(29.9) == 1
     assert watched.wait(0.1) == 2
-    assert watched.said[1].startswith("nothing has moved for 60 min, since 2026-01-02 11:00:00, in the resp")
+    assert watched.reports[1].startswith("no progress for 60 min, since 2026-01-02 11:00:00, in the gen")
 
 
-def test_movement_within_a_phase_counts_and_ends_a_stall(watched) -> None:
+def test_a_finished_response_is_progress_and_ends_a_stall(watched) -> None:
     watched.dog.on_phase(7, "rollout", "qwen")
     watched.clock.now += 60 * 25
-    watched.dog.moved(3, "a rollout")  # as an engine reports a response
+    watched.dog.on_response("qwen")
     assert watched.wait(29.9) == 0
     watched.dog.on_response("qwen")
     assert watched.wait(31) == 1
     # 25 + 29.9 + 31 minutes after the phase began
-    assert "moved for 31 min" in watched.said[0]
-    assert "which began 86 min ago" in watched.said[0]
+    assert "no progress for 31 min" in watched.reports[0]
+    assert "which began 86 min ago" in watched.reports[0]
     watched.clock.now += 60 * 5
-    watched.dog.moved()
+    watched.dog.on_response("qwen")
     assert watched.wait(1) == 2
-    assert watched.said[1] == "moving again after 36 min, in the responses of qwen (rollout, step 7)"
-    assert watched.wait(29.5) == 3  # counted from the movement, not from what was said
-    assert "moved for 30 min" in watched.said[2]
+    assert watched.reports[1] == "progress again after 36 min, in the generation of qwen (rollout, step 7)"
+    assert watched.wait(29.5) == 3  # counted from the progress, not from the report
+    assert "no progress for 30 min" in watched.reports[2]
 
 
-def test_agents_that_answer_side_by_side_are_both_named(watched) -> None:
+def test_agents_that_generate_concurrently_are_both_named(watched) -> None:
     for phase, agent in (("sync", "qwen"), ("sync", "llama"), ("rollout", "llama")):
         watched.dog.on_phase(7, phase, agent)
     assert watched.wait(31) == 1
-    update = "in the update of the engine of qwen (sync, step 7)"
-    assert f"{update} and the responses of llama (rollout, step 7), which began" in watched.said[0]
+    update = "in the weight sync of qwen (sync, step 7)"
+    assert f"{update} and the generation of llama (rollout, step 7), which began" in watched.reports[0]
     watched.dog.on_phase(7, "rollout", "qwen")
     watched.wait(31)
-    assert "in the responses of qwen and llama (rollout, step 7), which began 31 min" in watched.said[-1]
+    assert "in the generation of qwen and llama (rollout, step 7), which began 31 min" in watched.reports[-1]
     watched.dog.on_phase(7, "verify", "qwen")
     watched.dog.on_phase(7, "rollout", "llama")
     watched.wait(31)
-    assert "in the responses of llama (rollout, step 7)" in watched.said[-1]
+    assert "in the generation of llama (rollout, step 7)" in watched.reports[-1]
 
 
-def test_every_event_is_a_movement_but_a_note(watched) -> None:
+def test_every_event_but_a_note_is_progress(watched) -> None:
     events = [
         lambda: watched.dog.on_phase(1, "learn", "qwen"),
         lambda: watched.dog.on_rollouts(1, "qwen", []),
@@ -108,10 +110,10 @@ def test_every_event_is_a_movement_but_a_note(watched) -> None:
         assert watched.wait(20) == 0
     watched.dog.on_note(1, "the collapse watch has something to say")
     assert watched.wait(10) == 1
-    assert "in what follows the evaluation after 1 steps, which began 30 min ago" in watched.said[0]
+    assert "in the work after the evaluation at step 1, which began 30 min ago" in watched.reports[0]
 
 
-def test_it_may_tell_all_observers_of_which_it_is_one(tmp_path: Path) -> None:
+def test_a_report_may_be_sent_to_all_observers_including_itself(tmp_path: Path) -> None:
     everyone: list[Observers] = []
     clock = Clock()
     dog = Watchdog(
@@ -126,31 +128,31 @@ def test_it_may_tell_all_observers_of_which_it_is_one(tmp_path: Path) -> None:
     everyone.append(Observers([dog, Listener(0, tmp_path, heard.append)]))
     for _ in range(3):
         clock.now += 60 * 30
-        dog.look()
-    assert [note[:29] for note in heard] == [f"nothing has moved for {n} min," for n in (30, 60, 90)]
+        dog.check()
+    assert [note[:23] for note in heard] == [f"no progress for {n} min," for n in (30, 60, 90)]
 
 
 @pytest.mark.parametrize(
     ("phase", "words"),
     [
         ("evaluate", "the evaluation of llama (evaluate, before the first step)"),
-        ("sync", "the update of the engine of llama (sync, before the first step)"),
-        ("verify", "the verdicts of llama (verify, before the first step)"),
-        ("learn", "the learning of llama (learn, before the first step)"),
+        ("sync", "the weight sync of llama (sync, before the first step)"),
+        ("verify", "the verification of llama (verify, before the first step)"),
+        ("learn", "the training of llama (learn, before the first step)"),
         ("save", "the saving of llama (save, before the first step)"),
     ],
 )
-def test_every_phase_has_words(watched, phase, words: str) -> None:
+def test_every_phase_has_a_description(watched, phase, words: str) -> None:
     watched.dog.on_phase(0, phase, "llama")
     assert watched.wait(30) == 1
-    assert words in watched.said[0]
+    assert words in watched.reports[0]
 
 
 def hold(gate: threading.Event) -> None:
     gate.wait()
 
 
-def test_the_file_tells_what_threads_and_processes_are_doing(watched, tmp_path: Path) -> None:
+def test_the_file_lists_stacks_of_threads_and_processes(watched, tmp_path: Path) -> None:
     gate = threading.Event()
     stuck = threading.Thread(target=hold, args=(gate,), name="stuck\x1b[2J")
     stuck.start()
@@ -164,9 +166,7 @@ def test_the_file_tells_what_threads_and_processes_are_doing(watched, tmp_path: 
         stuck.join()
         child.communicate()
     text = (tmp_path / STALLS).read_text("utf-8")
-    assert (
-        text.count("2026-01-02 12:00:00  nothing has moved for ") == 2
-    )  # the second does not replace the first
+    assert text.count("2026-01-02 12:00:00  no progress for ") == 2  # the second does not replace the first
     first = text.split("-" * 80)[0]
     assert re.search(
         rf"  pid {child.pid} \(parent {os.getpid()}\), \w+, \d+\.\d s of CPU: .*-c input\(\)", first
@@ -175,31 +175,31 @@ def test_the_file_tells_what_threads_and_processes_are_doing(watched, tmp_path: 
     assert name
     stack = first.split(f"Thread {name[1]}")[1].split("\n\n")[0]  # what faulthandler wrote of that thread
     assert re.search(r'test_watchdog\.py", line \d+ in hold', stack)
-    assert "test_the_file_tells_what_threads" in first  # and of this one
+    assert "test_the_file_lists_stacks" in first  # and of this one
     assert "\x1b" not in text
 
 
-def test_without_a_folder_or_place_on_the_disk_it_still_speaks(tmp_path: Path) -> None:
+def test_a_stall_is_reported_without_a_folder_or_disk_space(tmp_path: Path) -> None:
     early = Watched(tmp_path / "not-yet")
     assert early.wait(30) == 1
-    assert "in the start of the run, " in early.said[0]
-    assert early.said[0].endswith("There is no run folder yet to write stacks to")
+    assert "in the start of the run, " in early.reports[0]
+    assert early.reports[0].endswith("The run's folder does not exist yet, so no stacks were written")
     assert not (tmp_path / "not-yet").exists()
     (tmp_path / STALLS).mkdir()  # cannot be written to
     full = Watched(tmp_path)
     assert full.wait(30) == 1
-    assert "stacks of all threads could not be written: [Errno 21] Is a directory" in full.said[0]
+    assert "The stacks of all threads could not be written: [Errno 21] Is a directory" in full.reports[0]
 
 
-def test_the_thread_finds_a_stall_by_itself_and_goes(tmp_path: Path) -> None:
+def test_the_thread_finds_a_stall_and_ends(tmp_path: Path) -> None:
     watched = Watched(tmp_path, interval=0.01)
     watched.dog.on_phase(1, "learn", "qwen")
     (thread,) = (one for one in threading.enumerate() if one.name == "hacrl-watchdog")
     assert thread.daemon
     watched.clock.now += 60 * 29
-    assert not watched.told.wait(0.2)  # by its own clock it is not time yet, however often it looks
+    assert not watched.reported.wait(0.2)  # by its clock the limit is not reached, however often it checks
     watched.clock.now += 60
-    assert watched.told.wait(GUARD)
+    assert watched.reported.wait(GUARD)
     watched.dog.on_end()
     assert not thread.is_alive()
     watched.dog.on_phase(2, "evaluate", "qwen")  # an evaluation after the end
@@ -207,7 +207,7 @@ def test_the_thread_finds_a_stall_by_itself_and_goes(tmp_path: Path) -> None:
     assert "hacrl-watchdog" not in {one.name for one in threading.enumerate()}
 
 
-def test_switched_off_it_starts_nothing(tmp_path: Path) -> None:
+def test_a_disabled_watchdog_starts_no_thread(tmp_path: Path) -> None:
     before = threading.active_count()
     watched = Watched(tmp_path, minutes=0, interval=None)
     watched.dog.start()
@@ -216,7 +216,7 @@ def test_switched_off_it_starts_nothing(tmp_path: Path) -> None:
     watched.dog.on_end()
     never = Watched(tmp_path)
     never.dog.on_end()  # ended before it began
-    assert watched.said == never.said == []
+    assert watched.reports == never.reports == []
 
 
 STUCK = """
@@ -245,7 +245,7 @@ def test_code_that_holds_pythons_lock_is_found_too(tmp_path: Path) -> None:
     assert re.search(r'File "<string>", line \d+ in never_lets_go', done.stderr)
 
 
-def test_processes_are_those_below_one_all_the_way_down(tmp_path: Path) -> None:
+def test_child_processes_include_all_descendants(tmp_path: Path) -> None:
     inner = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
     child = subprocess.Popen(["sh", "-c", f'"{sys.executable}" -c "{inner}"; true'], stdin=subprocess.PIPE)
     try:
@@ -264,8 +264,8 @@ def test_processes_are_those_below_one_all_the_way_down(tmp_path: Path) -> None:
         child.communicate()
 
 
-def test_a_name_with_brackets_and_a_process_that_vanishes_are_read_rightly(tmp_path: Path) -> None:
-    """The fields of /proc/PID/stat as proc(5) has them: utime and stime are the 14th and 15th."""
+def test_names_with_parentheses_and_vanished_processes(tmp_path: Path) -> None:
+    """The fields of /proc/PID/stat according to proc(5): utime and stime are the 14th and 15th."""
     ticks = os.sysconf("SC_CLK_TCK")
     (tmp_path / "self").mkdir()
     (tmp_path / "self" / "stat").touch()

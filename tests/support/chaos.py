@@ -15,7 +15,7 @@ from typing import Any
 from hacrl.config.load import build_config
 from hacrl.config.schema import RunConfig
 from hacrl.runs.checkpoint import CheckpointStore
-from hacrl.runs.resume import open_run
+from hacrl.runs.resume import inspect_run
 from hacrl.runs.run import LocalRun
 from hacrl.training.observer import Observer, Phase
 
@@ -46,7 +46,7 @@ def _child(config: RunConfig, shared: Any) -> None:
     CheckpointStore.write = told  # type: ignore[method-assign]
     folder = Path(config.output)
     if (folder / "config.yaml").is_file():
-        found = open_run(folder)
+        found = inspect_run(folder)
         if found.finished_after is not None:
             return
         run = LocalRun(found.config, [_PhaseReporter(shared)], resumed=found.point)

@@ -20,8 +20,8 @@ def test_names():
     assert list(TASKS) == ["arithmetic", "boxed", "math", "gsm8k", "reward"]
     assert build("arithmetic", largest=50).name == "arithmetic"
     assert refusal("gsm8") == (
-        "task.name: there is no task 'gsm8'; did you mean 'gsm8k'?; there are arithmetic, boxed, math, "
-        "gsm8k, reward, gym:NAME, package.module:Task, file.py:Task"
+        "task.name: there is no task 'gsm8'; did you mean 'gsm8k'? Valid names: arithmetic, boxed, "
+        "math, gsm8k, reward, gym:NAME, package.module:attribute, path/to/file.py:attribute"
     )
 
 

@@ -1,4 +1,4 @@
-"""A run of two steps written by hand, as trackers see it, and the numbers they must have got."""
+"""The events of a run of two steps, written by hand, and the numbers that trackers must receive."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hacrl.training.observer import Observer
 from hacrl.types import Problem, Rollout, Turn, Verdict, VerifiedRollout
 
 AGENTS = ("qwen", "llama")
-# What Markdown and HTML would eat: a heading, a tag, emphasis, a fence, a table, an entity, a blank line.
+# Text that Markdown or HTML changes: a heading, a tag, emphasis, a fence, a table, an entity, a blank line.
 NASTY = "<think>#42 *a* _b_</think>\n\n```py\nx\n```\n# head\n|a|b|\n|-|-|\n&lt; $x^2$ </pre> \\(y\\) ~~~"
 SECONDS = {"rollout/qwen": 0.5, "learn/llama": 0.25, "whole": 0.75}
 
@@ -126,7 +126,7 @@ EXPECTED = {
     "qwen/stopped": {1: 0.5, 2: 0.5},
     "qwen/verdicts/correct": {1: 5.0, 2: 5.0},
     "llama/verdicts/timeout": {1: 1.0, 2: 2.0},
-    "llama/verdicts/crash": {1: 0.0, 2: 0.0},  # did not occur: a zero, not a gap
+    "llama/verdicts/crash": {1: 0.0, 2: 0.0},  # did not occur: zero, not missing
     "llama/learning/loss": {1: -20.0, 2: -36.0},
     "qwen/learning/sampler_gap": {1: 0.0625, 2: 0.0625},
     "qwen/learning/sampler_gap_max": {1: 0.25, 2: 0.25},

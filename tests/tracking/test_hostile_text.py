@@ -1,4 +1,4 @@
-"""Whatever a model, a data set or a file wrote, showing it does nothing to whoever looks."""
+"""Showing hostile text of models, data sets and files has no effect on the reader's terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hacrl.runs.folder import RunFolder
 from hacrl.runs.results import RunResult
 from hacrl.studies.tables import compare, comparison_table, make_study, study_markdown
 from hacrl.tracking.base import Tracker
-from hacrl.tracking.console import literal, say
+from hacrl.tracking.console import print_unstyled, unstyled
 from hacrl.tracking.progress import RunProgress
 from hacrl.tracking.samples import as_text, sample_rows
 from hacrl.tracking.tensorboard import preformatted
@@ -48,14 +48,14 @@ def printed(on: Console) -> str:
 
 @pytest.mark.parametrize("terminal", [True, False])
 @pytest.mark.parametrize("text", HOSTILE)
-def test_the_helpers_print_the_very_text(text: str, terminal: bool) -> None:
+def test_the_helpers_print_the_text_unchanged(text: str, terminal: bool) -> None:
     on = console(terminal)
-    say(on, text)
-    on.print(literal(text))
+    print_unstyled(on, text)
+    on.print(unstyled(text))
     assert printed(on) == f"{printable(text, multiline=True)}\n{printable(text)}\n"
 
 
-def test_without_them_rich_would_not() -> None:
+def test_plain_rich_would_change_the_text() -> None:
     """What the helpers are for: the usual switches are not enough."""
     on = console(terminal=False)
     on.print("\x1b[2J :smile:", markup=False, highlight=False)
@@ -151,7 +151,7 @@ def test_plots_are_drawn(tmp_path: Path) -> None:
 def test_the_folders_of_runs_and_evaluations(tmp_path: Path) -> None:
     data = {"agents": [{"name": "qwen", "model": "bundled:qwen-large"}], "output": str(tmp_path / "run")}
     folder = RunFolder(build_config(data))
-    folder.claim()
+    folder.create()
     first = rollouts("qwen")[0].rollout
     hostile = replace(first, segments=(replace(first.segments[0], text=EVERYTHING),))
     log = RolloutLog(tmp_path / "run" / "rollouts")

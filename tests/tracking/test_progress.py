@@ -1,4 +1,4 @@
-"""What a run says of itself while it goes on: live in a terminal, a line per step elsewhere."""
+"""The progress of a run: a live table in a terminal, a line per step elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.tracking.scenario import AGENTS, SECONDS, report, rollouts
 
 
 class Clock:
-    """Time goes when the test says so."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -25,7 +25,7 @@ class Clock:
 
 
 class Shown:
-    """A progress display of two agents, what it printed, and what its live table looks like now."""
+    """A progress display of two agents, its printed text, and its current live table."""
 
     def __init__(self, terminal: bool, steps: int = 2, first_step: int = 0, width: int = 80) -> None:
         self.clock = Clock()
@@ -39,7 +39,7 @@ class Shown:
         return [line.rstrip() for line in captured.get().splitlines()]
 
     def step(self, number: int, seconds: float, of: StepReport | None = None) -> None:
-        """One step, of so many seconds by the clock."""
+        """One step that takes so many seconds."""
         self.progress.on_phase(number, "rollout", "qwen")
         self.clock.now += seconds
         self.progress.on_step(replace(of or report(1), step=number), SECONDS)
@@ -64,14 +64,14 @@ def with_gaps(*gaps: float | None) -> StepReport:
         ((None, None), ""),
     ],
 )
-def test_a_gap_is_said_where_it_is_more_than_rounding(gaps, words: str) -> None:
+def test_a_sampler_gap_is_shown_if_it_is_larger_than_rounding(gaps, words: str) -> None:
     shown = Shown(terminal=False)
     shown.progress.on_step(with_gaps(*gaps), SECONDS)
     line = shown.text.getvalue()
     assert line == f"GSPO: step 1/2  reward qwen 16.750  llama 20.750{words}  (0.8 s, about 0:01 left)\n"
 
 
-def test_on_a_terminal_it_is_a_column_of_the_table() -> None:
+def test_in_a_terminal_the_sampler_gap_is_a_column() -> None:
     shown = Shown(terminal=True, width=160)
     shown.progress.on_step(with_gaps(0.0031, 2e-6), SECONDS)
     _, header, qwen, llama = shown.table()
@@ -82,7 +82,7 @@ def test_on_a_terminal_it_is_a_column_of_the_table() -> None:
     assert "sampler gap" not in shown.table()[1]
 
 
-def test_a_line_per_step_tells_speed_and_time_left_of_a_resumed_run() -> None:
+def test_a_line_per_step_shows_speed_and_remaining_time_of_a_resumed_run() -> None:
     """qwen: 6 rollouts of 3 tokens in 0.5 s are 36 a second; of llama no rollout was timed.
 
     Steps 41, 42 and 43 of 50 take 10, 30 and 20 s: their median is 10, 20, 20 s, 9, 8 and 7 are left.
@@ -104,7 +104,7 @@ def test_the_last_step_has_nothing_left_and_speeds_are_of_their_own_step() -> No
     shown = Shown(terminal=False, steps=2)
     shown.progress.on_rollouts(1, "qwen", rollouts("qwen"))
     shown.step(1, 4.0, with_gaps(None, None))
-    shown.step(2, 4.0, with_gaps(None, None))  # rollouts of this one were made by another process
+    shown.step(2, 4.0, with_gaps(None, None))  # an earlier process made the rollouts of this step
     assert shown.text.getvalue().splitlines() == [
         "GSPO: step 1/2  reward qwen 16.750  llama 20.750  tokens/s qwen 36  (0.8 s, about 0:04 left)",
         "GSPO: step 2/2  reward qwen 16.750  llama 20.750  (0.8 s)",
@@ -142,20 +142,20 @@ def test_the_live_table_of_a_resumed_run_in_80_columns() -> None:
         shown.progress.on_response("llama")
     shown.clock.now += 37
     header, headings, qwen, llama = shown.table()
-    # 9 steps of 100 s are left, 37 s of the first have gone
+    # 9 steps of 100 s are left, less 37 s
     assert header.startswith("GSPO ━")
     assert header.endswith(" 41/50 steps · 2:17 elapsed · about 14:23 left")
-    assert headings.split() == ["agent", "now", "reward", "per", "step", "accuracy", "tokens/s"]
+    assert headings.split() == ["agent", "phase", "reward", "per", "step", "accuracy", "tokens/s"]
     assert qwen.split() == ["qwen", "▁", "0.000", "0.250", "3,600"]
-    assert llama.split() == ["llama", "answering", "12", "·", "0:37", "█", "1.000"]
+    assert llama.split() == ["llama", "generating", "12", "·", "0:37", "█", "1.000"]
     assert max(map(len, shown.table())) <= 80
     shown.progress.on_phase(42, "verify", "llama")
-    assert "being judged · 0:00" in shown.table()[3]
-    shown.clock.now += 500  # later than expected: the present step may take long, others count in full
+    assert "verifying · 0:00" in shown.table()[3]
+    shown.clock.now += 500  # longer than expected: the other steps count in full
     assert shown.table()[0].endswith("about 13:20 left")
 
 
-def test_agents_that_answer_side_by_side_are_both_shown() -> None:
+def test_agents_that_generate_concurrently_are_both_shown() -> None:
     shown = Shown(terminal=True)
     for agent in ("qwen", "llama"):
         shown.progress.on_phase(1, "sync", agent)
@@ -163,21 +163,21 @@ def test_agents_that_answer_side_by_side_are_both_shown() -> None:
     shown.progress.on_response("qwen")
     shown.clock.now += 3
     *_, qwen, llama = shown.table()
-    assert qwen.split() == ["qwen", "answering", "1", "·", "0:03"]
-    assert llama.split() == ["llama", "updating", "engine", "·", "0:03"]
+    assert qwen.split() == ["qwen", "generating", "1", "·", "0:03"]
+    assert llama.split() == ["llama", "syncing", "weights", "·", "0:03"]
     shown.progress.on_phase(1, "rollout", "llama")
     for agent in ("llama", "qwen"):
         shown.progress.on_response(agent)
     shown.clock.now += 2
     *_, qwen, llama = shown.table()
-    assert qwen.split() == ["qwen", "answering", "2", "·", "0:05"]
-    assert llama.split() == ["llama", "answering", "1", "·", "0:02"]
+    assert qwen.split() == ["qwen", "generating", "2", "·", "0:05"]
+    assert llama.split() == ["llama", "generating", "1", "·", "0:02"]
     shown.progress.on_phase(1, "verify", "qwen")
     *_, qwen, llama = shown.table()
-    assert (qwen.split(), llama.split()) == (["qwen", "being", "judged", "·", "0:00"], ["llama"])
+    assert (qwen.split(), llama.split()) == (["qwen", "verifying", "·", "0:00"], ["llama"])
 
 
-def test_agents_that_are_evaluated_side_by_side_or_in_turns() -> None:
+def test_agents_that_are_evaluated_concurrently_or_in_turns() -> None:
     shown = Shown(terminal=True)
     for phase in ("sync", "evaluate"):
         for agent in ("qwen", "llama"):
@@ -200,11 +200,11 @@ def test_no_line_is_longer_than_the_terminal_and_every_agent_keeps_its_name(widt
     lines = shown.table()
     assert max(map(len, lines)) <= width
     table = "\n".join(lines)
-    for words in ("qwen", "llama", "updating", "1:23", "36,000", "3.0e-03", "39/100000", "days"):
+    for words in ("qwen", "llama", "syncing", "1:23", "36,000", "3.0e-03", "39/100000", "days"):
         assert words in table
 
 
-def test_an_agent_that_sits_a_step_out_is_shown_as_paused() -> None:
+def test_an_agent_that_skips_a_step_is_shown_as_paused() -> None:
     step = with_gaps(None, None)
     alone = replace(step, agents={"qwen": step.agents["qwen"]})
     shown = Shown(terminal=True)

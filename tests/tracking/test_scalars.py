@@ -14,7 +14,7 @@ def test_every_number_of_a_step_has_its_name():
         assert {name: scalars[name] for name in expected} == expected
 
 
-def test_nothing_of_a_report_is_lost():
+def test_every_number_of_a_report_is_logged():
     """As many scalars as numbers in metrics.jsonl, plus times and verdicts that did not occur."""
 
     def numbers(value) -> int:
@@ -27,7 +27,7 @@ def test_nothing_of_a_report_is_lost():
     assert len(step_scalars(report(1), SECONDS)) == written + 2 * (6 - 2) + 3
 
 
-def test_what_was_not_measured_is_no_zero():
+def test_missing_measurements_are_not_logged_as_zero():
     assert "llama/learning/sampler_gap" not in step_scalars(report(1), {})
 
 

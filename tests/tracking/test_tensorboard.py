@@ -80,7 +80,7 @@ def texts(accumulator, tag: str) -> dict[int, str]:
 
 
 @pytest.mark.parametrize("agent", AGENTS)
-def test_rollouts_are_shown_as_they_were(tracked, agent):
+def test_rollouts_are_shown_unchanged(tracked, agent):
     _, accumulator = tracked
     by_step = texts(accumulator, f"{agent}/rollouts")
     assert sorted(by_step) == [1, 2]
@@ -97,7 +97,7 @@ def _html(markdown: str) -> str:
     return markdown_to_safe_html(markdown)
 
 
-def test_without_escaping_the_text_would_be_eaten():
+def test_without_escaping_the_text_would_be_changed():
     """The measure can tell: in TensorBoard's own rendering of the bare text, heading and fence are gone."""
     bare = _html(NASTY)
     assert "<h1>head</h1>" in bare

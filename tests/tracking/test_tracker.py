@@ -1,4 +1,4 @@
-"""What holds for every tool: when it starts, that it never costs the run, what is refused early."""
+"""Rules for every tool: when it starts, that its failure never stops the run, and early errors."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_nothing_is_started_before_something_happens(tmp_path):
     assert backend.calls == []
 
 
-def test_a_run_that_did_not_come_to_saving_has_failed(tmp_path):
+def test_a_run_that_saved_no_agents_has_failed(tmp_path):
     backend = Recorder()
     play(tracker_on(tmp_path, backend), saved=False)
     assert backend.calls[-1] == ("finish", False)
@@ -73,7 +73,7 @@ def test_a_run_that_did_not_come_to_saving_has_failed(tmp_path):
     assert backend.calls[-1] == ("finish", False)
 
 
-def test_the_end_comes_once_and_nothing_after_it(tmp_path):
+def test_the_run_is_closed_once_and_later_events_are_ignored(tmp_path):
     backend = Recorder()
     tracker = tracker_on(tmp_path, backend)
     play(tracker)
@@ -116,7 +116,7 @@ def test_unknown_names_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="no tracker 'wandbb'; did you mean 'wandb'"):
         make_trackers(config(tmp_path, "wandbb"), tmp_path)
     with pytest.raises(
-        ConfigError, match="no tracker 'excel'; there are tensorboard, wandb, trackio, mlflow"
+        ConfigError, match=r"no tracker 'excel'\. Valid names: tensorboard, wandb, trackio, mlflow, "
     ):
         make_trackers(config(tmp_path, "excel"), tmp_path)
 
@@ -141,14 +141,14 @@ def test_a_name_given_twice_tracks_once(tmp_path):
     assert make_trackers(config(tmp_path), tmp_path) == []
 
 
-def test_what_a_tracker_is_told(tmp_path):
+def test_the_record_of_a_run_for_trackers(tmp_path):
     run = tracked_run(config(tmp_path, project="papers", run_name="first"), tmp_path / "pair")
     assert (run.project, run.name, run.agents) == ("papers", "first", ("qwen", "llama"))
     assert run.config["learning"]["lr"] == 0.125
     assert "lr: 0.125" in run.config_yaml
 
 
-def test_no_tool_is_imported_unasked(tmp_path):
+def test_no_tool_is_imported_unless_it_is_used(tmp_path):
     code = (
         "import sys, hacrl.tracking.registry, hacrl.tracking.base\n"
         "import hacrl.tracking.wandb, hacrl.tracking.mlflow\n"

@@ -10,7 +10,7 @@ from hacrl.config.load import build_config
 from hacrl.config.schema import CollapseSettings
 from hacrl.errors import ConfigError, TrainingError
 from hacrl.models.agent import Agent
-from hacrl.runs.resume import open_run
+from hacrl.runs.resume import inspect_run
 from hacrl.runs.run import LocalRun, run_locally
 from hacrl.training.health import CollapseWatch
 from hacrl.types import Rollout, Verdict, VerifiedRollout
@@ -102,7 +102,7 @@ def test_a_paused_agent_stays_paused_when_the_run_goes_on(tmp_path):
     run_locally(whole, agents={"llama": mute(whole)})
     first = chaos_config(tmp_path / "parts", 3, **changes)
     run_locally(first, agents={"llama": mute(parts)})
-    found = open_run(tmp_path / "parts", ["steps=4"])
+    found = inspect_run(tmp_path / "parts", ["steps=4"])
     with LocalRun(found.config, agents={"llama": mute(parts)}, resumed=found.point) as run:
         run.train()
     lines = [(tmp_path / name / "metrics.jsonl").read_bytes() for name in ("whole", "parts")]

@@ -14,7 +14,7 @@ from hacrl.executors import workers
 from hacrl.memory.decision import MemoryDecision
 from hacrl.memory.residency import Residency
 from hacrl.models.agent import Agent
-from hacrl.runs.resume import open_run
+from hacrl.runs.resume import inspect_run
 from hacrl.runs.run import LocalRun, run_locally
 from hacrl.training.observer import Observer, Phase
 from tests.support.chaos import chaos_config, differing_files
@@ -103,7 +103,7 @@ def test_a_run_is_the_same_to_the_last_bit(
     with LocalRun(parts, [watch]) as run:
         train_until_one_has_learnt(run, monkeypatch)
         run.save()
-    found = open_run(tmp_path / "parts")
+    found = inspect_run(tmp_path / "parts")
     with LocalRun(found.config, [watch], resumed=found.point) as run:
         run.train()
         run.save()

@@ -1,1 +1,1 @@
-"""hacrl from Python: one trainer, one config, callbacks."""
+"""The Python interface: trainer, config and callbacks."""

@@ -1,4 +1,4 @@
-"""Everything a Python user may call an agent, as config sections and loaded agents."""
+"""Turn the agents of a Python user, in any supported form, into config sections and loaded agents."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from hacrl.models.model_sources import BUNDLED_PREFIX
 if TYPE_CHECKING:
     from hacrl.models.agent import Agent
 
-# What may be said of a model that is loaded already: the rest is for loading one.
-_USABLE_WHEN_LOADED = frozenset(
+# Keys that apply to a loaded model; all others say how to load one.
+_KEYS_OF_LOADED_MODELS = frozenset(
     ("name", "model", "rollouts_per_prompt", "lr", "chat_template", "chat_template_args")
 )
 _KINDS = (
@@ -29,7 +29,7 @@ _KINDS = (
 
 @dataclass(frozen=True)
 class AgentRequest:
-    """One agent as a section of the config, with the objects it is to be made of, if they exist already."""
+    """One agent as a section of the config, with its model, tokenizer or agent if they are loaded already."""
 
     section: Mapping[str, Any]
     model: Any = None
@@ -38,28 +38,28 @@ class AgentRequest:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether there is nothing left to load."""
+        """Whether the model is loaded already."""
         return self.agent is not None or self.model is not None
 
 
 def agent_requests(given: Sequence[Any] | Mapping[str, Any]) -> list[AgentRequest]:
-    """One request per agent, each with a name of its own."""
+    """Return one request per agent, each with a unique name."""
     if isinstance(given, Mapping):
-        requests = [_named(_request(one, name), name) for name, one in given.items()]
+        requests = [_named(_request(agent, name), name) for name, agent in given.items()]
     elif isinstance(given, Sequence) and not isinstance(given, str | bytes):
-        requests = [_request(one, f"agents[{i}]") for i, one in enumerate(given)]
+        requests = [_request(agent, f"agents[{i}]") for i, agent in enumerate(given)]
     else:
-        raise ConfigError(f"agents: give a list, or a dict of name to agent, not {type(given).__name__}")
+        raise ConfigError(f"agents: must be a list, or a dict of name to agent, not {type(given).__name__}")
     _check_models_differ(requests)
     return _with_names(requests)
 
 
 def make_loaded(requests: Sequence[AgentRequest], settings: Sequence[AgentSettings]) -> dict[str, Agent]:
-    """Name -> agent for all that are loaded already. They are used and trained as they are, not copied."""
+    """Return name -> agent for all loaded models. They are trained in place, not copied."""
     loaded = {}
     for request, own in zip(requests, settings, strict=True):
         if request.is_loaded:
-            _check_only_usable(own)
+            _check_keys_of_loaded_model(own)
             loaded[own.name] = request.agent or _wrap(request, own)
     return loaded
 
@@ -72,7 +72,7 @@ def _request(given: Any, where: str) -> AgentRequest:
     if isinstance(given, AgentSettings):
         return AgentRequest(plain_section(given))
     if isinstance(given, Agent):
-        section = {"name": given.name, "model": _described(given.model), **_way_of_asking(given)}
+        section = {"name": given.name, "model": _described(given.model), **_chat_template_keys(given)}
         return AgentRequest(section, given.model, given.tokenizer, given)
     if isinstance(given, Mapping):
         return _from_mapping(given, where)
@@ -100,13 +100,13 @@ def _from_mapping(given: Mapping[str, Any], where: str) -> AgentRequest:
 def _named(request: AgentRequest, name: str) -> AgentRequest:
     own = request.section.get("name", name)
     if own != name:
-        raise ConfigError(f"agents: {name!r} calls itself {own!r}; use one name")
+        raise ConfigError(f"agents: the entry {name!r} has the name {own!r}; use one name")
     return dataclasses.replace(request, section={**request.section, "name": name})
 
 
 def _with_names(requests: Sequence[AgentRequest]) -> list[AgentRequest]:
-    """Names for those that have none, from their models; a second of the same name gets a number."""
-    taken = {str(one.section["name"]).casefold() for one in requests if "name" in one.section}
+    """Name unnamed agents after their models; add a number if the name is taken."""
+    taken = {str(request.section["name"]).casefold() for request in requests if "name" in request.section}
     named = []
     for request in requests:
         if "name" not in request.section:
@@ -122,7 +122,7 @@ def _with_names(requests: Sequence[AgentRequest]) -> list[AgentRequest]:
 
 
 def _name_of(request: AgentRequest) -> str:
-    """The last part of the model's id or path; of a model made on the spot, its architecture."""
+    """Return the last part of the model's id or path, or the architecture of a model without a path."""
     if request.model is not None:
         reference = getattr(request.model.config, "_name_or_path", "") or request.model.config.model_type
     else:
@@ -132,29 +132,29 @@ def _name_of(request: AgentRequest) -> str:
 
 
 def _described(model: Any) -> str:
-    """What config.yaml says of a model that was handed in: such a run cannot be repeated from the file."""
+    """Describe a loaded model in config.yaml; such a run cannot be repeated from the file."""
     origin = getattr(model.config, "_name_or_path", "")
     return f"object:{type(model).__name__}" + (f" from {origin}" if origin else "")
 
 
-def _way_of_asking(agent: Agent) -> dict[str, Any]:
-    """An agent keeps its way of being asked; here it is only written down."""
-    plainly = agent.tokenizer.chat_template is not None and not agent.use_chat_template
-    return {"chat_template": not plainly, "chat_template_args": agent.chat_template_args}
+def _chat_template_keys(agent: Agent) -> dict[str, Any]:
+    """Return the config keys of the chat template that the agent already uses."""
+    is_plain = agent.tokenizer.chat_template is not None and not agent.use_chat_template
+    return {"chat_template": not is_plain, "chat_template_args": agent.chat_template_args}
 
 
 def _check_models_differ(requests: Sequence[AgentRequest]) -> None:
-    models = [id(one.model) for one in requests if one.model is not None]
+    models = [id(request.model) for request in requests if request.model is not None]
     if len(set(models)) < len(models):
         raise ConfigError("agents: two agents share one model object; each needs its own to be trained")
 
 
-def _check_only_usable(settings: AgentSettings) -> None:
+def _check_keys_of_loaded_model(settings: AgentSettings) -> None:
     for key in plain_section(settings):
-        if key not in _USABLE_WHEN_LOADED:
+        if key not in _KEYS_OF_LOADED_MODELS:
             raise ConfigError(
-                f"agents.{settings.name}.{key}: the model is loaded already, this key is for loading one; "
-                "prepare the model before, or give its name instead"
+                f"agents.{settings.name}.{key}: this key applies when hacrl loads the model, but it is "
+                "loaded already; change the model yourself, or give its name or folder instead"
             )
 
 
@@ -164,15 +164,15 @@ def _wrap(request: AgentRequest, settings: AgentSettings) -> Agent:
     model, tokenizer = request.model, request.tokenizer
     if tokenizer.eos_token_id is None:
         raise ModelError(
-            f"agent {settings.name!r}: the tokenizer has no eos_token: a response could never end"
+            f"agent {settings.name!r}: the tokenizer has no eos_token, so that no response could end"
         )
     largest, embeddings = max(tokenizer.get_vocab().values()), model.get_input_embeddings().num_embeddings
     if largest >= embeddings:
         raise ModelError(
-            f"agent {settings.name!r}: the tokenizer has token {largest}, the model only {embeddings} "
-            "embeddings: they do not belong together"
+            f"agent {settings.name!r}: the tokenizer has token {largest}, but the model has only "
+            f"{embeddings} embeddings: they do not belong together"
         )
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ModelError(f"agent {settings.name!r}: every weight of the model is frozen (requires_grad)")
-    model.eval()  # dropout would make the learner's policy another one than the sampler's
+    model.eval()  # with dropout, the learner's policy would differ from the sampler's
     return Agent(settings.name, model, tokenizer, settings.chat_template, settings.chat_template_args)

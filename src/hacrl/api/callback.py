@@ -1,4 +1,4 @@
-"""What a Python user hooks into a run."""
+"""Callbacks of the Python interface."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 class Callback(Observer):
-    """Watches a run: a subclass overrides what it cares about, e.g. ``on_step`` or ``on_evaluation``.
+    """Observes a run: a subclass overrides the methods it needs, e.g. ``on_step`` or ``on_evaluation``.
 
-    The one thing it may change is how long the run goes on: ``self.trainer.stop()``.
+    A callback cannot change the run, except that ``self.trainer.stop()`` ends it after the current step.
     """
 
     trainer: HACRLTrainer
-    """The trainer this callback was given to; set before anything is called."""
+    """The trainer that was given this callback; set before any method is called."""

@@ -1,4 +1,4 @@
-"""What a Python user says about a run, apart from its agents and its task. Needs nothing heavy."""
+"""The settings of a run from Python, apart from agents and task. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ class HACRLConfig:
     steps: int = 100
     """Training steps; each asks every agent ``rollout.prompts_per_step`` problems."""
     seed: int = 0
-    """Decides all randomness: equal runs on one machine give equal metrics."""
+    """Seed of all randomness: equal runs on one machine give equal metrics."""
     device: str = "auto"
-    """Where hacrl puts the models it loads: ``cpu``, ``cuda``, ``cuda:1``; ``auto``: a GPU if any."""
+    """Device of the models that hacrl loads: ``cpu``, ``cuda``, ``cuda:1``; ``auto``: a GPU if any."""
     threads: int | None = None
-    """CPU threads of torch; None leaves its own choice."""
+    """CPU threads of torch; None: torch's default."""
     method: str | AnyMethodSettings | Section = HacpoSettings.name
     """``"hacpo"``, ``"gspo"``, ``"grpo"``, ``"naive"``, its settings, or a mapping with ``name``."""
     agent_defaults: Section = field(default_factory=dict)
     """Settings of every agent that does not have its own, e.g. ``{"lora": {"rank": 16}}``."""
     rollout: RolloutSettings | Section = field(default_factory=dict)
-    """What is asked in a step and how answers are sampled."""
+    """Prompts and responses of a step, and how responses are sampled."""
     learning: LearningSettings | Section = field(default_factory=dict)
     """Optimizer, mini-batches, number of updates."""
     evaluation: EvaluationSettings | Section = field(default_factory=dict)
@@ -57,35 +57,36 @@ class HACRLConfig:
     reward_weights: Sequence[float] | None = None
     """One weight per function in ``reward_funcs``; None: 1 each."""
     reward_range: Sequence[float] | None = None
-    """The smallest and the largest reward there can be, if known: HACPO then never expects more."""
+    """The smallest and the largest possible reward, if known: HACPO uses the largest as a bound."""
     eval_share: float | None = None
     """Share of the training prompts to hold out if there is no ``eval_dataset``; None: none."""
     trackers: str | Sequence[str] = ()
-    """Where metrics also go: ``tensorboard``, ``wandb``, ``trackio``, ``mlflow``."""
+    """Tools that also receive the metrics: ``tensorboard``, ``wandb``, ``trackio``, ``mlflow``."""
     report_to: str | Sequence[str] | None = None
-    """Another name of ``trackers``, for those who come from transformers and TRL; ``"none"`` is none."""
+    """The same as ``trackers``, with the name that transformers and TRL use; ``"none"`` means no tracker."""
     project: str = "hacrl"
-    """What trackers file this run under."""
+    """Project of the run in trackers."""
     run_name: str | None = None
-    """The run's name in trackers; None: the output folder's."""
+    """Name of the run in trackers; None: the name of the output folder."""
     logged_rollouts: int = 4
-    """Rollouts kept per agent and step, to be read."""
+    """Rollouts per agent and step that trackers show."""
     rollouts: RolloutLogSettings | Section = field(default_factory=dict)
+    """Which rollouts stay in the run's folder."""
     checkpoint: CheckpointSettings | Section = field(default_factory=dict)
-    """How often the whole state is written down, and how much of that is kept."""
+    """How often a checkpoint is written, and how many are kept."""
     collapse: CollapseSettings | Section = field(default_factory=dict)
-    """When an agent counts as collapsed, and what is done about it."""
+    """When an agent counts as collapsed, and what happens then."""
     watchdog_minutes: float = 30.0
-    """Minutes without movement until the run says where it hangs; 0: never."""
+    """Minutes without progress until a note says where the run hangs; 0: never."""
     resume: bool = False
-    """Go on with the run in ``output`` if there is one; it must be the same one, but for ``steps``."""
+    """Continue the run in ``output`` if there is one; only some settings, such as ``steps``, may differ."""
     overwrite: bool = False
-    """Replace an earlier run in the same folder; without it that is refused."""
+    """Replace an earlier run in the same folder; otherwise an earlier run is an error."""
     progress: bool = True
     """Show progress on the terminal."""
 
     def run_config(self, agents: Sequence[Section], task: Section, held_out: int | None) -> RunConfig:
-        """The checked config of a run. ``held_out`` problems there are, if that is known by now."""
+        """Return the checked config of a run; ``held_out`` is the number of held-out problems, if known."""
         evaluation = plain_section(self.evaluation)
         if held_out is not None and isinstance(evaluation, dict):
             evaluation.setdefault("problems", min(DEFAULT_PROBLEMS, held_out))
@@ -111,7 +112,7 @@ class HACRLConfig:
             return _listed(self.trackers)
         if self.trackers:
             raise ConfigError(
-                f"report_to={self.report_to!r} and trackers={self.trackers!r} mean the same; give one of them"
+                f"report_to={self.report_to!r} and trackers={self.trackers!r} mean the same; give only one"
             )
         return [name for name in _listed(self.report_to) if name != "none"]
 
@@ -129,7 +130,7 @@ _SAME_KEY = (
 
 
 def plain_section(section: Any) -> Any:
-    """A settings record as the keys that differ from its defaults; a mapping as a dict; else unchanged."""
+    """Return plain data: a settings record becomes a dict of its keys that differ from their defaults."""
     if isinstance(section, Mapping):
         return {key: plain_section(value) for key, value in section.items()}
     if not dataclasses.is_dataclass(section) or isinstance(section, type):

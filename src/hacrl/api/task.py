@@ -1,4 +1,4 @@
-"""What a Python user may give as the task: reward functions with data, a task's name, or a task."""
+"""The task of a Python user: reward functions with data, the name of a task, or a task object."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hacrl.config.schema import TaskSettings
 from hacrl.errors import ConfigError, TaskError
 from hacrl.tasks.base import REQUIRED_MEMBERS, Task
 
-# The reward task's own words for what is called otherwise here.
-_OUR_WORDS = {
+# option of the reward task -> its name in the Python interface
+_API_NAMES = {
     "functions": "reward_funcs",
     "train": "train_dataset",
     "test": "eval_dataset",
@@ -26,27 +26,28 @@ _OUR_WORDS = {
 
 @dataclass(frozen=True)
 class TaskChoice:
-    """A task as a section of the config, and the task itself if it exists already."""
+    """A task as a section of the config, and the task object if there is one."""
 
     section: Mapping[str, Any]
     task: Task | None = None
 
     @property
     def held_out(self) -> int | None:
-        """Number of held-out problems, if it is known by now."""
+        """Number of held-out problems; None if it is not known yet."""
         return None if self.task is None else len(self.task.test)
 
 
 def choose_task(
     task: Any, reward_funcs: Any, train_dataset: Any, eval_dataset: Any, args: HACRLConfig
 ) -> TaskChoice:
-    """The task a user means; refuses what does not go together."""
+    """Return the chosen task; refuse arguments that contradict each other."""
     if task is not None:
-        _refuse_beside_task(reward_funcs, train_dataset, eval_dataset, args)
+        _refuse_with_task(reward_funcs, train_dataset, eval_dataset, args)
         return _given_task(task)
     if reward_funcs is None or train_dataset is None:
         raise ConfigError(
-            "give reward_funcs and train_dataset, or task: a task's name such as 'gsm8k', or a task of yours"
+            "give reward_funcs and train_dataset, or give task: the name of a task such as 'gsm8k', or a "
+            "task object"
         )
     return _reward_task(reward_funcs, train_dataset, eval_dataset, args)
 
@@ -58,22 +59,22 @@ def _given_task(task: Any) -> TaskChoice:
         return TaskChoice(plain_section(task))
     lacking = [part for part in REQUIRED_MEMBERS if not hasattr(task, part)]
     if lacking or isinstance(task, type):
-        what = f"the class {task.__name__}" if isinstance(task, type) else type(task).__name__
+        given = f"the class {task.__name__}" if isinstance(task, type) else type(task).__name__
         without = f" without {', '.join(lacking)}" if lacking and not isinstance(task, type) else ""
         raise ConfigError(
-            f"task: {what}{without} is no task; "
-            "give a name, TaskSettings, or an object with what hacrl.tasks.base asks for"
+            f"task: {given}{without} is not a task; give a name, TaskSettings, or an object with the "
+            "attributes of hacrl.tasks.base.Task"
         )
     return TaskChoice({"name": f"object:{qualified_name(type(task))}"}, task)
 
 
-def _refuse_beside_task(*given: Any) -> None:
+def _refuse_with_task(*given: Any) -> None:
     *data, args = given
     options = [args.reward_weights, args.reward_range, args.eval_share]
     names = ("reward_funcs", "train_dataset", "eval_dataset", "reward_weights", "reward_range", "eval_share")
     for name, value in zip(names, [*data, *options], strict=True):
         if value is not None:
-            raise ConfigError(f"{name}: a task brings its own data and rewards; leave {name} or task out")
+            raise ConfigError(f"{name}: a task has its own data and rewards; leave out {name} or task")
 
 
 def _reward_task(reward_funcs: Any, train: Any, test: Any, args: HACRLConfig) -> TaskChoice:
@@ -90,9 +91,9 @@ def _reward_task(reward_funcs: Any, train: Any, test: Any, args: HACRLConfig) ->
     try:
         task = RewardTask(functions=functions, train=train, test=test, **given)
     except TaskError as error:
-        raise TaskError(_in_our_words(str(error))) from error
+        raise TaskError(_with_api_names(str(error))) from error
     recorded: dict[str, Any] = {
-        "functions": [_reference(one) for one in functions],
+        "functions": [_reference(function) for function in functions],
         "train": _described(train),
     }
     if test is not None:
@@ -101,19 +102,19 @@ def _reward_task(reward_funcs: Any, train: Any, test: Any, args: HACRLConfig) ->
     return TaskChoice({"name": "reward", "options": {**recorded, **plain}}, task)
 
 
-def _in_our_words(message: str) -> str:
-    word = re.match(r"\w+", message)
-    ours = _OUR_WORDS.get(word.group()) if word else None
-    return ours + message[len(word.group()) :] if word and ours else message
+def _with_api_names(message: str) -> str:
+    first_word = re.match(r"\w+", message)
+    name = _API_NAMES.get(first_word.group()) if first_word else None
+    return name + message[len(first_word.group()) :] if first_word and name else message
 
 
 def _reference(function: str | Callable[..., Any]) -> str:
-    """What config.yaml says of a function; importable ones can be used from there."""
+    """Describe a function in config.yaml as ``module:name``, which works there if it can be imported."""
     return function if isinstance(function, str) else qualified_name(function, separator=":")
 
 
 def qualified_name(thing: Any, separator: str = ".") -> str:
-    """``package.module.Name``; of a partial, its function's; of a callable object, its class's."""
+    """Return ``package.module.Name`` of a thing, of the function of a partial, or of an object's class."""
     while isinstance(thing, functools.partial):
         thing = thing.func
     named = thing if hasattr(thing, "__qualname__") else type(thing)
@@ -121,7 +122,7 @@ def qualified_name(thing: Any, separator: str = ".") -> str:
 
 
 def _described(data: Any) -> Any:
-    """What config.yaml says of data: where it is, or that it was handed in."""
+    """Describe data in config.yaml: its location, or that it was given as an object."""
     if isinstance(data, str | Mapping):
         return plain_section(data)
     if isinstance(data, Path):

@@ -1,4 +1,4 @@
-"""Several LLMs trained together, from Python."""
+"""Train several LLMs together from Python."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from hacrl.training.observer import Observer
 class HACRLTrainer:
     """Trains any number of agents on one task; every verified rollout teaches all of them.
 
-    Making one checks everything, loads what is not loaded, and then claims the run's folder, which is the
-    same as the command line's. Models that are handed in are trained in place.
+    The constructor checks all settings, loads the models, and creates the run's folder, which is the same as
+    that of the command line. Models that are given as objects are trained in place.
     """
 
     def __init__(
@@ -44,22 +44,22 @@ class HACRLTrainer:
 
         ``agents``: a list, or a dict by name, of model names or folders, :class:`hacrl.AgentSettings`,
         mappings of their keys, ``(model, tokenizer)`` pairs, or agents of an earlier trainer.
-        ``reward_funcs``: one or several functions with TRL's signature, or ``"module:name"`` of some.
+        ``reward_funcs``: one or several functions with TRL's signature, or references ``"module:name"``.
         ``train_dataset``, ``eval_dataset``: a ``datasets.Dataset``, rows, a file, or a hub data set; column
         ``prompt`` is text or a list of messages. ``task``: a name such as ``"gsm8k"``, its settings, or an
-        object with what :class:`hacrl.tasks.base.Task` asks for.
+        object with the attributes of :class:`hacrl.tasks.base.Task`.
         """
         requests = agent_requests(agents)
         choice = choose_task(task, reward_funcs, train_dataset, eval_dataset, args)
-        config = args.run_config([one.section for one in requests], choice.section, choice.held_out)
+        config = args.run_config([request.section for request in requests], choice.section, choice.held_out)
         loaded = make_loaded(requests, config.agents)
         point = resume_point_of(config) if args.resume else None
         first_step = 0 if point is None else point.steps_done
         self._progress = _progress(config, first_step) if args.progress else None
-        watching = [*([self._progress] if self._progress else []), *_joined(callbacks, self)]
+        observers = [*([self._progress] if self._progress else []), *_checked_callbacks(callbacks, self)]
         self._closed = False
         self._has_trained = False
-        self._run = LocalRun(config, watching, args.overwrite, choice.task, loaded, point)
+        self._run = LocalRun(config, observers, args.overwrite, choice.task, loaded, point)
 
     @property
     def agents(self) -> dict[str, Agent]:
@@ -73,19 +73,19 @@ class HACRLTrainer:
 
     @property
     def result(self) -> RunResult:
-        """Accuracies, rewards and costs so far."""
+        """Accuracies, rewards and costs of the run so far."""
         return self._run.result
 
     def train(self) -> RunResult:
-        """Make all steps, evaluate before and after, save the agents in the run's folder."""
+        """Evaluate, make all steps, evaluate again, and save the agents in the run's folder."""
         if self._has_trained:
             raise TrainingError(
-                "this trainer has trained already; to go on, make a new HACRLTrainer with "
+                "this trainer has trained already; to train further, make a new HACRLTrainer with "
                 "agents=trainer.agents and another output"
             )
         self._has_trained = True
         try:
-            with _shown(self._progress):
+            with _show_progress(self._progress):
                 self._run.train()
                 self._run.save()
         finally:
@@ -93,7 +93,7 @@ class HACRLTrainer:
         return self._run.result
 
     def evaluate(self) -> dict[str, Accuracy]:
-        """Every agent alone on the held-out problems, as it is now; always the same problems and draws."""
+        """Evaluate every agent alone on the held-out problems, always with the same problems and seeds."""
         accuracies = self._run.evaluate()
         if not accuracies:
             raise ConfigError(
@@ -103,7 +103,7 @@ class HACRLTrainer:
         return accuracies
 
     def save_model(self, folder: str | Path) -> dict[str, Path]:
-        """Write every agent as a plain Hugging Face folder ``folder/NAME``: name -> its folder."""
+        """Write every agent as a plain Hugging Face folder ``folder/NAME``; return name -> folder."""
         saved = {}
         for name, agent in self.agents.items():
             saved[name] = Path(folder) / name
@@ -111,11 +111,11 @@ class HACRLTrainer:
         return saved
 
     def stop(self) -> None:
-        """End after the step under way; the run is evaluated and saved like any other."""
+        """End training after the current step; the run is evaluated and saved as usual."""
         self._run.trainer.stop()
 
     def close(self) -> None:
-        """End the run: trackers finish, worker processes go. ``train`` does that itself."""
+        """End the run: close trackers and worker processes. ``train`` calls this itself."""
         if not self._closed:
             self._closed = True
             self._run.close()
@@ -127,12 +127,12 @@ class HACRLTrainer:
         self.close()
 
 
-def _joined(callbacks: Sequence[Any], trainer: HACRLTrainer) -> Sequence[Observer]:
+def _checked_callbacks(callbacks: Sequence[Any], trainer: HACRLTrainer) -> Sequence[Observer]:
     for callback in callbacks:
         if not isinstance(callback, Observer):
-            what = callback.__name__ if isinstance(callback, type) else type(callback).__name__
+            given = callback.__name__ if isinstance(callback, type) else type(callback).__name__
             raise ConfigError(
-                f"callbacks: {what} is not an instance of a hacrl.Callback subclass "
+                f"callbacks: {given} is not an instance of a hacrl.Callback subclass "
                 "(callbacks of transformers and TRL do not fit)"
             )
         if isinstance(callback, Callback):
@@ -148,8 +148,8 @@ def _progress(config: RunConfig, first_step: int) -> RunProgress:
 
 
 @contextmanager
-def _shown(progress: RunProgress | None) -> Iterator[None]:
-    """Progress on the terminal, without transformers' own bars in between."""
+def _show_progress(progress: RunProgress | None) -> Iterator[None]:
+    """Show progress on the terminal, with transformers' progress bars turned off."""
     from transformers.utils import logging
 
     with ExitStack() as stack:

@@ -12,9 +12,9 @@ from hacrl.models.model_sources import bundled_agents
 
 
 def list_agents() -> None:
-    """A table of the bundled agents."""
+    """Print a table of the bundled agents."""
     table = Table(title="Bundled agents")
-    table.add_column("model", no_wrap=True)  # to be copied into a recipe
+    table.add_column("model", no_wrap=True)  # a user copies it into a recipe
     for heading in ("architecture", "layers", "width", "vocabulary"):
         table.add_column(heading)
     for name, folder in bundled_agents().items():
@@ -23,5 +23,8 @@ def list_agents() -> None:
         table.add_row(f"bundled:{name}", config["architectures"][0], *map(str, numbers))
     console = Console()
     console.print(table)
-    others = f"Besides: {smollm2.REFERENCE}, any Hugging Face id, any folder (docs/agents.md)"
+    others = (
+        f"A recipe may also name {smollm2.REFERENCE}, any Hugging Face id, or the folder of a model "
+        "(docs/agents.md)."
+    )
     console.print(others, highlight=False, soft_wrap=True)

@@ -1,10 +1,10 @@
-"""Libraries' own progress bars would break ours."""
+"""Keep the output of libraries out of the terminal, where it would break our progress display."""
 
 from __future__ import annotations
 
 
-def without_library_chatter() -> None:
-    """Switch off transformers' progress bars and hints for this process."""
+def silence_transformers() -> None:
+    """Turn off transformers' progress bars and warnings for this process."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()

@@ -9,27 +9,27 @@ from pathlib import Path
 
 from rich.console import Console
 
-from hacrl.cli.console import without_library_chatter
-from hacrl.cli.interrupts import told_when_interrupted
+from hacrl.cli.console import silence_transformers
+from hacrl.cli.interrupts import report_interruption
 from hacrl.config.schema import RunConfig
 from hacrl.studies.demo import METHOD_LABELS, run_demo_methods
 from hacrl.studies.plots import plot_comparison
 from hacrl.studies.tables import compare, comparison_table
-from hacrl.tracking.console import say
+from hacrl.tracking.console import print_unstyled
 from hacrl.tracking.progress import RunProgress
 
 _INTRODUCTION = (
-    "Three tiny language models learn two-step arithmetic by reinforcement: first each alone (GSPO), then "
-    "together (HACPO), so that every checked answer of one teaches all. Both times they are asked the same "
-    "problems and give the same number of answers."
+    "Three tiny language models learn two-step arithmetic by reinforcement learning: first each one alone "
+    "(GSPO), then together (HACPO), where each model also trains on the verified responses of the others. "
+    "Both runs use the same problems and generate the same number of responses."
 )
 
 
 def run_demo(output: Path, seed: int, steps: int | None, as_json: bool) -> None:
-    """Train, then show the table and where the plot is."""
+    """Train with both methods, then print a table and the paths of the results."""
     console = Console()
-    folder = free_folder(output)
-    without_library_chatter()
+    folder = unused_folder(output)
+    silence_transformers()
 
     def watch(config: RunConfig) -> RunProgress:
         names = [agent.name for agent in config.agents]
@@ -37,14 +37,14 @@ def run_demo(output: Path, seed: int, steps: int | None, as_json: bool) -> None:
 
     console.print(_INTRODUCTION, highlight=False)
     start = time.perf_counter()
-    with told_when_interrupted(f"metrics so far are in {folder}"):
+    with report_interruption(f"metrics so far are in {folder}"):
         comparison = compare(run_demo_methods(folder, seed, steps, watch))
     seconds = time.perf_counter() - start
     plot = folder / "comparison.png"
     plot_comparison(comparison, METHOD_LABELS, plot)
     console.print(comparison_table(comparison, METHOD_LABELS))
-    say(console, f"Done in {seconds:.0f} s. Plot: {plot}")
-    say(console, f"Runs, metrics and trained agents: {folder}")
+    print_unstyled(console, f"Done in {seconds:.0f} s. Plot: {plot}")
+    print_unstyled(console, f"Runs, metrics and trained agents: {folder}")
     summary = {
         "agents": comparison.as_dict(),
         "seed": seed,
@@ -57,8 +57,8 @@ def run_demo(output: Path, seed: int, steps: int | None, as_json: bool) -> None:
         print(json.dumps(summary))
 
 
-def free_folder(path: Path) -> Path:
-    """The path itself, or with the first number that makes it new: no earlier demo is lost."""
+def unused_folder(path: Path) -> Path:
+    """Return the path, with the first number added that makes it unused, so that no earlier demo is lost."""
     path = path.resolve() if path.name in ("", "..") else path
     candidates = (path if i == 1 else path.with_name(f"{path.name}-{i}") for i in count(1))
     return next(candidate for candidate in candidates if not candidate.exists())

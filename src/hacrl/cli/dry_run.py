@@ -1,4 +1,4 @@
-"""What ``hacrl train RECIPE --dry-run`` says, as plain lines that survive a pipe."""
+"""The output of ``hacrl train RECIPE --dry-run``, as plain lines that also work in a pipe."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from hacrl.runs.dry_run import AgentPlan, DryRun
 
 WIDTH = 100
 GIB = 2**30
-# heading, and which bytes; the order is that of a run
+# heading and field of Footprint, in the order in which a run needs the memory
 PARTS: tuple[tuple[str, str], ...] = (
     ("weights", "weights"),
     ("float32 master weights", "masters"),
     ("gradients", "gradients"),
     ("Adam's moments", "moments"),
     ("reference for KL", "reference"),
-    ("vLLM engine that stays awake", "engine"),
-    ("= held all the time", "persistent"),
-    ("rollout: keys and values", "cache"),
-    ("rollout: the rest", "decoding"),
-    ("learning: activations", "activations"),
-    ("learning: logits, first", "logits"),
-    ("learning: or later", "backward"),
+    ("vLLM engine that never sleeps", "engine"),
+    ("= used all the time", "persistent"),
+    ("generation: KV cache", "cache"),
+    ("generation: other", "decoding"),
+    ("training: activations", "activations"),
+    ("training: logits, or", "logits"),
+    ("training: backward pass", "backward"),
     ("update: optimizer", "update"),
     ("= largest of the three", "transient"),
     ("peak", "peak"),
@@ -33,12 +33,12 @@ PARTS: tuple[tuple[str, str], ...] = (
 
 
 def dry_run_lines(plan: DryRun) -> Iterator[str]:
-    """Everything a user wants to see before a long run, the verdict last."""
-    yield "# The run, every key with its value"
+    """Yield the config, agents, memory and work of a run, and at the end whether it is ready."""
+    yield "# Config, every key with its value"
     yield config_to_yaml(plan.config).rstrip()
     yield from ("", "# Agents")
     yield from _agent_table(plan.agents)
-    yield from ("", "# Memory in GiB, an estimate from each model's config.json")
+    yield from ("", "# Estimated memory in GiB")
     yield from _memory_table([agent.footprint for agent in plan.agents if agent.footprint])
     for memory in plan.devices:
         yield from _device_lines(memory)
@@ -46,7 +46,7 @@ def dry_run_lines(plan: DryRun) -> Iterator[str]:
     yield from _step_lines(plan)
     remarks = [
         *(f"note: {note}" for note in plan.notes),
-        *(f"NOT CHECKED: {one}" for one in plan.not_checked),
+        *(f"NOT CHECKED: {item}" for item in plan.not_checked),
     ]
     if remarks:
         yield ""
@@ -96,26 +96,26 @@ def _memory_table(known: Sequence[Footprint]) -> Iterator[str]:
     if not known:
         yield "unknown"
         return
-    rows = [("", *(one.agent for one in known))]
+    rows = [("", *(footprint.agent for footprint in known))]
     for heading, part in PARTS:
-        values = [getattr(one, part) for one in known]
+        values = [getattr(footprint, part) for footprint in known]
         if any(values):
             rows.append((heading, *(_gib(value) for value in values)))
     yield from _columns(rows)
 
 
 def _device_lines(memory: DeviceMemory) -> Iterator[str]:
-    who = " and ".join(memory.agents)
-    there = f"{_gib(memory.available)} GiB there"
+    agents = ", ".join(memory.agents)
+    available = f"{_gib(memory.available)} GiB available"
     if memory.needed is None:
-        yield f"{memory.device} ({who}): unknown how much is needed, {there}"
+        yield f"{memory.device} ({agents}): needs an unknown amount, {available}"
         return
-    yield f"{memory.device} ({who}): about {_gib(memory.needed)} GiB needed, {there}"
+    yield f"{memory.device} ({agents}): needs about {_gib(memory.needed)} GiB, {available}"
     if memory.offload != "never":
-        yield f"  {what_leaves(memory.offload, 'it')}: {_gib(memory.host)} GiB of the machine's memory"
+        yield f"  {what_leaves(memory.offload, 'it')}: {_gib(memory.host)} GiB of host memory"
     if memory.fits:
         return
-    yield f"WARNING: the run does not fit on {memory.device}. What helps, each alone:"
+    yield f"WARNING: the run does not fit on {memory.device}. Each of these changes helps:"
     rows = [(f"  {advice.change}", f"about {_gib(advice.needed)} GiB") for advice in memory.advice]
     yield from _columns(rows)
 
@@ -123,18 +123,18 @@ def _device_lines(memory: DeviceMemory) -> Iterator[str]:
 def _step_lines(plan: DryRun) -> Iterator[str]:
     config, rollouts = plan.config, plan.rollouts_per_step
     prompts = config.rollout.prompts_per_step
-    asked = ", ".join(f"{name} {count:,}" for name, count in rollouts.items())
-    yield f"{prompts} prompts; rollouts: {asked}"
-    learnt = "all agents' rollouts" if config.method.shares_rollouts else "its own rollouts"
-    yield f"each agent learns from {learnt} in {plan.updates_per_step} updates"
+    generated = ", ".join(f"{name} {count:,}" for name, count in rollouts.items())
+    yield f"{prompts} prompts; rollouts: {generated}"
+    source = "all agents' rollouts" if config.method.shares_rollouts else "its own rollouts"
+    yield f"each agent trains on {source} in {plan.updates_per_step} updates"
     total, updates = sum(rollouts.values()) * config.steps, plan.updates_per_step * config.steps
     yield f"{config.steps} steps: {total:,} rollouts, {updates:,} updates per agent"
     if plan.train_problems is not None:
         test = min(config.evaluation.most_problems, plan.test_problems or 0)
         passes = prompts * config.steps / plan.train_problems
         yield (
-            f"{plan.train_problems:,} training problems, each asked {passes:.2g} times; "
-            f"{test:,} held-out problems to evaluate on"
+            f"{plan.train_problems:,} training problems, each used {passes:.2g} times; "
+            f"{test:,} held-out problems for the evaluation"
         )
 
 
@@ -143,7 +143,7 @@ def _gib(size: int) -> str:
 
 
 def _columns(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    """Aligned: the first column to the left, numbers to the right."""
+    """Yield aligned lines: the first column to the left, all others to the right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
         cells = [

@@ -1,4 +1,4 @@
-"""The options of ``hacrl eval``. Imports nothing heavy: the command line reads it for ``--help``."""
+"""The options of ``hacrl eval``. This module is part of ``--help``, so it imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -11,70 +11,88 @@ Targets = Annotated[
     list[str],
     typer.Argument(
         metavar="TARGET",
-        help="A run's folder (all its agents), one agent's folder, any Hugging Face folder or id, or "
-        "bundled:NAME.",
+        help="The folder of a run (evaluates all its agents), the folder of one agent, any Hugging Face "
+        "folder or id, or bundled:NAME.",
     ),
 ]
 On = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAMES",
-        help="Separated by commas: math500, math, gsm8k, aime2025, amc23, minerva, olympiad; task: the "
-        "held-out split of the run's own task (default for runs); arithmetic; gym:NAME; or a file of "
-        "problems (.jsonl, .json, .csv or .parquet with the columns problem and answer).",
+        help="Benchmarks, separated by commas: math500, math, gsm8k, aime2025, amc23, minerva, olympiad, "
+        "arithmetic, gym:NAME, task (the held-out problems of the run's task; the default for runs), or a "
+        "file of problems (.jsonl, .json, .csv or .parquet with the columns problem and answer).",
     ),
 ]
 Data = Annotated[
     Path | None,
-    typer.Option(help="Folder with math500.jsonl, gsm8k.test.jsonl, ...; default: the Hugging Face hub."),
+    typer.Option(
+        help="Folder with the benchmarks' files math500.jsonl, gsm8k.test.jsonl, ...; default: the Hugging "
+        "Face hub."
+    ),
 ]
 Before = Annotated[bool, typer.Option("--before", help="Also evaluate each agent as it was before training.")]
 Samples = Annotated[
     int | None,
     typer.Option(
-        min=1, help="Responses to each problem, the k of avg@k; default 1 (aime2025: 30; task: the run's)."
+        min=1,
+        help="Responses per problem, the k of avg@k. Default: 1; 30 for aime2025; for task as in the run.",
     ),
 ]
 PassAt = Annotated[
     str | None,
     typer.Option(
-        metavar="K,K,...", help="Also pass@K and best@K; default: K = samples, if there are several."
+        metavar="K,K,...",
+        help="Report pass@K and best@K too. Default: K = samples, if that is more than 1.",
     ),
 ]
 Temperature = Annotated[
     float | None,
     typer.Option(
         min=0,
-        help="0 is greedy; default: greedy for 1 sample, 1.0 for several (task: the run's evaluation's).",
+        help="Sampling temperature; 0 is greedy. Default: 0 for 1 sample, 1.0 for several; for task as in "
+        "the run's evaluation.",
     ),
 ]
-TopP = Annotated[float, typer.Option(help="Sample from the likeliest tokens that make up this share.")]
+TopP = Annotated[
+    float, typer.Option(help="Top-p sampling: use the likeliest tokens with this total probability.")
+]
 MaxNewTokens = Annotated[
     int | None,
-    typer.Option(min=1, help="Longest response; default 8192 (task: the run's), or what the context leaves."),
+    typer.Option(
+        min=1,
+        help="Longest response in tokens. Default: 8192, or less if the model's context is shorter; for task "
+        "as in the run.",
+    ),
 ]
 Limit = Annotated[
-    int | None, typer.Option(min=1, help="Only so many problems: always the same random choice.")
+    int | None,
+    typer.Option(
+        min=1, help="Evaluate on this number of problems, chosen at random but always the same ones."
+    ),
 ]
 Prompt = Annotated[
     str | None,
     typer.Option(
-        help="How a problem is put, with {problem} in it; default: the paper's, which asks for a box."
+        help="Prompt template that contains {problem}. Default: the paper's, which asks for the answer in "
+        "\\boxed{}."
     ),
 ]
 Seed = Annotated[int, typer.Option(help="Random seed.")]
 Engine = Annotated[
     str,
-    typer.Option(
-        help="What generates: transformers; vllm (with the run's vllm settings); or module:attribute."
-    ),
+    typer.Option(help="Engine that generates: transformers, vllm, or module:attribute of your own."),
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Device = Annotated[str, typer.Option(help="Device of the models: auto, cpu, cuda or cuda:N.")]
 Batch = Annotated[
-    int | None, typer.Option(min=1, help="Responses decoded side by side; default 64 (task: the run's).")
+    int | None,
+    typer.Option(min=1, help="Responses generated at a time. Default: 64; for task as in the run."),
 ]
 Output = Annotated[
-    Path | None, typer.Option(help="Folder; default RUN/evaluations/NAMES, or evaluations/MODEL/NAMES.")
+    Path | None,
+    typer.Option(
+        help="Folder of the results. Default: RUN/evaluations/BENCHMARKS, or evaluations/MODEL/BENCHMARKS."
+    ),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an earlier evaluation in that folder.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an earlier evaluation in the folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on the last line.")]

@@ -28,33 +28,33 @@ from hacrl.evaluation.results import PairResult, Results
 from hacrl.evaluation.run import EvaluationObserver, evaluate_targets
 from hacrl.evaluation.tables import TextTable, result_tables, with_interval
 from hacrl.plain_text import printable
-from hacrl.tracking.console import literal, say
+from hacrl.tracking.console import print_unstyled, unstyled
 
-SECONDS_BETWEEN_LINES = 30  # off a terminal
-_LESS_IMPORTANT = ("wrong", "correct", "tokens", "stopped")  # columns that go first where there is no room
+SECONDS_BETWEEN_LINES = 30  # of progress, without a terminal
+_OPTIONAL_COLUMNS = ("wrong", "correct", "tokens", "stopped")  # dropped in this order if a table is too wide
 _LEGEND = {
-    "stopped": "stopped: share of responses that ended by themselves.",
+    "stopped": "stopped: share of responses that ended with the stop token.",
     "tokens": "tokens: mean length of a response.",
 }
 
 
 def run_evaluation(request: EvaluationRequest, as_json: bool) -> None:
-    """Evaluate, show the tables, and say where every response is."""
-    from hacrl.cli.console import without_library_chatter
-    from hacrl.cli.interrupts import told_when_interrupted
+    """Evaluate, then print the tables and the folder of all responses."""
+    from hacrl.cli.console import silence_transformers
+    from hacrl.cli.interrupts import report_interruption
 
-    without_library_chatter()
+    silence_transformers()
     console = Console()
-    left = "the responses so far are kept; the same command goes on from there"
-    with told_when_interrupted(left), EvaluationProgress(console) as progress:
+    message = "the responses so far are kept; the same command continues from there"
+    with report_interruption(message), EvaluationProgress(console) as progress:
         results, folder = evaluate_targets(request, progress)
     _show(results, folder, console)
     if as_json:
         print(json.dumps({**results.as_dict(), "folder": str(folder)}))
 
 
-def exam_settings(pass_at: str | None, **options: Any) -> ExamSettings:
-    """The settings of the command line's options; ``pass_at`` is ``1,8,30``."""
+def evaluation_settings(pass_at: str | None, **options: Any) -> ExamSettings:
+    """Return the settings for the options of the command line; ``pass_at`` is text such as ``1,8,30``."""
     try:
         ks = tuple(int(part) for part in (pass_at or "").split(",") if part.strip())
     except ValueError:
@@ -68,7 +68,7 @@ def exam_settings(pass_at: str | None, **options: Any) -> ExamSettings:
 
 
 class EvaluationProgress(EvaluationObserver):
-    """A live bar in a terminal; elsewhere a line now and then. Use as a context manager."""
+    """Shows a live progress bar in a terminal, elsewhere a line now and then; use it as a context manager."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -85,7 +85,7 @@ class EvaluationProgress(EvaluationObserver):
             transient=True,
         )
         self._tasks: dict[tuple[str, str], TaskID] = {}
-        self._said_at = 0.0
+        self._printed_at = 0.0
         self._pair: tuple[str, str] | None = None
         self._pairs = self._finished = 0
 
@@ -99,66 +99,66 @@ class EvaluationProgress(EvaluationObserver):
             self._bars.stop()
 
     def on_start(self, folder: Path, pairs: int) -> None:
-        """Say where it goes."""
+        """Print the folder of the evaluation."""
         self._pairs = pairs
-        self._say(f"Evaluation folder: {folder}")
+        self._print(f"Evaluation folder: {folder}")
         if self._console.is_terminal:
             self._bars.start()
 
     def on_note(self, note: str) -> None:
-        """A note is kept on the screen."""
-        self._say(f"note: {note}")
+        """Print the note above the progress bar."""
+        self._print(f"note: {note}")
 
     def on_load(self, label: str) -> None:
-        """Loading a large model takes a while."""
+        """Print what is loaded, because a large model takes a while."""
         if not self._console.is_terminal:
-            self._say(f"loading {label}")
+            self._print(f"loading {label}")
 
     def on_progress(self, label: str, benchmark: str, done: int, total: int, reward: float | None) -> None:
-        """Move the bar; off a terminal, print a line if the last one is old."""
+        """Update the bar; without a terminal, print a line if the last one is old."""
         pair = (label, benchmark)
-        told = "" if reward is None else f" · mean reward {reward:.3f} ·"
+        mean = "" if reward is None else f" · mean reward {reward:.3f} ·"
         if pair not in self._tasks:
-            # what an earlier, interrupted command had done says nothing about this one's speed
+            # Responses of an earlier, interrupted command must not count in the speed.
             self._tasks[pair] = self._bars.add_task(
-                printable(f"{label} on {benchmark}"), total=total, completed=done, reward=told
+                printable(f"{label} on {benchmark}"), total=total, completed=done, reward=mean
             )
-            self._said_at = time.monotonic()
-        self._bars.update(self._tasks[pair], completed=done, reward=told)
+            self._printed_at = time.monotonic()
+        self._bars.update(self._tasks[pair], completed=done, reward=mean)
         now = time.monotonic()
-        if not self._console.is_terminal and now - self._said_at >= SECONDS_BETWEEN_LINES and done < total:
-            self._said_at = now
-            self._say(f"{label} on {benchmark}: {done:,}/{total:,} responses{told.rstrip(' ·')}")
+        if not self._console.is_terminal and now - self._printed_at >= SECONDS_BETWEEN_LINES and done < total:
+            self._printed_at = now
+            self._print(f"{label} on {benchmark}: {done:,}/{total:,} responses{mean.rstrip(' ·')}")
 
     def on_score(self, pair: PairResult) -> None:
-        """One line per finished pair."""
+        """Print one line per finished pair of agent and benchmark."""
         self._finished += 1
         self._bars.update(self._tasks[pair.label, pair.benchmark], visible=False)
         score = pair.score
-        self._say(
+        self._print(
             f"{self._finished}/{self._pairs}  {pair.label} on {pair.benchmark}: "
             f"avg@{score.samples} {with_interval(score.average)}"
         )
 
-    def _say(self, line: str) -> None:
-        say(self._console, line)
+    def _print(self, line: str) -> None:
+        print_unstyled(self._console, line)
 
 
 def _show(results: Results, folder: Path, console: Console) -> None:
     shown: set[str] = set()
     for text_table in result_tables(results):
-        say(console, f"\n{printable(text_table.title)}")
+        print_unstyled(console, f"\n{printable(text_table.title)}")
         fitting = _fitting(text_table, console.width)
         shown |= set(fitting.headings)
         console.print(_rich_table(fitting, console.width))
-    legend = [words for heading, words in _LEGEND.items() if heading in shown]
-    console.print(" ".join(["±: 95% interval over problems.", *legend]), highlight=False)
-    say(console, f"Every response and all numbers: {folder}")
+    legend = [text for heading, text in _LEGEND.items() if heading in shown]
+    console.print(" ".join(["±: 95% confidence interval over problems.", *legend]), highlight=False)
+    print_unstyled(console, f"All responses and numbers: {folder}")
 
 
 def _fitting(text_table: TextTable, width: int) -> TextTable:
-    """As many columns as the terminal has room for; all are in results.md."""
-    for heading in _LESS_IMPORTANT:
+    """Return the table with as many columns as the terminal is wide; results.md has all of them."""
+    for heading in _OPTIONAL_COLUMNS:
         if text_table.width >= width:
             text_table = text_table.without(heading)
     return text_table
@@ -166,10 +166,11 @@ def _fitting(text_table: TextTable, width: int) -> TextTable:
 
 def _rich_table(text_table: TextTable, width: int) -> Table:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    between = "\n" if text_table.width >= width else " "  # of "math500 avg@8": never cut to "math5…"
+    # A long heading such as "math500 avg@8" takes two lines rather than being cut to "math5…".
+    separator = "\n" if text_table.width >= width else " "
     for i, heading in enumerate(text_table.headings):
-        shown = literal(heading.replace(" ", between), multiline=True)
+        shown = unstyled(heading.replace(" ", separator), multiline=True)
         table.add_column(shown, justify="left" if i == 0 else "right", no_wrap=True)
     for row in text_table.rows:
-        table.add_row(*map(literal, row))
+        table.add_row(*map(unstyled, row))
     return table

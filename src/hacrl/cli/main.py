@@ -1,4 +1,4 @@
-"""The command line. Nothing heavy is imported before a command needs it."""
+"""The command line. A command imports what it needs, so that ``--help`` is fast."""
 
 from __future__ import annotations
 
@@ -35,13 +35,21 @@ def _version(
 @app.command()
 def demo(
     output: Annotated[
-        Path, typer.Option(help="Folder for the two runs, the table and the plot; a free name is chosen.")
+        Path,
+        typer.Option(
+            help="Folder for the two runs, the table and the plot; if it exists, a number is added."
+        ),
     ] = Path("runs/hacrl-demo"),
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
-    steps: Annotated[int | None, typer.Option(min=1, help="Training steps; default: the demo's own.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Training steps; default: as in the demo's recipe.")
+    ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print the result as JSON on the last line.")] = False,
 ) -> None:
-    """Bundled tiny agents, HACPO together against GSPO alone: about a minute on a CPU, no downloads."""
+    """Train three tiny agents alone (GSPO) and together (HACPO).
+
+    Takes about a minute on a CPU. The agents come with hacrl, so nothing is downloaded.
+    """
     from hacrl.cli.demo import run_demo
 
     run_demo(output, seed, steps, as_json=json_)
@@ -52,23 +60,32 @@ def train(
     config: Annotated[
         Path,
         typer.Argument(
-            help="A recipe: a YAML file, or the name of one that comes with hacrl (demo, size, ...)."
+            metavar="RECIPE",
+            help="A YAML file, or the name of a recipe that comes with hacrl (demo, size, ...).",
         ),
     ],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="e.g. steps=50 learning.lr=2e-6 agents.NAME.lr=1e-6"),
+        typer.Argument(
+            metavar="KEY=VALUE",
+            help="Changes to the recipe, e.g. steps=50 learning.lr=2e-6 agents.NAME.lr=1e-6.",
+        ),
     ] = None,
-    overwrite: Annotated[bool, typer.Option(help="Replace an earlier run in the same folder.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an earlier run in the same folder.")
+    ] = False,
     dry_run: Annotated[
         bool,
         typer.Option(
             "--dry-run",
-            help="Check all but the weights, print config and memory, stop.",
+            help="Check everything except the weights, print the config and the memory needed, and stop.",
         ),
     ] = False,
 ) -> None:
-    """Train the agents of a recipe; the run's folder is runs/RECIPE unless output= says otherwise."""
+    """Train the agents of a recipe.
+
+    The run is written to the folder runs/RECIPE, or to output=FOLDER.
+    """
     from hacrl.cli.train import run_training
 
     run_training(config, overrides or [], overwrite, dry_run)
@@ -76,13 +93,16 @@ def train(
 
 @app.command()
 def resume(
-    run: Annotated[Path, typer.Argument(help="The folder of a run, e.g. runs/size.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, e.g. runs/size.")],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="e.g. steps=200; what makes it another run is refused."),
+        typer.Argument(
+            metavar="KEY=VALUE",
+            help="Changes to the recipe, e.g. steps=200; changes that would make it another run are refused.",
+        ),
     ] = None,
 ) -> None:
-    """Go on with a run where it stopped, was killed, or ended."""
+    """Continue a run that was stopped or killed, or add steps to it."""
     from hacrl.cli.train import resume_training
 
     resume_training(run, overrides or [])
@@ -93,27 +113,39 @@ def compare(
     config: Annotated[
         Path,
         typer.Argument(
-            help="A recipe: a YAML file, or the name of one that comes with hacrl (demo, size, ...)."
+            metavar="RECIPE",
+            help="A YAML file, or the name of a recipe that comes with hacrl (demo, size, ...).",
         ),
     ],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides for all variants.")
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes to the recipe, for all variants.")
     ] = None,
     variants: Annotated[
         str,
         typer.Option(
             "--methods",
-            help="Variants, separated by commas, the first is the reference: hacpo, gspo, grpo, naive, "
-            "gspo_x2, gspo_same_updates, hacpo_no_baseline, hacpo_no_discrepancy, hacpo_alpha_0/2/3, "
-            "hacpo_no_clip, hacpo_no_stepwise. VARIANT@KEY=VALUE changes a key, e.g. gspo@lr=1e-4.",
+            help="Variants to compare, separated by commas; the first one is the reference. Variants: hacpo, "
+            "gspo, grpo, naive, gspo_x2, gspo_same_updates, hacpo_no_baseline, hacpo_no_discrepancy, "
+            "hacpo_alpha_0, hacpo_alpha_2, hacpo_alpha_3, hacpo_no_clip, hacpo_no_stepwise. "
+            "VARIANT@KEY=VALUE changes a key of the recipe, e.g. gspo@lr=1e-4.",
         ),
     ] = "gspo,gspo_same_updates,gspo_x2,naive,hacpo",
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds.")] = 5,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, a process each.")] = 1,
-    output: Annotated[Path | None, typer.Option(help="Folder; finished runs in it are kept.")] = None,
-    overwrite: Annotated[bool, typer.Option(help="Replace runs with other settings.")] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of runs at a time, each in its own process.")] = 1,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the study; finished runs in it are not repeated. Default: runs/compare-RECIPE."
+        ),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace runs in the folder that had other settings.")
+    ] = False,
 ) -> None:
-    """The same recipe under several methods and seeds: a table, numbers and a plot."""
+    """Train a recipe with several methods and seeds and compare them.
+
+    Writes a table, all numbers, and plots.
+    """
     from hacrl.cli.compare import run_comparison
 
     run_comparison(
@@ -148,11 +180,14 @@ def eval_(
     overwrite: options.Overwrite = False,
     json_: options.AsJson = False,
 ) -> None:
-    """Evaluate agents alone on benchmarks. An evaluation that was interrupted goes on."""
-    from hacrl.cli.evaluate import exam_settings, run_evaluation
+    """Evaluate each agent alone on benchmarks.
+
+    The same command continues an evaluation that was interrupted.
+    """
+    from hacrl.cli.evaluate import evaluation_settings, run_evaluation
     from hacrl.evaluation.plan import EvaluationRequest
 
-    settings = exam_settings(
+    settings = evaluation_settings(
         pass_at,
         samples=samples,
         temperature=temperature,
@@ -179,18 +214,21 @@ def eval_(
 
 @app.command()
 def rollouts(
-    run: Annotated[Path, typer.Argument(help="The folder of a run, e.g. runs/size.")],
-    step: Annotated[int | None, typer.Option(min=1, help="Which step; default: the newest.")] = None,
-    agent: Annotated[str | None, typer.Option(help="Only this agent's rollouts.")] = None,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, e.g. runs/size.")],
+    step: Annotated[
+        int | None, typer.Option(min=1, help="Show the rollouts of this step; default: the newest step.")
+    ] = None,
+    agent: Annotated[str | None, typer.Option(help="Show only rollouts of this agent.")] = None,
     problem: Annotated[
-        str | None, typer.Option(help="Only this problem, by id or by prompt; of all steps.")
+        str | None,
+        typer.Option(help="Show only this problem (its id or prompt), of all steps unless --step is given."),
     ] = None,
     reward: Annotated[
-        str | None, typer.Option(help="Only rollouts with this reward: 1, '<0.5', '>=0.9', ...")
+        str | None, typer.Option(help="Show only rollouts with this reward: 1, '<0.5', '>=0.9', ...")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Most prompts to show.")] = 10,
+    limit: Annotated[int, typer.Option(min=1, help="Largest number of prompts to show.")] = 10,
 ) -> None:
-    """Show a run's rollouts: every prompt with the answers of all agents together."""
+    """Show a run's prompts, each with the responses of all agents."""
     from hacrl.cli.rollouts import show_rollouts
 
     show_rollouts(run, step, agent, problem, reward, limit)
@@ -198,36 +236,47 @@ def rollouts(
 
 @app.command()
 def serve(
-    config: Annotated[Path, typer.Argument(help="A recipe: a YAML file, or one that comes with hacrl.")],
-    agent: Annotated[str, typer.Argument(help="Which of its agents.")],
+    config: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RECIPE",
+            help="A YAML file, or the name of a recipe that comes with hacrl (demo, size, ...).",
+        ),
+    ],
+    agent: Annotated[str, typer.Argument(metavar="AGENT", help="Name of the recipe's agent to serve.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides of the recipe.")
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes to the recipe.")
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0: all.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0 listens on all addresses.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
 ) -> None:
-    """A vLLM server for one agent, which runs anywhere can use as agents.NAME.vllm.url."""
+    """Start a vLLM server for one agent of a recipe.
+
+    A run on any machine can use the server as agents.NAME.vllm.url.
+    """
     from hacrl.config.load import load_config
     from hacrl.engines.vllm.serve import plan_server
-    from hacrl.engines.vllm.serve import serve as become_server
+    from hacrl.engines.vllm.serve import serve as exec_server
 
     plan = plan_server(load_config(config, overrides or []), agent, host, port)
     for note in plan.notes:
         typer.echo(f"note: {note}")
     typer.echo(f"serving {agent} at {plan.url}: set agents.{agent}.vllm.url to it in the run's recipe")
-    become_server(plan)
+    exec_server(plan)
 
 
 @app.command()
 def agents() -> None:
-    """List the tiny agents that come with the package."""
+    """List the tiny agents that come with hacrl."""
     from hacrl.cli.agents import list_agents
 
     list_agents()
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is one message, not a traceback."""
+    """Run the command line; print an error of the user or the run as one message, without a traceback."""
     try:
         app()
     except HacrlError as error:

@@ -1,4 +1,4 @@
-"""``hacrl rollouts``: show a run's rollout log in a terminal, all agents' answers to a prompt together."""
+"""``hacrl rollouts``: print a run's rollout log, grouped by prompt, with the responses of all agents."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RewardFilter:
 
     @classmethod
     def parse(cls, text: str) -> RewardFilter:
-        """Read what a user typed; ConfigError if it is no number or bound."""
+        """Parse the text of an option; raise ConfigError if it is neither a number nor a bound."""
         match = _BOUND.fullmatch(text.strip())
         try:
             if match is None:
@@ -41,7 +41,7 @@ class RewardFilter:
         return cls(match[1] or "=", value)
 
     def accepts(self, reward: float) -> bool:
-        """Return whether a rollout with this reward is shown."""
+        """Return whether the reward equals the value or is within the bound."""
         return {
             "=": reward == self.value,
             ">": reward > self.value,
@@ -60,40 +60,40 @@ def show_rollouts(
     limit: int,
     console: Console | None = None,
 ) -> None:
-    """Print the prompts of a run with their rollouts, the newest step's unless a step is given."""
+    """Print the prompts of a run with their rollouts: of one step, or of all steps if a problem is named."""
     log = RolloutLog(run / "rollouts")
-    accepted = None if reward is None else RewardFilter.parse(reward)
+    rewards = None if reward is None else RewardFilter.parse(reward)
     step = _step(run, log, step, any_step=problem is not None)
     rows = list(log.read(step))
     agents = sorted({row["agent"] for row in rows})
     if agent is not None and agent not in agents:
         raise ConfigError(
-            f"--agent {agent!r} has no rollouts there; agents with rollouts: {', '.join(agents)}"
+            f"--agent {agent!r} has no rollouts in these steps; agents with rollouts: {', '.join(agents)}"
         )
     chosen = [
         row
         for row in rows
         if (agent is None or row["agent"] == agent)
         and (problem is None or problem in (row["problem"], row["prompt"]))
-        and (accepted is None or accepted.accepts(row["reward"]))
+        and (rewards is None or rewards.accepts(row["reward"]))
     ]
     console = console or Console(highlight=False)
     prompts = list(_by_prompt(chosen))
     for group in prompts[:limit]:
         _print_prompt(console, group)
     where = f"step {step}" if step is not None else f"steps {log.steps()[0]} to {log.steps()[-1]}"
-    hidden = f"; {len(prompts) - limit} more prompts: raise --limit" if len(prompts) > limit else ""
+    hidden = f" ({len(prompts) - limit} more with a larger --limit)" if len(prompts) > limit else ""
     console.print(f"{where}: {len(chosen)} of {len(rows)} rollouts match, {len(prompts)} prompts{hidden}")
 
 
 def _step(run: Path, log: RolloutLog, step: int | None, any_step: bool) -> int | None:
-    """Return the step to show; None: all of them."""
+    """Return the step to show; None stands for all steps."""
     steps = log.steps()
     if not run.is_dir():
-        raise ConfigError(f"{run} is no folder: name the folder of a run, e.g. runs/size")
+        raise ConfigError(f"{run} is not a folder: name the folder of a run, e.g. runs/size")
     if not steps:
         raise ConfigError(
-            f"{run} holds no rollouts: no step is done yet, or the recipe has rollouts.keep: none"
+            f"{run} holds no rollouts: no step is finished yet, or the recipe has rollouts.keep: none"
         )
     if step is not None and step not in steps:
         raise ConfigError(f"--step {step} is not in the log, which holds steps {steps[0]} to {steps[-1]}")

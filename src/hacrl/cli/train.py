@@ -15,7 +15,7 @@ from hacrl.cli import exit_codes
 from hacrl.config.load import load_config
 from hacrl.config.schema import RunConfig
 from hacrl.plain_text import printable
-from hacrl.tracking.console import literal, say
+from hacrl.tracking.console import print_unstyled, unstyled
 
 if TYPE_CHECKING:
     from hacrl.runs.results import RunResult
@@ -27,35 +27,35 @@ MakeRun = Callable[[RunConfig, "Sequence[Observer]"], "LocalRun"]
 
 
 def run_training(path: Path, overrides: Sequence[str], overwrite: bool, dry_run: bool) -> None:
-    """Check the recipe, train, and say where everything is."""
+    """Check the recipe and train; with ``dry_run``, print what the run would do instead."""
     config = load_config(path, overrides)
     if dry_run:
-        from hacrl.cli.console import without_library_chatter
+        from hacrl.cli.console import silence_transformers
         from hacrl.cli.dry_run import dry_run_lines
-        from hacrl.runs.dry_run import dry_run as look_at
+        from hacrl.runs.dry_run import dry_run as check_run
 
-        without_library_chatter()
-        for line in dry_run_lines(look_at(config, overwrite)):
+        silence_transformers()
+        for line in dry_run_lines(check_run(config, overwrite)):
             print(printable(line, multiline=True))
         return
     train(config, partial(_new_run, overwrite=overwrite))
 
 
 def resume_training(folder: Path, overrides: Sequence[str]) -> None:
-    """Go on with a run where it was left."""
-    from hacrl.runs.resume import open_run
+    """Continue a run; if it is finished, say so and how to add steps."""
+    from hacrl.runs.resume import inspect_run
 
-    found = open_run(folder, overrides)
-    if found.finished_after is not None:
-        more = f"hacrl resume {folder} steps={2 * max(1, found.finished_after)}"
-        if found.point.state is None:
-            more = "a new run from these agents, since this one has no checkpoint"
+    run = inspect_run(folder, overrides)
+    if run.finished_after is not None:
+        more = f"hacrl resume {folder} steps={2 * max(1, run.finished_after)}"
+        if run.point.state is None:
+            more = "start a new run from these agents, because this one has no checkpoint"
         typer.echo(
-            f"{folder} is finished: {found.finished_after} steps, agents in {folder / 'agents'}. "
-            f"For more steps: {more}"
+            f"{folder} is finished: it made {run.finished_after} steps, and its agents are in "
+            f"{folder / 'agents'}. For more steps: {more}"
         )
         return
-    train(found.config, partial(_resumed_run, point=found.point), first_step=found.point.steps_done)
+    train(run.config, partial(_resumed_run, point=run.point), first_step=run.point.steps_done)
 
 
 def _new_run(config: RunConfig, observers: Sequence[Observer], overwrite: bool) -> LocalRun:
@@ -71,53 +71,53 @@ def _resumed_run(config: RunConfig, observers: Sequence[Observer], point: Resume
 
 
 def train(config: RunConfig, make_run: MakeRun, first_step: int = 0) -> None:
-    """Train with everything a person wants to see; signals end it in good order."""
-    from hacrl.cli.console import without_library_chatter
-    from hacrl.cli.interrupts import stopping_on_signals, told_when_interrupted
+    """Train with progress on the terminal; a signal stops the run after saving its state."""
+    from hacrl.cli.console import silence_transformers
+    from hacrl.cli.interrupts import report_interruption, stop_on_signals
     from hacrl.tracking.progress import RunProgress
 
-    without_library_chatter()
+    silence_transformers()
     console = Console()
     names = [agent.name for agent in config.agents]
     title = config.method.name.upper()
     runs: list[LocalRun] = []
-    with told_when_interrupted(lambda: _what_is_left(config, runs)):
+    with report_interruption(lambda: _interruption_message(config, runs)):
         progress = RunProgress(title, names, config.steps, console, first_step=first_step)
         with progress, make_run(config, [progress]) as run:
             runs.append(run)
-            say = partial(progress.on_note, run.trainer.steps_done)
-            with stopping_on_signals(run.interrupt, say) as signals:
+            note = partial(progress.on_note, run.trainer.steps_done)
+            with stop_on_signals(run.interrupt, note) as signals:
                 run.train()
                 run.save()
     if run.is_interrupted:
         typer.echo(
-            f"stopped after {run.trainer.steps_done} steps; everything is saved. To go on: "
+            f"stopped after {run.trainer.steps_done} steps; everything is saved. To continue: "
             f"hacrl resume {config.output}"
         )
         raise typer.Exit(exit_codes.stopped_by(signals.received) if signals.received else exit_codes.FAILED)
     show_result(console, config, run.result)
 
 
-def _what_is_left(config: RunConfig, runs: Sequence[LocalRun]) -> str:
+def _interruption_message(config: RunConfig, runs: Sequence[LocalRun]) -> str:
     if not runs:
-        return "before the first step; nothing was begun"
-    return f"after {runs[0].trainer.steps_done} steps; what was saved is in {config.output}"
+        return "before the first step; nothing was written"
+    return f"after {runs[0].trainer.steps_done} steps; everything saved so far is in {config.output}"
 
 
 def show_result(console: Console, config: RunConfig, result: RunResult) -> None:
-    """Accuracies before and after, and where everything is."""
+    """Print the accuracies before and after training, and the run's folder."""
     names = [agent.name for agent in config.agents]
     if result.accuracies:
         first, last = min(result.accuracies), max(result.accuracies)
-        what = "Mean reward" if config.task.name == "reward" else "Accuracy"
-        table = Table(title=f"{what} on held-out problems, {config.method.name.upper()}")
+        measure = "Mean reward" if config.task.name == "reward" else "Accuracy"
+        table = Table(title=f"{measure} on held-out problems, {config.method.name.upper()}")
         for heading in ("agent", "before", f"after {last} steps", "rollouts", "updates"):
             table.add_column(heading, justify="left" if heading == "agent" else "right")
         for name in names:
             before, after = result.accuracies[first][name], result.accuracies[last][name]
-            spent = (f"{result.rollouts.get(name, 0):,}", f"{result.updates.get(name, 0):,}")
+            costs = (f"{result.rollouts.get(name, 0):,}", f"{result.updates.get(name, 0):,}")
             table.add_row(
-                literal(name), f"{before.mean:.3f}", f"{after.mean:.3f} ± {after.stderr:.3f}", *spent
+                unstyled(name), f"{before.mean:.3f}", f"{after.mean:.3f} ± {after.stderr:.3f}", *costs
             )
         console.print(table)
-    say(console, f"Run folder: {result.folder} (agents in {result.folder / 'agents'})")
+    print_unstyled(console, f"Run folder: {result.folder} (agents in {result.folder / 'agents'})")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from functools import lru_cache
-from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -16,7 +14,7 @@ from hacrl.engines.kinds import EngineKind, EngineSpec
 from hacrl.engines.sync_check import NUM_PROBES
 from hacrl.errors import ConfigError
 from hacrl.models.agent import Agent
-from hacrl.plugins import installed_plugins, is_reference, load_reference
+from hacrl.plugins import load_plugin
 from hacrl.seeding import derive_seed
 from hacrl.tasks.base import CheckedTask
 
@@ -31,19 +29,7 @@ FOLDER = "engines"  # in a run's folder: logs, and what servers start from
 @lru_cache
 def engine_kind(name: str) -> EngineKind:
     """Return the kind of engine of that name; what it needs is imported now."""
-    if name in BUILT_IN:
-        module, _, attribute = BUILT_IN[name].partition(":")
-        kind = getattr(import_module(module), attribute)()
-        assert isinstance(kind, EngineKind)
-        return kind
-    plugins = installed_plugins(ENTRY_POINTS)
-    reference = name if is_reference(name) else plugins.get(name)
-    if reference is None:
-        known = [*BUILT_IN, *plugins]
-        near = get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}, and module:Kind"
-        raise ConfigError(f"engine: there is no engine {name!r}; {hint}")
-    kind = load_reference(reference, "engine", ConfigError)()
+    kind = load_plugin("engine", name, BUILT_IN, ENTRY_POINTS, key="engine")()
     if not isinstance(kind, EngineKind):
         raise ConfigError(f"engine: {name!r} makes no hacrl.engines.kinds.EngineKind (docs/extending.md)")
     return kind

@@ -7,8 +7,8 @@ that do not fit. Then the problems are answered, verified and written down chunk
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -107,39 +107,33 @@ class _Evaluation:
     watch: EvaluationObserver
 
     def run(self, pairs: Sequence[EvaluationPair], notes: tuple[str, ...]) -> Results:
-        """Evaluate target by target; write the results after every pair."""
+        """Evaluate model by model; write the results after every pair."""
         results = Results((), self.settings.seed, notes)
         for label in dict.fromkeys(pair.target.label for pair in pairs):
-            own = [pair for pair in pairs if pair.target.label == label]
-            unfinished = [pair for pair in own if self.folder.chunks_left(pair.record.key, pair.plan)]
-            with self._loaded(unfinished) as loaded:
-                for pair in own:
-                    if loaded is not None:
-                        self._answer(pair, *loaded)
-                    result = pair.result(self.folder.responses(pair.record.key), self.settings)
-                    results = replace(results, pairs=(*results.pairs, result))
-                    self.folder.write_results(results.as_dict(), results_markdown(results))
-                    self.watch.on_score(result)
+            results = self._evaluate([pair for pair in pairs if pair.target.label == label], results)
+            free_memory()  # before the next model is loaded
         return results
 
-    @contextmanager
-    def _loaded(self, pairs: Sequence[EvaluationPair]) -> Iterator[tuple[Agent, Engine] | None]:
-        """Load the pairs' model and make its engine for the block; None if no pair is left to answer."""
-        if not pairs:
-            yield None
-            return
-        target = pairs[0].target
-        self.watch.on_load(target.label)
-        agent = Agent.load(target.settings, self.device)
-        engine = self._make_engine(agent, pairs)
+    def _evaluate(self, pairs: Sequence[EvaluationPair], results: Results) -> Results:
+        """Evaluate one model on all its benchmarks; load it only if there is something left to answer."""
+        unfinished = [pair for pair in pairs if self.folder.chunks_left(pair.record.key, pair.plan)]
+        agent = engine = None
+        if unfinished:
+            self.watch.on_load(pairs[0].target.label)
+            agent = Agent.load(pairs[0].target.settings, self.device)
+            engine = self._make_engine(agent, unfinished)
         try:
-            yield agent, engine
+            for pair in pairs:
+                if agent is not None and engine is not None:
+                    self._answer(pair, agent, engine)
+                result = pair.result(self.folder.responses(pair.record.key), self.settings)
+                results = replace(results, pairs=(*results.pairs, result))
+                self.folder.write_results(results.as_dict(), results_markdown(results))
+                self.watch.on_score(result)
         finally:
-            engine.close()
-            del agent, engine
-            gc.collect()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            if engine is not None:
+                engine.close()
+        return results
 
     def _make_engine(self, agent: Agent, pairs: Sequence[EvaluationPair]) -> Engine:
         chunks = [chunk for pair in pairs for chunk in pair.plan.chunks]
@@ -174,6 +168,13 @@ class _Evaluation:
             for note in engine.take_notes():
                 self.watch.on_note(note)
             _report_progress(pair, self.folder, self.watch)
+
+
+def free_memory() -> None:
+    """Free the memory of models that are no longer used."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def with_free_memory(settings: AgentSettings, device: torch.device) -> AgentSettings:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 
 from hacrl.config.schema import RunConfig
 from hacrl.errors import ConfigError
 from hacrl.executors.workers import make_local_executor
 from hacrl.models.agent import Agent
-from hacrl.plugins import installed_plugins, is_reference, load_reference
+from hacrl.plugins import load_plugin
 from hacrl.tasks.base import CheckedTask
 from hacrl.training.executor import Executor
 
@@ -26,16 +25,7 @@ def make_executor(config: RunConfig, checked: CheckedTask, loaded: Mapping[str, 
 
 def find_executor(name: str) -> ExecutorFactory:
     """Return the function that makes the named executor."""
-    if name in BUILT_IN:
-        return BUILT_IN[name]
-    plugins = installed_plugins(ENTRY_POINTS)
-    reference = name if is_reference(name) else plugins.get(name)
-    if reference is None:
-        known = [*BUILT_IN, *plugins]
-        near = get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}, and module:function"
-        raise ConfigError(f"executor: there is no executor {name!r}; {hint}")
-    factory: ExecutorFactory = load_reference(reference, "executor", ConfigError)
+    factory: ExecutorFactory = load_plugin("executor", name, BUILT_IN, ENTRY_POINTS, key="executor")
     if not callable(factory):
-        raise ConfigError(f"executor: {name!r} is no function that makes an executor (docs/extending.md)")
+        raise ConfigError(f"executor: {name!r} is not a function that makes an executor (docs/extending.md)")
     return factory

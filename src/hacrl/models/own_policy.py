@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hacrl.errors import ForeignRolloutsError
+from hacrl.errors import EngineMismatchError
 from hacrl.types import Sampling
 
 # Largest mean difference in nats per token. Rounding causes 1e-6 in float32 and 0.003 to 0.05 in bfloat16,
@@ -39,7 +39,7 @@ FEW_TOKENS = 64  # with fewer tokens, a single token with a large rounding error
 
 
 def check_own_policy(agent: str, differences: Sequence[float], sampling: Sampling, limit: float) -> None:
-    """Raise ForeignRolloutsError if the responses' log-probabilities differ too much from the learner's.
+    """Raise EngineMismatchError if the responses' log-probabilities differ too much from the learner's.
 
     An engine that passed the weight-sync check may still compute wrong numbers in a batch of another size.
     ``differences`` are log pi_sampler - log pi_learner per token, at the weights that sampled. The sampler's
@@ -54,7 +54,7 @@ def check_own_policy(agent: str, differences: Sequence[float], sampling: Samplin
     mean, allowed = sum(gaps) / len(gaps), _allowed(limit, len(gaps), sampling)
     if mean <= allowed:
         return
-    raise ForeignRolloutsError(
+    raise EngineMismatchError(
         f"agent {agent!r}: its own responses of this step do not come from its policy: the log-probabilities "
         f"they were sampled with differ from the learner's by {mean:.3g} nats per token on average (at most "
         f"{max(gaps):.3g}, over {len(gaps)} tokens), allowed are {allowed:.3g}. It learnt nothing from them, "

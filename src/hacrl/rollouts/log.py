@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hacrl.errors import CheckpointError
-from hacrl.files import check_file, sync
+from hacrl.files import check_file, flush_to_disk
 from hacrl.plain_text import json_text
 from hacrl.rollouts.records import dump_line, from_json, load_line, to_json
 from hacrl.types import Problem, Rollout, Segment, Verdict, VerifiedRollout
@@ -46,9 +46,9 @@ class RolloutLog:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             unfinished.write_bytes(b"".join(lines))
-            sync(unfinished)
+            flush_to_disk(unfinished)
             unfinished.replace(path)
-            sync(path.parent)
+            flush_to_disk(path.parent)
         except OSError as error:
             raise CheckpointError(
                 f"cannot write {path}: {error.strerror or error}. Everything up to the last checkpoint is "

@@ -1,12 +1,7 @@
-"""What a checkpoint holds, in memory.
+"""Checkpoints on disk: JSON documents, tensors as safetensors files, and a manifest with all checksums.
 
-Tensors written to a safetensors file one after the other.
-
-The library's own writer wants all of a file's tensors in the machine's memory at once: for a GPU's that is a
-second copy of an agent's optimizer, just when memory is short. Here one tensor at a time is copied, and the
-checksum is that of what should be in the file, taken on the way. Files are read by the library.
-
-The folder of checkpoints of one run.
+Tensors are written one at a time: the safetensors library would first copy all tensors of a file into host
+memory, which may not hold a second copy of an agent's optimizer. The library reads the files.
 """
 
 from __future__ import annotations
@@ -23,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hacrl.errors import CheckpointError
-from hacrl.files import UnreadableFileError, digest, open_inside, publish_folder, read_json, write_json
+from hacrl.files import UnreadableFileError, open_inside, publish_folder, read_json, sha256_of, write_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,19 +26,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CheckpointContent:
-    """JSON documents and groups of tensors, both by name; a name becomes a file's."""
+    """JSON documents and groups of tensors by name, in memory. A name becomes a file name."""
 
     documents: Mapping[str, Any]
     tensors: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
-        """Size of the tensors."""
+        """Size of all tensors in bytes."""
         return sum(t.numel() * t.element_size() for group in self.tensors.values() for t in group.values())
 
 
-# What the format calls torch's types.
-TYPES = {
+# torch's name of a type -> the name in the safetensors format
+DTYPES = {
     "float64": "F64",
     "float32": "F32",
     "float16": "F16",
@@ -55,28 +50,31 @@ TYPES = {
     "uint8": "U8",
     "bool": "BOOL",
 }
-_ALIGNED = 8  # bytes: where the numbers begin
+_ALIGNMENT = 8  # bytes: the tensors begin at a multiple
 
 
 @dataclass(frozen=True)
-class Written:
-    """A file's size and SHA-256."""
+class WrittenFile:
+    """Size and SHA-256 of a file."""
 
     bytes: int
     sha256: str
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Written:
-    """A new file; equal tensors give equal bytes."""
-    # the widest numbers first, so that all of a kind lie where a processor likes to read them
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> WrittenFile:
+    """Write a new safetensors file and return its size and checksum; equal tensors give equal bytes.
+
+    The checksum is computed from the data in memory, so that it also finds errors of the disk.
+    """
+    # The widest types first, so that every tensor is aligned to its element size.
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    total, size = hashlib.sha256(), 0
+    checksum, size = hashlib.sha256(), 0
     with path.open("xb") as file:
         for data in _parts({name: tensors[name] for name in order}):
             file.write(data)
-            total.update(data)
+            checksum.update(data)
             size += len(data)
-    return Written(size, total.hexdigest())
+    return WrittenFile(size, checksum.hexdigest())
 
 
 def _parts(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
@@ -86,17 +84,17 @@ def _parts(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
 
 
 def _header(tensors: Mapping[str, Tensor]) -> bytes:
-    entries, place = {}, 0
+    entries, offset = {}, 0
     for name, tensor in tensors.items():
-        end = place + tensor.numel() * tensor.element_size()
+        end = offset + tensor.numel() * tensor.element_size()
         entries[name] = {
-            "dtype": TYPES[str(tensor.dtype).removeprefix("torch.")],
+            "dtype": DTYPES[str(tensor.dtype).removeprefix("torch.")],
             "shape": list(tensor.shape),
-            "data_offsets": [place, end],
+            "data_offsets": [offset, end],
         }
-        place = end
+        offset = end
     text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _ALIGNED)
+    text += b" " * (-len(text) % _ALIGNMENT)
     return len(text).to_bytes(8, "little") + text
 
 
@@ -107,15 +105,15 @@ def _bytes(tensor: Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data
 
 
-SCHEMA = 1  # raised when the content changes so that older code could not read it
-MANIFEST = "manifest.json"  # written last: every other file with its size and checksum
-_NAME = re.compile(r"step-(\d{6,})(?:-(\d{2,}))?")
-_SPARE = 1.02  # a little more than the tensors: headers, documents
+SCHEMA = 1  # version of the format; raised when older code cannot read the content
+MANIFEST = "manifest.json"  # written last: size and checksum of every other file
+_FOLDER_NAME = re.compile(r"step-(\d{6,})(?:-(\d{2,}))?")
+_DISK_MARGIN = 1.02  # headers and documents need a little space besides the tensors
 
 
 @dataclass(frozen=True, order=True)
 class CheckpointId:
-    """After how many steps, and how many phases of the next one; later ones compare greater."""
+    """Number of finished steps and of finished phases of the next step; later ids compare greater."""
 
     steps: int
     phases: int = 0
@@ -127,62 +125,62 @@ class CheckpointId:
 
     @classmethod
     def parse(cls, name: str) -> CheckpointId | None:
-        """The id a folder's name stands for; None if it is no checkpoint."""
-        found = _NAME.fullmatch(name)
+        """Return the id that a folder name stands for; None if it is not a checkpoint."""
+        found = _FOLDER_NAME.fullmatch(name)
         return None if found is None else cls(int(found[1]), int(found[2] or 0))
 
 
 class CheckpointStore:
-    """Writes, finds, checks and removes checkpoints."""
+    """The checkpoints of one run: writes, finds, verifies and deletes them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def ids(self) -> list[CheckpointId]:
-        """All checkpoints, oldest first; unfinished ones have another name and are not among them."""
+        """Return all finished checkpoints, oldest first."""
         if not self.folder.is_dir():
             return []
         found = (CheckpointId.parse(path.name) for path in self.folder.iterdir() if path.is_dir())
-        return sorted(one for one in found if one is not None)
+        return sorted(which for which in found if which is not None)
 
     def path(self, which: CheckpointId) -> Path:
-        """Where a checkpoint is."""
+        """Return the folder of a checkpoint."""
         return self.folder / which.folder
 
     def write(self, which: CheckpointId, content: CheckpointContent, score: float | None = None) -> None:
-        """Write beside, then rename. If that fails, what was there before is untouched."""
+        """Write into a temporary folder, then rename it. A failure leaves earlier checkpoints untouched."""
         unfinished = self.folder / f".{which.folder}.unfinished"
         try:
             shutil.rmtree(unfinished, ignore_errors=True)
             unfinished.mkdir(parents=True)
-            self._check_room(content)
+            self._check_disk_space(content)
             files = _write_files(unfinished, content)
             write_json(unfinished / MANIFEST, {"schema": SCHEMA, "score": score, "files": files})
             publish_folder(unfinished, self.path(which))
         except (OSError, CheckpointError) as error:
             shutil.rmtree(unfinished, ignore_errors=True)
-            raise self._explained(error, content) from error
+            raise self._write_error(error, content) from error
 
-    def _check_room(self, content: CheckpointContent) -> None:
-        free, needed = shutil.disk_usage(self.folder).free, int(content.bytes * _SPARE)
+    def _check_disk_space(self, content: CheckpointContent) -> None:
+        free, needed = shutil.disk_usage(self.folder).free, int(content.bytes * _DISK_MARGIN)
         if free < needed:
             raise OSError(errno.ENOSPC, f"{free:,} bytes free, {needed:,} needed")
 
-    def _explained(self, error: Exception, content: CheckpointContent) -> CheckpointError:
-        last = self.ids()
-        kept = f"the last good one is {self.path(last[-1])}" if last else "there is none yet"
-        why = str(error)
-        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-        if full or "No space left" in why or "os error 28" in why:
+    def _write_error(self, error: Exception, content: CheckpointContent) -> CheckpointError:
+        ids = self.ids()
+        last = f"the last checkpoint is {self.path(ids[-1])}" if ids else "there is no checkpoint yet"
+        reason = str(error)
+        is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if is_full or "No space left" in reason or "os error 28" in reason:
             return CheckpointError(
                 f"disk full: a checkpoint of {content.bytes / 2**30:.2f} GiB does not fit into {self.folder} "
-                f"({why}); {kept}. Make room, then go on with `hacrl resume`; fewer are kept with "
-                "checkpoint.keep_last"
+                f"({reason}); {last}. Free some space, then continue with `hacrl resume`; "
+                "checkpoint.keep_last says how many checkpoints are kept"
             )
-        return CheckpointError(f"a checkpoint cannot be written to {self.folder}: {why}; {kept}")
+        return CheckpointError(f"a checkpoint cannot be written to {self.folder}: {reason}; {last}")
 
     def read(self, which: CheckpointId) -> CheckpointContent:
-        """A checkpoint, every byte checked; raises :class:`CheckpointError` if any is not as written."""
+        """Return a checkpoint after verifying every byte; raise :class:`CheckpointError` if it changed."""
         from safetensors.torch import load_file
 
         path = self.path(which)
@@ -199,12 +197,12 @@ class CheckpointStore:
         return CheckpointContent(documents, tensors)
 
     def manifest(self, which: CheckpointId) -> dict[str, Any]:
-        """What a checkpoint says it holds."""
+        """Return a checkpoint's manifest; raise :class:`CheckpointError` if it is damaged."""
         path = self.path(which) / MANIFEST
         try:
             manifest = read_json(path, self.path(which))
             schema, files = manifest["schema"], manifest["files"]
-            sound = isinstance(files, dict) and all(_is_entry(key, value) for key, value in files.items())
+            is_valid = isinstance(files, dict) and all(_is_entry(key, value) for key, value in files.items())
         except UnreadableFileError as error:
             raise CheckpointError(str(error)) from error
         except (KeyError, TypeError) as error:
@@ -213,13 +211,13 @@ class CheckpointStore:
             raise CheckpointError(
                 f"{path} has schema {schema!r}, this hacrl reads {SCHEMA}: use the version that wrote it"
             )
-        if not sound:
-            raise CheckpointError(f"{path} is damaged: its list of files is not one")
+        if not is_valid:
+            raise CheckpointError(f"{path} is damaged: its list of files is invalid")
         found: dict[str, Any] = manifest
         return found
 
-    def newest_good(self) -> tuple[CheckpointId, CheckpointContent, list[str]] | None:
-        """The newest checkpoint that is as it was written, and what is wrong with newer ones."""
+    def newest_intact(self) -> tuple[CheckpointId, CheckpointContent, list[str]] | None:
+        """Return the newest undamaged checkpoint with its id, and the problems of newer ones."""
         problems: list[str] = []
         for which in reversed(self.ids()):
             try:
@@ -231,16 +229,19 @@ class CheckpointStore:
         return None
 
     def prune(self, keep_last: int, keep_best: int) -> None:
-        """Remove all but the newest and the best; parts of a step that has been finished since go first."""
+        """Delete all checkpoints but the newest and the best.
+
+        A checkpoint in the middle of a step is kept until that step is finished.
+        """
         ids = self.ids()
-        whole = [one for one in ids if not one.phases]
+        whole = [which for which in ids if not which.phases]
         kept = set(whole[-keep_last:])
-        kept |= {one for one in ids if one.phases and (not whole or one > whole[-1])}
-        scored = [(score, one) for one in whole if (score := self._score(one)) is not None]
-        kept |= {one for _, one in sorted(scored, reverse=True)[:keep_best]}
-        for one in ids:
-            if one not in kept:
-                shutil.rmtree(self.path(one), ignore_errors=True)
+        kept |= {which for which in ids if which.phases and (not whole or which > whole[-1])}
+        scored = [(score, which) for which in whole if (score := self._score(which)) is not None]
+        kept |= {which for _, which in sorted(scored, reverse=True)[:keep_best]}
+        for which in ids:
+            if which not in kept:
+                shutil.rmtree(self.path(which), ignore_errors=True)
 
     def _score(self, which: CheckpointId) -> float | None:
         try:
@@ -251,12 +252,12 @@ class CheckpointStore:
 
 
 def _write_files(folder: Path, content: CheckpointContent) -> dict[str, dict[str, Any]]:
-    """Name -> size and checksum."""
+    """Write all documents and tensors; return file name -> size and checksum."""
     files = {}
     for name, document in content.documents.items():
         path = folder / f"{name}.json"
         path.write_text(json.dumps(document), encoding="utf-8")
-        files[path.name] = {"bytes": path.stat().st_size, "sha256": digest(path)}
+        files[path.name] = {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
     for name, tensors in content.tensors.items():
         path = folder / f"{name}.safetensors"
         files[path.name] = asdict(write_tensors(path, tensors))
@@ -264,8 +265,8 @@ def _write_files(folder: Path, content: CheckpointContent) -> dict[str, dict[str
 
 
 def _is_entry(name: object, value: object) -> bool:
-    plain = isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9._-]+\.(json|safetensors)", name) is not None
-    return plain and isinstance(value, dict) and {"bytes", "sha256"} <= value.keys()
+    is_name = isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9._-]+\.(json|safetensors)", name) is not None
+    return is_name and isinstance(value, dict) and {"bytes", "sha256"} <= value.keys()
 
 
 def _check_file(file: Path, folder: Path, expected: dict[str, Any]) -> None:
@@ -276,5 +277,5 @@ def _check_file(file: Path, folder: Path, expected: dict[str, Any]) -> None:
         raise CheckpointError(str(error)) from error
     if size != expected["bytes"]:
         raise CheckpointError(f"{file} is damaged: {size} bytes instead of {expected['bytes']}")
-    if digest(file) != expected["sha256"]:
-        raise CheckpointError(f"{file} is damaged: its checksum is not what was written")
+    if sha256_of(file) != expected["sha256"]:
+        raise CheckpointError(f"{file} is damaged: its checksum differs from the manifest's")

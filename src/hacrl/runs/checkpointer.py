@@ -1,9 +1,7 @@
-"""A copy of a run's tensors in the machine's memory, taken as fast as the bus allows.
+"""Write checkpoints while training continues: copy the state into host memory, then write it in a thread.
 
-Getting memory costs more than filling it: pages have to be found, and pinned for copies at full speed. So a
-copy lies where the one before lay, which must be done with by then.
-
-When a run's state is written down, and how little the run waits for it.
+Allocating and pinning host memory takes longer than copying into it. So every copy reuses the buffers of the
+previous one, which must be on disk by then.
 """
 
 from __future__ import annotations
@@ -32,26 +30,28 @@ from hacrl.training.trainer import Trainer
 from hacrl.types import Problem
 
 GIB = 2**30
-LEFT_FREE = GIB  # of the machine's memory: a run's needs go up and down ...
-LEFT_FREE_SHARE = 0.05  # ... with its size
+CHECKPOINTS = "checkpoints"  # folder of checkpoints in the run's folder
+# Host memory that a snapshot leaves free, because the needs of a run vary: the larger of the two.
+RESERVED_BYTES = GIB
+RESERVED_SHARE = 0.05  # of the available memory
 
 _Key = tuple[str, str]  # group and name
 
 
-class NoRoomError(Exception):
-    """The machine's memory does not hold a copy beside everything else; says how much is missing."""
+class HostMemoryError(Exception):
+    """Host memory is too small for a snapshot; the message says how much is missing."""
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Where one tensor is copied to."""
+class _Buffer:
+    """Host memory for the copy of one tensor."""
 
     memory: Tensor
-    stride: tuple[int, ...]  # of what is copied; a place is dense even if that is not
-    for_gpu: bool  # pinned, if that could be had
+    stride: tuple[int, ...]  # of the source tensor; the buffer is dense even if the source is not
+    for_gpu: bool  # pinned, if the system allows
 
-    def suits(self, tensor: Tensor) -> bool:
-        # What is offloaded now and then is copied from either side: a place for a GPU's serves both.
+    def fits(self, tensor: Tensor) -> bool:
+        # An offloaded tensor is on the GPU at some times only: a pinned buffer serves both cases.
         return (
             self.memory.shape == tensor.shape
             and self.memory.dtype == tensor.dtype
@@ -60,73 +60,75 @@ class _Place:
         )
 
 
-class Snapshots:
-    """One copy at a time, each in the place of the one before."""
+class HostSnapshot:
+    """A copy of a run's tensors in host memory; each copy overwrites the previous one."""
 
     def __init__(self) -> None:
-        self._places: dict[_Key, _Place] = {}
+        self._buffers: dict[_Key, _Buffer] = {}
 
     @torch.no_grad()
-    def take(self, content: CheckpointContent) -> CheckpointContent:
-        """A copy that later updates do not reach; it lasts until the next one is taken.
+    def copy(self, content: CheckpointContent) -> CheckpointContent:
+        """Return a copy that later updates do not change; the copy is valid until the next call.
 
-        Raises :class:`NoRoomError` if it would need more memory than there is.
+        Raise :class:`HostMemoryError` if the copy needs more memory than is available.
         """
         tensors = {
             (group, name): tensor
             for group, named in content.tensors.items()
             for name, tensor in named.items()
         }
-        self._make_places(tensors)
+        self._update_buffers(tensors)
         for key, tensor in tensors.items():
-            self._places[key].memory.copy_(tensor, non_blocking=_is_on_gpu(tensor))
+            self._buffers[key].memory.copy_(tensor, non_blocking=_is_on_gpu(tensor))
         for device in {tensor.device for tensor in tensors.values() if _is_on_gpu(tensor)}:
             _wait_for_copies(device)
         copied = {
-            group: {name: self._places[group, name].memory for name in named}
+            group: {name: self._buffers[group, name].memory for name in named}
             for group, named in content.tensors.items()
         }
         return CheckpointContent(content.documents, copied)
 
-    def let_go(self) -> None:
-        """Give the memory back; the last copy must not be used any more."""
-        had_pinned = any(place.memory.is_pinned() for place in self._places.values() if place.for_gpu)
-        self._places = {}
-        give_back = getattr(torch.accelerator, "empty_host_cache", None)  # older ones of torch have none
-        if had_pinned and give_back is not None:  # else torch keeps it for whoever pins next
-            give_back()
+    def release(self) -> None:
+        """Free the memory; the last copy must not be used any more."""
+        had_pinned = any(buffer.memory.is_pinned() for buffer in self._buffers.values() if buffer.for_gpu)
+        self._buffers = {}
+        empty_host_cache = getattr(torch.accelerator, "empty_host_cache", None)  # missing in older torch
+        if had_pinned and empty_host_cache is not None:  # otherwise torch keeps pinned memory allocated
+            empty_host_cache()
 
-    def _make_places(self, tensors: Mapping[_Key, Tensor]) -> None:
-        """For those that have none yet; moments exist from the first update on only."""
-        # What nobody needs is let go of before more is asked for.
-        self._places = {
-            key: place for key, place in self._places.items() if key in tensors and place.suits(tensors[key])
+    def _update_buffers(self, tensors: Mapping[_Key, Tensor]) -> None:
+        """Allocate the missing buffers; optimizer moments exist only after the first update."""
+        # Unused buffers are freed before new ones are allocated.
+        self._buffers = {
+            key: buffer
+            for key, buffer in self._buffers.items()
+            if key in tensors and buffer.fits(tensors[key])
         }
-        new = {key: tensor for key, tensor in tensors.items() if key not in self._places}
+        new = {key: tensor for key, tensor in tensors.items() if key not in self._buffers}
         try:
-            self._places.update(_new_places(new))
-        except NoRoomError:
-            self.let_go()  # a part of a copy is of no use, and memory is short
+            self._buffers.update(_allocate_buffers(new))
+        except HostMemoryError:
+            self.release()  # an incomplete copy is useless, and memory is short
             raise
 
 
-def _new_places(tensors: Mapping[_Key, Tensor]) -> dict[_Key, _Place]:
+def _allocate_buffers(tensors: Mapping[_Key, Tensor]) -> dict[_Key, _Buffer]:
     gpus = {key: _dense(tensor) for key, tensor in tensors.items() if _is_on_gpu(tensor)}
     others = {key: _dense(tensor) for key, tensor in tensors.items() if not _is_on_gpu(tensor)}
     needed = _bytes_in_pieces(list(gpus.values()))
     needed += sum(layout.numel() * layout.element_size() for layout in others.values())
-    _check_room(needed)
+    _check_free_memory(needed)
     try:
-        # Only pinned memory is shared out in pieces: of the other kind each place can be let go of alone.
+        # Pinned memory is allocated in large pieces. Other buffers are allocated, and freed, one by one.
         memory = dict(zip(gpus, places_like(list(gpus.values()), _pinned_if_possible), strict=True))
         memory |= {key: torch.empty_like(layout, device="cpu") for key, layout in others.items()}
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        raise NoRoomError(
-            f"{needed / GIB:.2f} GiB more of the machine's memory are needed and could not be had ({error})"
+        raise HostMemoryError(
+            f"{needed / GIB:.2f} GiB more host memory are needed and could not be allocated ({error})"
         ) from error
-    return {key: _Place(memory[key], tensor.stride(), key in gpus) for key, tensor in tensors.items()}
+    return {key: _Buffer(memory[key], tensor.stride(), key in gpus) for key, tensor in tensors.items()}
 
 
 def _is_on_gpu(tensor: Tensor) -> bool:
@@ -134,11 +136,11 @@ def _is_on_gpu(tensor: Tensor) -> bool:
 
 
 def _wait_for_copies(device: torch.device) -> None:
-    torch.cuda.current_stream(device).synchronize()  # they were asked for in this stream
+    torch.cuda.current_stream(device).synchronize()  # the copies were queued in this stream
 
 
 def _dense(tensor: Tensor) -> Tensor:
-    """Shape, type and order in memory without memory; gaps and repeated elements are not copied."""
+    """Return a meta tensor of the same shape, type and dimension order, without gaps or repeated elements."""
     return torch.empty_like(tensor, device="meta")
 
 
@@ -153,84 +155,85 @@ def _bytes_in_pieces(layouts: Sequence[Tensor]) -> int:
     return sum(sizes)
 
 
-def _check_room(needed: int) -> None:
+def _check_free_memory(needed: int) -> None:
     left = host_memory.bytes_left() if needed else None
     if left is None:
         return
-    free = max(LEFT_FREE, int(LEFT_FREE_SHARE * left))
-    if needed > left - free:
-        raise NoRoomError(
-            f"{needed / GIB:.2f} GiB more of the machine's memory are needed and {left / GIB:.2f} GiB are "
-            f"available, of which {free / GIB:.2f} GiB are left free"
+    reserved = max(RESERVED_BYTES, int(RESERVED_SHARE * left))
+    if needed > left - reserved:
+        raise HostMemoryError(
+            f"{needed / GIB:.2f} GiB more host memory are needed and {left / GIB:.2f} GiB are available, of "
+            f"which {reserved / GIB:.2f} GiB are reserved"
         )
 
 
 def _pinned_if_possible(size: int) -> Tensor:
-    """Bytes of memory. Systems may limit what is pinned; other memory is slower to copy to, not wrong."""
+    """Allocate bytes of pinned memory, or ordinary memory where the system limits pinning: only slower."""
     try:
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
     except RuntimeError:
         return torch.empty(size, dtype=torch.uint8)
 
 
-CHECKPOINTS = "checkpoints"  # in the run's folder
-
-
 def data_fingerprint(train: Sequence[Problem], test: Sequence[Problem]) -> str:
-    """Equal if the same problems come in the same order."""
-    total = hashlib.sha256()
+    """Return a hash of all problems in their order."""
+    fingerprint = hashlib.sha256()
     for problems in (train, test):
         for problem in problems:
-            said = f"{problem.id}\x1f{problem.prompt}\x1f{problem.answer}\x1e"
-            total.update(said.encode(errors="backslashreplace"))
-        total.update(b"\x1d")
-    return total.hexdigest()
+            text = f"{problem.id}\x1f{problem.prompt}\x1f{problem.answer}\x1e"
+            fingerprint.update(text.encode(errors="backslashreplace"))
+        fingerprint.update(b"\x1d")
+    return fingerprint.hexdigest()
 
 
 class Checkpointer(Observer):
-    """Keeps the run's files and its state in step. Watches after the folder has written its lines.
+    """Writes checkpoints, each with the lengths of the run's growing files at that time.
 
-    ``note`` takes a sentence for the user.
+    It must observe a run after its :class:`RunFolder`, which writes these files. ``note`` takes a sentence
+    for the user.
     """
 
     def __init__(self, folder: RunFolder, settings: CheckpointSettings, note: Callable[[str], None]) -> None:
         self.store = CheckpointStore(folder.path / CHECKPOINTS)
-        self.stalled: list[float] = []  # seconds the run waited, per checkpoint
+        self.wait_seconds: list[float] = []  # how long training waited, per checkpoint
         self.data = ""  # fingerprint of the problems
         self._folder = folder
         self._settings = settings
         self._note = note
-        self._has_noted = False
+        self._has_noted_memory = False
         self._positions: dict[str, int] = {}
         self._score: float | None = None
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="hacrl-checkpoint")
         self._pending: Future[None] | None = None
-        self._snapshots = Snapshots()
+        self._host_snapshot = HostSnapshot()
 
     def on_step(self, report: StepReport, seconds: Mapping[str, float]) -> None:
-        """A step's lines are written: from here on they belong to what is done."""
-        self.mark()
+        """Count the step's lines in the run's files as done."""
+        self.record_positions()
         self._score = None
 
     def on_evaluation(self, step: int, accuracies: Mapping[str, Accuracy]) -> None:
-        """So do an evaluation's."""
-        self.mark()
+        """Count the evaluation's lines as done; its mean accuracy is the score of the next checkpoint."""
+        self.record_positions()
         self._score = fmean(accuracy.mean for accuracy in accuracies.values())
 
-    def mark(self) -> None:
-        """What the files hold now belongs to what is done."""
+    def record_positions(self) -> None:
+        """Remember the current file lengths; a resumed run truncates the files to them."""
         self._positions = self._folder.positions()
 
     def after_step(self, trainer: Trainer) -> None:
-        """Write a checkpoint if it is time for one; an earlier one that failed is told of now."""
-        self._settle(wait=False)
+        """Write a checkpoint if one is due. Raise the error of an earlier one that failed."""
+        self._finish_pending(wait=False)
         if self._settings.every and trainer.steps_done % self._settings.every == 0:
             self.save(trainer)
 
     def save(self, trainer: Trainer, wait: bool = False) -> None:
-        """Write the state as it is, in the middle of a step too. Waits for what was being written before."""
+        """Write the current state, also in the middle of a step, after the previous checkpoint is written.
+
+        With ``wait``, return only after this checkpoint is written too.
+        """
         start = time.perf_counter()
-        self._settle(wait=True)
+        self._finish_pending(wait=True)
         state = trainer.state_dict()
         under_way = state.pop("under_way")
         run = {"positions": self._positions, "data": self.data}
@@ -246,16 +249,16 @@ class Checkpointer(Observer):
             self._pending = self._writer.submit(self._write, which, snapshot, self._score)
         else:
             self._write(which, content, self._score)
-        self.stalled.append(time.perf_counter() - start)
+        self.wait_seconds.append(time.perf_counter() - start)
 
     def _snapshot(self, content: CheckpointContent) -> CheckpointContent | None:
-        """A copy to write in the background; None: there is no memory for it, and the run has to wait."""
-        assert self._pending is None, "what is being written lies where the next copy goes"
+        """Return a copy to write in the background, or None if host memory is too small for one."""
+        assert self._pending is None, "the pending write reads the buffers that a new copy overwrites"
         try:
-            return self._snapshots.take(content)
-        except NoRoomError as error:
-            if not self._has_noted:
-                self._has_noted = True
+            return self._host_snapshot.copy(content)
+        except HostMemoryError as error:
+            if not self._has_noted_memory:
+                self._has_noted_memory = True
                 self._note(f"checkpoint.background: {error}, so training waits while checkpoints are written")
             return None
 
@@ -263,26 +266,26 @@ class Checkpointer(Observer):
         self.store.write(which, content, score)
         self.store.prune(self._settings.keep_last, self._settings.keep_best)
 
-    def _settle(self, wait: bool) -> None:
+    def _finish_pending(self, wait: bool) -> None:
         pending = self._pending
         if pending is not None and (wait or pending.done()):
             try:
-                pending.result()  # raises what writing raised
+                pending.result()  # raises the error of a failed write
             finally:
-                if pending.done():  # else a signal came while waiting, and it is still being written
+                if pending.done():  # otherwise a signal interrupted the wait and the write continues
                     self._pending = None
 
     def close(self) -> None:
-        """Finish what is being written."""
+        """Wait until the pending checkpoint is written, and free all memory."""
         try:
-            self._settle(wait=True)
+            self._finish_pending(wait=True)
         finally:
             self._writer.shutdown()
-            self._snapshots.let_go()
+            self._host_snapshot.release()
 
 
 def trainer_state(content: CheckpointContent) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """A checkpoint's part that the trainer takes: its state, and tensors by agent."""
+    """Return the part of a checkpoint that the trainer restores: its state, and tensors by agent."""
     state = {**content.documents["trainer"], "under_way": content.documents.get("under_way")}
     tensors = {name.removeprefix("agent-"): dict(group) for name, group in content.tensors.items()}
     return state, tensors

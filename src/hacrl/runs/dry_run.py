@@ -1,7 +1,7 @@
-"""A run, short of loading weights: everything that can be checked is, and its memory is worked out.
+"""Check a run and estimate its memory without loading weights.
 
-What is wrong is an error, as in a real run. What cannot be checked because the Hugging Face hub is out of
-reach is listed instead.
+A mistake raises the same error as in a real run. Anything that cannot be checked because the Hugging Face
+hub is unreachable is listed instead.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from hacrl.models.footprint import Footprint, known_config
 from hacrl.models.loading import load_model_config, load_text_codec
 from hacrl.models.tokenizing import TextCodec
 from hacrl.runs.folder import check_output
-from hacrl.runs.hub import hub_if_needed, is_unreachable
-from hacrl.runs.preflight import check_agents, check_ids, check_sizes, preflight
+from hacrl.runs.hub import is_unreachable, probe_hub_if_needed
+from hacrl.runs.preflight import check_agents, check_problem_counts, check_problem_ids, preflight
 from hacrl.tasks.base import CheckedTask, SelfTesting, Task
 from hacrl.tasks.registry import make_task
 from hacrl.tracking.registry import make_trackers
@@ -31,18 +31,18 @@ from hacrl.tracking.registry import make_trackers
 
 @dataclass(frozen=True)
 class AgentPlan:
-    """One agent, as far as it could be looked at."""
+    """One agent, as far as it could be checked."""
 
     settings: AgentSettings
     device: str
-    footprint: Footprint | None
-    stop_tokens: tuple[str, ...] | None  # None: not checked, as for the next
-    longest_prompt: int | None
+    footprint: Footprint | None  # None: not checked, here and below
+    stop_tokens: tuple[str, ...] | None
+    longest_prompt: int | None  # in tokens
 
 
 @dataclass(frozen=True)
 class DryRun:
-    """What a run would be."""
+    """The result of a dry run."""
 
     config: RunConfig
     agents: tuple[AgentPlan, ...]
@@ -55,25 +55,25 @@ class DryRun:
 
     @property
     def rollouts_per_step(self) -> dict[str, int]:
-        """Agent -> responses it samples in a step."""
+        """Agent -> number of responses it generates in a step."""
         prompts = self.config.rollout.prompts_per_step
         return {agent.name: prompts * self.config.rollouts_per_prompt(agent) for agent in self.config.agents}
 
 
 def dry_run(config: RunConfig, overwrite: bool = False) -> DryRun:
-    """Check everything short of the weights; nothing is written but downloads into the hub's cache."""
+    """Check everything except the weights; write nothing except downloads into the hub's cache."""
     devices = check_agents(config, set())
     check_engines(config)
     find_executor(config.executor)
     check_output(config, overwrite)
-    make_trackers(config, Path(config.output))  # refuses those that cannot be imported; none starts
-    with hub_if_needed(config) as reason:
-        look = _Look(config, reason or "the Hugging Face hub cannot be reached")
-        task = look.task()
+    make_trackers(config, Path(config.output))  # raises if one cannot be imported; none starts
+    with probe_hub_if_needed(config) as reason:
+        loader = _Loader(config, reason or "the Hugging Face hub cannot be reached")
+        task = loader.task()
         try:
-            codecs = {agent.name: codec for agent in config.agents if (codec := look.codec(agent))}
-            checked = _checked(config, task, codecs)
-            configs = {agent.name: found for agent in config.agents if (found := look.model_config(agent))}
+            codecs = {agent.name: codec for agent in config.agents if (codec := loader.codec(agent))}
+            checked = _check_task(config, task, codecs)
+            configs = {agent.name: found for agent in config.agents if (found := loader.model_config(agent))}
         finally:
             if task is not None:
                 task.close()
@@ -83,7 +83,9 @@ def dry_run(config: RunConfig, overwrite: bool = False) -> DryRun:
     known = footprints(settled, sized)
     for agent in config.agents:
         if agent.name in configs and agent.name not in known:
-            look.not_checked.append(f"memory of agent {agent.name!r} ({agent.model}): its layers are unusual")
+            loader.not_checked.append(
+                f"memory of agent {agent.name!r} ({agent.model}): unknown type of layers"
+            )
     return DryRun(
         config=config,
         agents=tuple(
@@ -103,12 +105,12 @@ def dry_run(config: RunConfig, overwrite: bool = False) -> DryRun:
         notes=engine_notes(config, devices)
         + notes
         + (() if task is None else checked.notes if checked else tuple(getattr(task, "notes", ()))),
-        not_checked=tuple(look.not_checked),
+        not_checked=tuple(loader.not_checked),
     )
 
 
-class _Look:
-    """Loads what it can, and writes down what it cannot."""
+class _Loader:
+    """Loads tasks, tokenizers and model configs; records in ``not_checked`` what the hub did not provide."""
 
     def __init__(self, config: RunConfig, reason: str) -> None:
         self.not_checked: list[str] = []
@@ -116,47 +118,47 @@ class _Look:
         self._reason = reason
 
     def task(self) -> Task | None:
-        """The task with its data."""
+        """Return the task with its data, or None if the hub is unreachable."""
         try:
             return make_task(self._config.task)
         except TaskError as error:
-            self._note(f"the data of task {self._config.task.name!r}", error)
+            self._record_unreachable(f"the data of task {self._config.task.name!r}", error)
             return None
 
     def codec(self, agent: AgentSettings) -> TextCodec | None:
-        """The agent's tokenizer."""
+        """Return the agent's tokenizer, or None if the hub is unreachable."""
         try:
             return load_text_codec(agent)
         except ModelError as error:
-            what = f"tokenizer, stop tokens and prompt lengths of agent {agent.name!r} ({agent.model})"
-            self._note(what, error)
+            subject = f"tokenizer, stop tokens and prompt lengths of agent {agent.name!r} ({agent.model})"
+            self._record_unreachable(subject, error)
             return None
 
     def model_config(self, agent: AgentSettings) -> Any | None:
-        """The model's config; a built-in one with the same shape will do."""
+        """Return the model's config, or a built-in config of the same shape if the hub is unreachable."""
         try:
             return load_model_config(agent)
         except ModelError as error:
             known = known_config(agent.model)
             if known is None or not is_unreachable(error):
-                self._note(f"memory of agent {agent.name!r} ({agent.model})", error)
+                self._record_unreachable(f"memory of agent {agent.name!r} ({agent.model})", error)
             return known
 
-    def _note(self, what: str, error: Exception) -> None:
+    def _record_unreachable(self, subject: str, error: Exception) -> None:
         if not is_unreachable(error):
             raise error
-        self.not_checked.append(f"{what}: {self._reason}")
+        self.not_checked.append(f"{subject}: {self._reason}")
 
 
-def _checked(config: RunConfig, task: Task | None, codecs: Mapping[str, TextCodec]) -> CheckedTask | None:
-    """A run's own checks, for those agents whose tokenizer is at hand."""
+def _check_task(config: RunConfig, task: Task | None, codecs: Mapping[str, TextCodec]) -> CheckedTask | None:
+    """Run the checks of a real run for all agents whose tokenizer could be loaded."""
     if task is None:
         return None
     agents = tuple(agent for agent in config.agents if agent.name in codecs)
     if agents:
         return preflight(replace(config, agents=agents), task, codecs)
-    check_sizes(config, task)
-    check_ids(task)
+    check_problem_counts(config, task)
+    check_problem_ids(task)
     if isinstance(task, SelfTesting):
         task.self_test()
     return None

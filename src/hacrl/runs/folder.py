@@ -1,19 +1,18 @@
-"""One process at a time writes a run's folder.
-
-The folder of a run: what was asked, what happened, and the agents that came of it.
+"""The folder of a run, which one process at a time may write to.
 
 config.yaml       every key, defaults included
 metrics.jsonl     one line per step; equal runs have equal files
 evaluations.jsonl one line per evaluation
-notes.txt         what a user should know, a sentence a line
+notes.txt         notes for the user, one line each
 rollouts/         every verified rollout, a file per step and agent (docs/rollout_log.md)
 timings.jsonl     seconds per phase and agent; the only file that differs between equal runs
-agents/NAME/      each agent as a plain Hugging Face folder
-checkpoints/      the whole state after some steps, to go on from (``hacrl resume``)
-status.json       running, stopped, failed or finished, and after how many steps
-evaluations/      what ``hacrl eval`` wrote
-engines/NAME/     log of an agent's vLLM server, and what it starts from
-tensorboard/      if that tracker was asked for
+agents/NAME/      each trained agent as a plain Hugging Face folder
+checkpoints/      the whole state after some steps, from which ``hacrl resume`` continues
+status.json       running, stopped, failed or finished, and the number of finished steps
+stalls.txt        stacks of all threads and processes, if the run made no progress for long
+evaluations/      results of ``hacrl eval``
+engines/NAME/     log of an agent's vLLM server, and the model files it loads
+tensorboard/      TensorBoard event files, if that tracker is on
 """
 
 from __future__ import annotations
@@ -37,23 +36,22 @@ from hacrl.training.metrics import StepReport
 from hacrl.training.observer import Observer
 
 LOCK = ".lock"
-_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class RunLock:
-    """A lock that goes with the process that holds it, however that ends."""
+    """A lock on a run's folder; the system releases it when the process ends, even by a crash."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / LOCK
-        self._release: weakref.finalize[..., RunLock] | None = None
+        self._finalizer: weakref.finalize[..., RunLock] | None = None
 
     @property
     def is_held(self) -> bool:
-        """Whether this object holds it."""
-        return self._release is not None and self._release.alive
+        """Whether this object holds the lock."""
+        return self._finalizer is not None and self._finalizer.alive
 
-    def take(self) -> None:
-        """Raises if another process, or another run in this one, writes here."""
+    def acquire(self) -> None:
+        """Take the lock; raise ConfigError if another process, or another run in this one, holds it."""
         if self.is_held:
             return
         try:
@@ -68,23 +66,23 @@ class RunLock:
             owner = os.read(handle, 20).decode(errors="replace").strip() or "unknown"
             os.close(handle)
             raise ConfigError(
-                f"output: {self._path.parent} is being written by process {owner}; wait for it"
+                f"output: process {owner} is writing to {self._path.parent}; wait until it has finished"
             ) from error
         os.truncate(handle, 0)
         os.write(handle, f"{os.getpid()}\n".encode())
-        self._release = weakref.finalize(self, os.close, handle)
+        self._finalizer = weakref.finalize(self, os.close, handle)
 
-    def give_up(self) -> None:
-        """Let others write. May be called more than once."""
-        if self._release is not None:
-            self._release()
+    def release(self) -> None:
+        """Let other processes write. May be called more than once."""
+        if self._finalizer is not None:
+            self._finalizer()
 
 
 STATUS_SCHEMA = 1
-ROLLOUTS = "rollouts"  # in the run's folder: the rollout log
+ROLLOUTS = "rollouts"  # folder of the rollout log in the run's folder
 RunState = Literal["running", "stopped", "failed", "finished"]
-# what a step adds lines to, in the order it does
-GROWING = ("metrics.jsonl", "evaluations.jsonl", "timings.jsonl", "notes.txt")
+# Files to which every step may add lines.
+GROWING_FILES = ("metrics.jsonl", "evaluations.jsonl", "timings.jsonl", "notes.txt")
 RUN_FILES = frozenset(
     {
         "config.yaml",
@@ -106,7 +104,10 @@ RUN_FILES = frozenset(
 
 
 def check_output(config: RunConfig, overwrite: bool) -> None:
-    """Refuse a folder that is in use. Only ever delete what a run wrote, and only when told to."""
+    """Refuse an output folder that cannot be written, is in use, or would lose files.
+
+    Only files of an earlier run may be deleted, and only with ``overwrite``.
+    """
     path = Path(config.output)
     try:
         _check_writable(path)
@@ -115,45 +116,45 @@ def check_output(config: RunConfig, overwrite: bool) -> None:
         raise ConfigError(f"output: cannot use {config.output!r}: {error}") from error
     foreign = sorted(present - RUN_FILES)
     if present and not overwrite:
-        go_on = f"go on with it by `hacrl resume {path}`, " if "config.yaml" in present else ""
-        replace = "" if foreign else ", or --overwrite to replace that run"
-        raise ConfigError(
-            f"output: {path} exists already and is kept; {go_on}use another output=FOLDER{replace}"
-        )
+        resume = f"continue it with `hacrl resume {path}`, " if "config.yaml" in present else ""
+        replace = "" if foreign else ", or replace that run with --overwrite"
+        raise ConfigError(f"output: {path} exists already; {resume}choose another output=FOLDER{replace}")
     if foreign:
         raise ConfigError(
-            f"output: {path} is not overwritten, it holds more than a run ({', '.join(foreign[:3])}); "
-            "use another output=FOLDER"
+            f"output: {path} is not overwritten because it holds files that no run wrote "
+            f"({', '.join(foreign[:3])}); choose another output=FOLDER"
         )
-    if LOCK in present:  # raises if a live run writes there
+    if LOCK in present:  # raises if another process is writing there
         lock = RunLock(path)
-        lock.take()
-        lock.give_up()
+        lock.acquire()
+        lock.release()
 
 
 def _check_writable(path: Path) -> None:
-    """Found out now rather than after the models have loaded."""
-    place = next(one for one in (path.absolute(), *path.absolute().parents) if one.exists())
-    if not place.is_dir():
-        raise ConfigError(f"output: cannot write to {path}: {place} is a file; use another output=FOLDER")
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise ConfigError(f"output: cannot write to {path}: {place} is not yours to write in")
+    """Raise ConfigError unless the folder, or its nearest parent that exists, can be written to."""
+    existing = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
+    if not existing.is_dir():
+        raise ConfigError(
+            f"output: cannot write to {path}: {existing} is a file; choose another output=FOLDER"
+        )
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ConfigError(f"output: cannot write to {path}: no permission to write to {existing}")
 
 
 class RunFolder(Observer):
-    """Writes a run down while it happens, a line at a time."""
+    """Writes a run's config, metrics, evaluations, timings, notes, status and agents to its folder."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
         self.path = Path(config.output)
         self._lock = RunLock(self.path)
 
-    def claim(self, overwrite: bool = False) -> None:
-        """Make the folder, empty but for the config; an earlier run goes if it may."""
+    def create(self, overwrite: bool = False) -> None:
+        """Make the folder and write the config; with ``overwrite``, delete an earlier run first."""
         check_output(self._config, overwrite)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock.take()  # before anything is deleted: another process may be writing here
+            self._lock.acquire()  # before deleting anything: another process may be writing here
             for name in RUN_FILES - {LOCK}:
                 if (self.path / name).is_dir():
                     shutil.rmtree(self.path / name)
@@ -164,17 +165,17 @@ class RunFolder(Observer):
             raise ConfigError(f"output: cannot write to {self.path}: {error}") from error
 
     def on_step(self, report: StepReport, seconds: Mapping[str, float]) -> None:
-        """One line of metrics, one of timings."""
+        """Write one line of metrics and one of timings."""
         self._append("metrics.jsonl", report.as_dict())
         self._append("timings.jsonl", {"step": report.step, **seconds})
 
     def on_evaluation(self, step: int, accuracies: Mapping[str, Accuracy]) -> None:
-        """One line per evaluation."""
+        """Write one line per evaluation."""
         agents = {name: asdict(accuracy) for name, accuracy in accuracies.items()}
         self._append("evaluations.jsonl", {"step": step, "agents": agents})
 
     def on_note(self, step: int, note: str) -> None:
-        """One line per note."""
+        """Write one line per note."""
         self._write_line("notes.txt", f"step {step}: {printable(note)}")
 
     def save_agent(self, name: str, save: Callable[[str, Path], None]) -> Path:
@@ -188,45 +189,45 @@ class RunFolder(Observer):
 
     @property
     def is_open(self) -> bool:
-        """Whether this process writes here."""
+        """Whether this process may write to the folder now."""
         return self._lock.is_held
 
     def reopen(self, positions: Mapping[str, int]) -> None:
-        """Go on in a folder that another process left, from these positions."""
-        self._lock.take()
-        self.cut_back(positions)
+        """Continue in the folder of an earlier process; lines after ``positions`` are dropped."""
+        self._lock.acquire()
+        self.truncate(positions)
         write_text(self.path / "config.yaml", config_to_yaml(self._config))
 
     def unlock(self) -> None:
-        """Let others write here."""
-        self._lock.give_up()
+        """Let other processes write to the folder."""
+        self._lock.release()
 
     def write_status(self, state: RunState, steps_done: int, message: str = "") -> None:
-        """Say what has become of the run."""
+        """Write the run's state to status.json."""
         status = {"schema": STATUS_SCHEMA, "state": state, "steps_done": steps_done, "message": message}
         write_json(self.path / "status.json", status)
 
     def positions(self) -> dict[str, int]:
-        """How long each growing file is."""
-        return {name: self._size(name) for name in GROWING}
+        """Return name -> length in bytes of each growing file."""
+        return {name: self._size(name) for name in GROWING_FILES}
 
-    def cut_back(self, positions: Mapping[str, int]) -> None:
-        """Drop the lines that were added after the positions were taken."""
-        for name in GROWING:
-            wanted, there = positions.get(name, 0), self._size(name)
-            if there < wanted:
+    def truncate(self, positions: Mapping[str, int]) -> None:
+        """Drop the lines that were added after ``positions`` were recorded."""
+        for name in GROWING_FILES:
+            recorded, actual = positions.get(name, 0), self._size(name)
+            if actual < recorded:
                 raise ConfigError(
-                    f"{self.path / name} is {there} bytes long, the checkpoint was taken at {wanted}: it has "
-                    "been changed since, so the run cannot be gone on with exactly"
+                    f"{self.path / name} is {actual} bytes long, but the checkpoint recorded {recorded}: the "
+                    "file was changed, so the run cannot continue exactly"
                 )
-            if there > wanted:
+            if actual > recorded:
                 with (self.path / name).open("r+b") as file:
-                    file.truncate(wanted)
+                    file.truncate(recorded)
 
     def _size(self, name: str) -> int:
         path = self.path / name
         if path.is_symlink() or (path.exists() and not path.is_file()):
-            raise ConfigError(f"{path} is no regular file: this is not a run's folder as hacrl writes it")
+            raise ConfigError(f"{path} is not a regular file: hacrl did not write it")
         return path.stat().st_size if path.exists() else 0
 
     def _append(self, name: str, record: Mapping[str, Any]) -> None:
@@ -238,6 +239,7 @@ class RunFolder(Observer):
                 file.write(line + "\n")
         except OSError as error:
             raise CheckpointError(
-                f"cannot write {self.path / name}: {error.strerror or error}. What was done until the last "
-                f"checkpoint is safe: make room or give access, then `hacrl resume {self.path}`"
+                f"cannot write {self.path / name}: {error.strerror or error}. Everything up to the last "
+                "checkpoint is safe: free some space or fix the permissions, then continue with "
+                f"`hacrl resume {self.path}`"
             ) from error

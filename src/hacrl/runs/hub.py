@@ -1,7 +1,7 @@
-"""Whether the Hugging Face hub can be reached, found out in seconds.
+"""Find out in seconds whether the Hugging Face hub can be reached.
 
-Without a network the libraries try each file for half a minute before they look into the cache. Asked once
-here, they can be told to look there at once.
+Without a network the libraries try for half a minute per file before they use the cache. After one failed
+probe here, they are told to use the cache only.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from hacrl.tasks.boxed import PRESETS
 PROBE_SECONDS = 5.0
 
 
-def hub_if_needed(
+def probe_hub_if_needed(
     config: RunConfig, loaded: Collection[str] = (), has_task: bool = False
 ) -> AbstractContextManager[str | None]:
-    """As :func:`cache_only_if_unreachable`; a run of local files does not touch the network."""
+    """Apply :func:`cache_only_if_unreachable` if the run needs the hub; otherwise use no network."""
     return cache_only_if_unreachable() if needs_hub(config, loaded, has_task) else nullcontext()
 
 
 def needs_hub(config: RunConfig, loaded: Collection[str] = (), has_task: bool = False) -> bool:
-    """Whether a model or the data may have to come from the hub.
+    """Return whether a model or the data may have to come from the hub.
 
-    ``loaded`` agents are there already, and so are the data of a run that ``has_task``.
+    The ``loaded`` agents need nothing from the hub, nor does the task of a run that ``has_task`` already.
     """
     for agent in config.agents:
         if agent.name not in loaded:
-            place = Path(resolve_model(agent.model))
-            if not place.is_absolute() and not os.path.isdir(place):  # no error for a name that is too long
+            path = Path(resolve_model(agent.model))
+            if not path.is_absolute() and not os.path.isdir(path):  # os.path: no error for an overlong name
                 return True
     return not has_task and data_needs_hub(config.task)
 
 
 def data_needs_hub(task: TaskSettings) -> bool:
-    """Whether a task names data that are not here."""
+    """Return whether a task names data that are not local files."""
     return any(not os.path.exists(os.path.expanduser(path)) for path in _data_paths(task))
 
 
@@ -49,12 +49,15 @@ def _data_paths(task: TaskSettings) -> list[str]:
     options: Mapping[str, Any] = {**PRESETS.get(task.name, {}), **task.options}
     sources = [options[key] for key in ("train", "test") if options.get(key)]
     paths = [source.get("path") if isinstance(source, Mapping) else source for source in sources]
-    return [path for path in paths if isinstance(path, str)]  # else rows, or a mistake the task will name
+    return [path for path in paths if isinstance(path, str)]  # others are rows, or an error of the task
 
 
 @contextmanager
 def cache_only_if_unreachable() -> Iterator[str | None]:
-    """Within the block an unreachable hub is not asked again; gives the reason, None if it can be reached."""
+    """Make the libraries use their cache only, within the block, if the hub cannot be reached.
+
+    Yield the reason why it cannot be reached, or None if it can.
+    """
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
@@ -65,7 +68,7 @@ def cache_only_if_unreachable() -> Iterator[str | None]:
         yield None
         return
     switches: list[tuple[Any, bool]] = [(constants, False)]
-    if "datasets" in sys.modules:  # has a copy; imported later, it takes that of the hub's library
+    if "datasets" in sys.modules:  # it copied the setting when it was imported
         config = sys.modules["datasets"].config
         switches.append((config, config.HF_HUB_OFFLINE))
     for module, _ in switches:
@@ -78,20 +81,20 @@ def cache_only_if_unreachable() -> Iterator[str | None]:
 
 
 def _probe(endpoint: str) -> str | None:
-    """Why there is no answer; any answer at all will do."""
+    """Return why the hub does not answer, or None if it answers anything."""
     from huggingface_hub import get_session
 
     try:
         get_session().head(endpoint, timeout=PROBE_SECONDS)
-    except Exception as error:  # the library's kind depends on which HTTP client it has
+    except Exception as error:  # the exception's class depends on the HTTP client
         return f"{endpoint} cannot be reached: {error or type(error).__name__}"
     return None
 
 
 def is_unreachable(error: BaseException | None) -> bool:
-    """Whether an error came about because the hub was not there, and not because of what was asked of it."""
+    """Return whether an error was caused by an unreachable hub, and not by a wrong request."""
     while error is not None:
-        # huggingface_hub's: neither in the cache nor on a hub that answers
+        # huggingface_hub's error for a file that is not cached while the hub does not answer
         if isinstance(error, ConnectionError) or type(error).__name__ == "LocalEntryNotFoundError":
             return True
         error = error.__cause__ or error.__context__

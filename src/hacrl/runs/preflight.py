@@ -1,4 +1,4 @@
-"""What can be checked of a run before anything is written and before any weights are loaded."""
+"""Check a run before anything is written and before any weights are loaded."""
 
 from __future__ import annotations
 
@@ -14,36 +14,38 @@ from hacrl.tasks.base import CheckedTask, SelfTesting, Task
 from hacrl.tasks.stream import ProblemStream
 from hacrl.types import Problem
 
-LOOKED_AT = 100  # problems
-MUCH = 0.1  # of the prompts' tokens
+SAMPLED_PROBLEMS = 100  # training problems whose prompts are searched for unknown tokens
+UNKNOWN_SHARE_LIMIT = 0.1  # a larger share of unknown tokens in the prompts is noted
 
 
 def preflight(config: RunConfig, task: Task, loaded: Mapping[str, TextCodec] | None = None) -> CheckedTask:
-    """Models that can be found, devices that are there, tokenizers that can stop, problems that fit."""
+    """Check models, devices, tokenizers and problems; return the problems that fit, devices and notes."""
     devices = check_agents(config, loaded or ())
-    check_sizes(config, task)
-    check_ids(task)
+    check_problem_counts(config, task)
+    check_problem_ids(task)
     if isinstance(task, SelfTesting):
         task.self_test()
     codecs = [(loaded or {}).get(agent.name) or load_text_codec(agent) for agent in config.agents]
-    train, left_out = fitting_problems(config, task.train, codecs, "training", config.rollout.max_new_tokens)
+    train, left_out = keep_fitting_problems(
+        config, task.train, codecs, "training", config.rollout.max_new_tokens
+    )
     if len(train) < config.rollout.prompts_per_step:
         raise TaskError(
             f"rollout.prompts_per_step={config.rollout.prompts_per_step}, but only {len(train)} of "
             f"{len(task.train)} training problems are not longer than rollout.max_prompt_tokens="
-            f"{config.rollout.max_prompt_tokens}; raise that, or ask for fewer"
+            f"{config.rollout.max_prompt_tokens}; raise max_prompt_tokens or lower prompts_per_step"
         )
     new_tokens = config.evaluation.sampling(config.rollout.max_new_tokens).max_new_tokens
     held_out = task.test[: config.evaluation.most_problems]
-    test, test_left_out = fitting_problems(config, held_out, codecs, "held-out", new_tokens)
-    notes = [*getattr(task, "notes", ()), *left_out, *test_left_out, *unreadable(codecs, train)]
+    test, test_left_out = keep_fitting_problems(config, held_out, codecs, "held-out", new_tokens)
+    notes = [*getattr(task, "notes", ()), *left_out, *test_left_out, *unknown_token_notes(codecs, train)]
     if config.evaluation.problems is None and not task.test:
         notes.append(f"task {task.name!r} holds out no problems, so the agents are not evaluated")
     return CheckedTask(task, train, test, devices, tuple(notes))
 
 
 def check_agents(config: RunConfig, loaded: Collection[str]) -> dict[str, str]:
-    """Agent -> device; every reference that is not a hub id must exist."""
+    """Check that all devices and all local models exist; return agent -> device."""
     devices = {}
     for agent in config.agents:
         if agent.name not in loaded:
@@ -56,34 +58,37 @@ def check_agents(config: RunConfig, loaded: Collection[str]) -> dict[str, str]:
     return devices
 
 
-def check_sizes(config: RunConfig, task: Task) -> None:
-    """Enough problems for a step and for the evaluation."""
+def check_problem_counts(config: RunConfig, task: Task) -> None:
+    """Check that there are enough problems for a step and for the evaluation."""
     ProblemStream(task.train, config.rollout.prompts_per_step, config.seed)
-    asked = config.evaluation.problems
-    if asked is not None and asked > len(task.test):
+    requested = config.evaluation.problems
+    if requested is not None and requested > len(task.test):
         raise ConfigError(
-            f"evaluation.problems={asked}, but task {task.name!r} holds out only {len(task.test)} problems; "
-            "ask for fewer, leave it out to use what there is, or hold out more"
+            f"evaluation.problems={requested}, but task {task.name!r} holds out only {len(task.test)} "
+            "problems; lower it, leave it out to use all of them, or hold out more"
         )
 
 
-def check_ids(task: Task) -> None:
-    """Ids name problems: what is tested on is not learnt from, and responses are grouped by them."""
+def check_problem_ids(task: Task) -> None:
+    """Check that every problem id is unique: ids group responses and keep test problems out of training."""
     seen: dict[str, str] = {}
     for kind, problems in (("training", task.train), ("held-out", task.test)):
         for problem in problems:
             if problem.id in seen:
                 raise TaskError(
-                    f"task {task.name!r}: the id {problem.id[:80]!r} stands for a {seen[problem.id]} and a "
-                    f"{kind} problem; every problem needs an id of its own, and none may be in both"
+                    f"task {task.name!r}: a {seen[problem.id]} and a {kind} problem have the same id "
+                    f"{problem.id[:80]!r}; every problem needs its own id, and no problem may be in both sets"
                 )
             seen[problem.id] = kind
 
 
-def fitting_problems(
+def keep_fitting_problems(
     config: RunConfig, problems: Sequence[Problem], codecs: Sequence[TextCodec], kind: str, new_tokens: int
 ) -> tuple[Sequence[Problem], list[str]]:
-    """The problems every agent has room for. All are asked the same, so one that is too long goes for all."""
+    """Return the problems whose prompts fit every agent, and a note on the others.
+
+    A prompt that is too long for one agent is dropped for all, because all agents get the same problems.
+    """
     longest = config.rollout.max_prompt_tokens
     kept, left_out = [], 0
     for problem in problems:
@@ -98,21 +103,22 @@ def fitting_problems(
     if not left_out:
         return problems, []
     note = (
-        f"{left_out} {kind} problems left out: longer than rollout.max_prompt_tokens={longest} for an agent"
+        f"{left_out} {kind} problems are left out: their prompts are longer than "
+        f"rollout.max_prompt_tokens={longest} for at least one agent"
     )
     return kept, [note]
 
 
-def unreadable(codecs: Sequence[TextCodec], problems: Sequence[Problem]) -> list[str]:
-    """A note on each agent for which much of the prompts is one token that stands for anything."""
+def unknown_token_notes(codecs: Sequence[TextCodec], problems: Sequence[Problem]) -> list[str]:
+    """Return a note on each agent whose tokenizer maps a large share of the prompts to its unknown token."""
     notes = []
     for codec in codecs:
         unknown = getattr(codec.tokenizer, "unk_token_id", None)
-        if unknown is None or unknown in codec.stop_ids:  # some give this role to their end of text
+        if unknown is None or unknown in codec.stop_ids:  # some tokenizers reuse the end-of-text token
             continue
-        prompts = [codec.encode_prompt(problem) for problem in problems[:LOOKED_AT]]
+        prompts = [codec.encode_prompt(problem) for problem in problems[:SAMPLED_PROBLEMS]]
         share = sum(ids.count(unknown) for ids in prompts) / sum(map(len, prompts))
-        if share > MUCH:
+        if share > UNKNOWN_SHARE_LIMIT:
             notes.append(
                 f"agent {codec.name!r} cannot read the prompts: {share:.0%} of their tokens are unknown to "
                 "its tokenizer"
@@ -122,15 +128,15 @@ def unreadable(codecs: Sequence[TextCodec], problems: Sequence[Problem]) -> list
 
 def _does_not_fit(problem: Problem, kind: str, codec: TextCodec, length: int, new_tokens: int) -> str:
     assert codec.context_length is not None
-    room = codec.context_length - new_tokens
+    prompt_limit = codec.context_length - new_tokens
     shorter = "lower rollout.max_new_tokens" if kind == "training" else "lower evaluation.max_new_tokens"
     fix = (
-        f"set rollout.max_prompt_tokens={room} to leave such problems out, or {shorter}"
-        if room > 0
+        f"set rollout.max_prompt_tokens={prompt_limit} to leave such problems out, or {shorter}"
+        if prompt_limit > 0
         else shorter
     )
     return (
         f"{kind} problem {problem.id[:80]!r} is {length} tokens long for agent {codec.name!r}; with "
-        f"max_new_tokens={new_tokens} it needs {length + new_tokens}, the model's context has "
-        f"{codec.context_length}: {fix}"
+        f"max_new_tokens={new_tokens} it needs {length + new_tokens} tokens, but the model's context length "
+        f"is {codec.context_length}: {fix}"
     )

@@ -1,4 +1,4 @@
-"""What a run is judged by: collected while it happens, or read back from its folder."""
+"""Accuracies, rewards and costs of a run: collected while it trains, or read from its folder."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class RunResult(Observer):
     folder: Path
     accuracies: dict[int, dict[str, Accuracy]] = field(default_factory=dict)  # step -> agent -> accuracy
     rewards: dict[str, list[float]] = field(default_factory=dict)  # agent -> mean reward per step
-    rollouts: dict[str, int] = field(default_factory=dict)  # agent -> training rollouts spent
-    updates: dict[str, int] = field(default_factory=dict)  # agent -> parameter updates made
-    notes: list[str] = field(default_factory=list)  # about files that it was read from
+    rollouts: dict[str, int] = field(default_factory=dict)  # agent -> number of training rollouts
+    updates: dict[str, int] = field(default_factory=dict)  # agent -> number of parameter updates
+    notes: list[str] = field(default_factory=list)  # about the files it was read from
 
     def on_step(self, report: StepReport, seconds: Mapping[str, float]) -> None:
         """Add one step."""
@@ -29,7 +29,7 @@ class RunResult(Observer):
             self.add(name, agent.rollout.reward, agent.rollout.rollouts, agent.learning.updates)
 
     def on_evaluation(self, step: int, accuracies: Mapping[str, Accuracy]) -> None:
-        """Keep one evaluation."""
+        """Add one evaluation."""
         self.accuracies[step] = dict(accuracies)
 
     def add(self, agent: str, reward: float, rollouts: int, updates: int) -> None:
@@ -58,7 +58,7 @@ class _Agent:
 
 @dataclass(frozen=True)
 class MetricsLine:
-    """What a result takes of one line of metrics.jsonl."""
+    """The part of one line of metrics.jsonl that a result needs."""
 
     step: int
     agents: dict[str, _Agent]
@@ -73,31 +73,33 @@ class EvaluationLine:
 
 
 def read_result(folder: Path) -> RunResult:
-    """The result of a run so far, from its folder. A last line that was broken off is left out and noted."""
+    """Return the result of a run so far, from its folder; an incomplete last line is ignored and noted."""
     return _read(folder)[0]
 
 
 def read_finished(folder: Path, steps: int, agents: Collection[str]) -> RunResult:
-    """The result of a run that made all its steps; refused if a step or a last accuracy is missing."""
+    """Return the result of a finished run; raise if a step or a final accuracy is missing."""
     result, last = _read(folder)
     final = result.accuracies.get(steps, {})
     missing = sorted(set(agents) - final.keys())
     if last != steps:
-        wrong = f"metrics.jsonl ends after step {last} of {steps}"
+        problem = f"metrics.jsonl ends after step {last} of {steps}"
     elif missing:
-        wrong = f"evaluations.jsonl has no accuracy of {', '.join(missing)} after step {steps}"
+        problem = f"evaluations.jsonl has no accuracy of {', '.join(missing)} after step {steps}"
     else:
         return result
-    raise UnreadableFileError(f"{folder} does not hold a whole run: {wrong}")
+    raise UnreadableFileError(f"{folder} does not hold a complete run: {problem}")
 
 
 def _read(folder: Path) -> tuple[RunResult, int]:
-    """The result, and the last step there are metrics of."""
+    """Return the result, and the last step in metrics.jsonl."""
     result, last = RunResult(folder), 0
     evaluations = read_jsonl(folder / "evaluations.jsonl", folder)
     for where, evaluation in _records(evaluations, EvaluationLine):
         if result.accuracies and evaluation.step <= max(result.accuracies):
-            raise UnreadableFileError(f"{where} is damaged: step {evaluation.step} stands there again")
+            raise UnreadableFileError(
+                f"{where} is damaged: step {evaluation.step} is repeated or out of order"
+            )
         result.on_evaluation(evaluation.step, evaluation.agents)
     metrics = read_jsonl(folder / "metrics.jsonl", folder)
     for where, line in _records(metrics, MetricsLine):

@@ -1,7 +1,4 @@
-"""Where an earlier process left a run.
-
-``hacrl resume``: open a run's folder, find where it was, and check that it may go on.
-"""
+"""Resume a run: find its newest checkpoint, and check which settings have changed since."""
 
 from __future__ import annotations
 
@@ -25,30 +22,30 @@ from hacrl.training.trainer import Trainer
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """A checkpoint's content, and what is known of the run until then."""
+    """The checkpoint that a run continues from, and the run's result up to it."""
 
-    state: Mapping[str, Any] | None  # None: there is no checkpoint, the run begins again
-    tensors: Mapping[str, Mapping[str, Any]]
-    positions: Mapping[str, int]  # how much of each file belongs to what was done
+    state: Mapping[str, Any] | None  # None: there is no checkpoint, so the run starts from the beginning
+    tensors: Mapping[str, Mapping[str, Any]]  # by agent and name
+    positions: Mapping[str, int]  # lengths of the run's growing files at the checkpoint
     data: str | None  # fingerprint of the problems
-    result: RunResult  # until then
+    result: RunResult  # up to the checkpoint
     notes: tuple[str, ...] = ()
 
     @property
     def steps_done(self) -> int:
-        """Whole steps."""
+        """Number of finished steps."""
         return 0 if self.state is None else int(self.state["steps_done"])
 
     def check_data(self, fingerprint: str) -> None:
-        """The problems must be those the run began with: others would be another run."""
+        """Raise CheckpointError unless the task has the same problems as when the run started."""
         if self.data is not None and self.data != fingerprint:
             raise CheckpointError(
-                "the task's problems are not those this run began with: the data set or the package that "
-                "makes them has changed. Go on with the same data, or start a new run from the saved agents"
+                "the task's problems differ from those this run started with: the data set or the package "
+                "that makes them has changed. Restore the data, or start a new run from the saved agents"
             )
 
     def restore(self, trainer: Trainer) -> None:
-        """Put the trainer where it was."""
+        """Load the checkpoint into the trainer."""
         if self.state is None:
             return
         try:
@@ -60,8 +57,8 @@ class ResumePoint:
 
 
 Line = TypeVar("Line", MetricsLine, EvaluationLine)
-# Changes of the recipe that a run may go on with ...
-FREE = (
+# Keys that may change when a run is resumed. With these the result stays the same to the last bit ...
+FREE_KEYS = (
     "steps",
     "output",
     "executor",
@@ -76,8 +73,8 @@ FREE = (
     "evaluation.every",
     "learning.offload",
 )
-# ... and those after which sums round differently, so that it is no longer the same to the last bit.
-ROUNDING = (
+# ... and with these, sums may be rounded differently.
+ROUNDING_KEYS = (
     "device",
     "threads",
     "rollout.max_batch",
@@ -94,103 +91,109 @@ ROUNDING = (
 
 
 @dataclass(frozen=True)
-class Resumable:
-    """A run that can go on, or that has nothing left to do."""
+class ResumableRun:
+    """A run that can continue, or that is finished."""
 
     config: RunConfig
     point: ResumePoint
-    finished_after: int | None  # steps; None: there is something left to do
+    finished_after: int | None  # number of steps if the run is finished; otherwise None
 
 
-def open_run(folder: Path, overrides: Sequence[str] = ()) -> Resumable:
-    """Look at a run's folder; nothing in it is changed."""
+def inspect_run(folder: Path, overrides: Sequence[str] = ()) -> ResumableRun:
+    """Find where the run in a folder stopped, and check the overrides; change nothing in the folder."""
     if folder.is_dir():
-        check_tree(folder, folder)  # nothing in it may lead elsewhere: it is going to be written to
-    began, config = _configs(folder, overrides)
-    return _looked_at(folder, began, config)
+        check_tree(folder, folder)  # the run will write to the folder: no link may lead out of it
+    original, config = _configs(folder, overrides)
+    return _find_run(folder, original, config)
 
 
-def _looked_at(folder: Path, began: RunConfig, config: RunConfig) -> Resumable:
+def _find_run(folder: Path, original: RunConfig, config: RunConfig) -> ResumableRun:
     status = _status(folder)
     is_finished = status.get("state") == "finished"
-    point = _resume_point(folder, began, config)
+    point = _resume_point(folder, original, config)
     done = status["steps_done"] if is_finished else point.steps_done
     if config.steps < done:
         raise ConfigError(
-            f"steps={config.steps}, but {folder} has made {done} steps already; steps counts them all"
+            f"steps={config.steps}, but {folder} has made {done} steps already; steps is the total number"
         )
     if is_finished and config.steps > done and point.state is None:
         raise ConfigError(
-            f"{folder} is finished, after {done} steps, and has no checkpoint to go on from "
+            f"{folder} finished after {done} steps and has no checkpoint to continue from "
             f"(checkpoint.every=0, or it was deleted); start a new run from the agents in {folder / 'agents'}"
         )
-    return Resumable(config, point, done if is_finished and config.steps == done else None)
+    return ResumableRun(config, point, done if is_finished and config.steps == done else None)
 
 
 def resume_point_of(config: RunConfig) -> ResumePoint | None:
-    """Where the run in a config's output folder was left; None: there is none. The config must be its own."""
+    """Return where the run in the config's output folder stopped, or None if there is no run.
+
+    The config must be that of the run, except for keys that may change.
+    """
     folder = Path(config.output)
     if not (folder / "config.yaml").is_file():
         return None
     check_inside(folder / "config.yaml", folder)
     data = read_recipe(folder / "config.yaml")
-    began = build_config({**data, "output": config.output}, str(folder / "config.yaml"))
-    config = config if config.threads else replace(config, threads=began.threads)
-    _check_changes(folder, began, config)
-    found = _looked_at(folder, began, config)
+    original = build_config({**data, "output": config.output}, str(folder / "config.yaml"))
+    config = config if config.threads else replace(config, threads=original.threads)
+    _check_changes(folder, original, config)
+    found = _find_run(folder, original, config)
     if found.finished_after is not None and found.point.state is None:
         raise ConfigError(
-            f"output: {folder} is finished, and has no checkpoint to load it from; its agents are in "
+            f"output: the run in {folder} is finished and has no checkpoint to load; its agents are in "
             f"{folder / 'agents'}"
         )
     return found.point
 
 
 def _configs(folder: Path, overrides: Sequence[str]) -> tuple[RunConfig, RunConfig]:
-    """How the run began, and how it is to go on."""
+    """Return the run's original config, and the one with the overrides."""
     path = folder / "config.yaml"
     if not folder.is_dir():
-        raise ConfigError(f"{folder} is no folder: name the folder of a run, e.g. runs/size")
+        raise ConfigError(f"{folder} is not a folder: name the folder of a run, e.g. runs/size")
     if not path.is_file():
-        raise ConfigError(f"{folder} holds no run: it has no config.yaml")
+        raise ConfigError(f"{folder} is not the folder of a run: it has no config.yaml")
     check_inside(path, folder)
     data = read_recipe(path)
     data["output"] = str(folder)
-    began = build_config(data, str(path))
+    original = build_config(data, str(path))
     for override in overrides:
         apply_override(data, override)
     config = build_config(data, str(path))
-    _check_changes(folder, began, config)
-    return began, config
+    _check_changes(folder, original, config)
+    return original, config
 
 
 def changes_rounding_only(key: str) -> bool:
-    """Whether a run with another value of it says the same, but for rounding."""
-    return _matches(key, (*ROUNDING, "learning.offload"))
+    """Return whether a run with another value of this key gives the same numbers except for rounding."""
+    return _matches(key, (*ROUNDING_KEYS, "learning.offload"))
 
 
-def _check_changes(folder: Path, began: RunConfig, now: RunConfig) -> None:
-    """Some changes make it another run."""
+def _check_changes(folder: Path, original: RunConfig, now: RunConfig) -> None:
+    """Refuse changes that would make it another run."""
     refused = {
-        key: values for key, values in changes(began, now).items() if not _matches(key, (*FREE, *ROUNDING))
+        key: values
+        for key, values in changes(original, now).items()
+        if not _matches(key, (*FREE_KEYS, *ROUNDING_KEYS))
     }
     if refused:
         listed = "; ".join(f"{key} was {before!r}, now {after!r}" for key, (before, after) in refused.items())
         raise ConfigError(
-            f"{folder} cannot go on as another run: {listed}. Free to change: {', '.join(FREE)}; with other "
-            f"rounding: {', '.join(ROUNDING)}. For the rest start a new run, from {folder}/agents if you like"
+            f"{folder} cannot continue with these settings: {listed}. Keys that may change: "
+            f"{', '.join(FREE_KEYS)}; with other rounding: {', '.join(ROUNDING_KEYS)}. For other changes "
+            f"start a new run, e.g. from the agents in {folder}/agents"
         )
 
 
-def rounding_notes(began: RunConfig, now: RunConfig) -> list[str]:
-    """Sentences about changes that cost exactness."""
-    changed = [key for key in changes(began, now) if _matches(key, ROUNDING)]
-    return [f"{', '.join(changed)} changed: numbers may differ in rounding from here on"] if changed else []
+def rounding_notes(original: RunConfig, now: RunConfig) -> list[str]:
+    """Return a note if a changed key changes how sums are rounded."""
+    changed = [key for key in changes(original, now) if _matches(key, ROUNDING_KEYS)]
+    return [f"{', '.join(changed)} changed: from now on, numbers may differ by rounding"] if changed else []
 
 
-def changes(began: RunConfig, now: RunConfig) -> dict[str, tuple[Any, Any]]:
-    """Dotted key -> (before, after) of every setting that differs; agents go by their names."""
-    before, after = _flat(_plain(began)), _flat(_plain(now))
+def changes(original: RunConfig, now: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """Return dotted key -> (before, after) of every setting that differs; agents are matched by name."""
+    before, after = _flat(_plain(original)), _flat(_plain(now))
     keys = dict.fromkeys((*before, *after))
     return {key: (before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)}
 
@@ -222,28 +225,28 @@ def _status(folder: Path) -> Mapping[str, Any]:
     status: Any = read_json(path, folder)
     is_known = isinstance(status, dict) and status.get("schema") == STATUS_SCHEMA
     if not is_known or not isinstance(status.get("steps_done"), int):
-        raise ConfigError(f"{path} is not one this hacrl can read; use the version that wrote it")
+        raise ConfigError(f"this version of hacrl cannot read {path}; use the version that wrote it")
     found: dict[str, Any] = status
     return found
 
 
-def _resume_point(folder: Path, began: RunConfig, config: RunConfig) -> ResumePoint:
-    notes = rounding_notes(began, config)
-    found = CheckpointStore(folder / CHECKPOINTS).newest_good()
+def _resume_point(folder: Path, original: RunConfig, config: RunConfig) -> ResumePoint:
+    notes = rounding_notes(original, config)
+    found = CheckpointStore(folder / CHECKPOINTS).newest_intact()
     if found is None:
-        note = "there is no checkpoint yet: the run begins again"
+        note = "there is no checkpoint yet: the run starts from the beginning"
         return ResumePoint(None, {}, {}, None, RunResult(folder), (note, *notes))
     which, content, problems = found
     try:
         run = content.documents["run"]
         positions = {str(name): int(length) for name, length in run["positions"].items()}
         state, tensors = trainer_state(content)
-        _take_new_sizes(state, began, config)
+        _apply_new_batch_sizes(state, original, config)
         result = _result_until(folder, positions)
-        place = f"step {which.steps}" + (", in the middle of the next one" if which.phases else "")
-        told = [f"a checkpoint is damaged and was passed over: {problem}" for problem in problems]
-        told += [f"resumed after {place}", *notes]
-        return ResumePoint(state, tensors, positions, str(run["data"]), result, tuple(told))
+        place = f"step {which.steps}" + (", in the middle of the next step" if which.phases else "")
+        skipped = [f"a damaged checkpoint was skipped: {problem}" for problem in problems]
+        notes = [*skipped, f"resumed after {place}", *notes]
+        return ResumePoint(state, tensors, positions, str(run["data"]), result, tuple(notes))
     except HacrlError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -252,25 +255,26 @@ def _resume_point(folder: Path, began: RunConfig, config: RunConfig) -> ResumePo
         ) from error
 
 
-def _take_new_sizes(state: Mapping[str, Any], began: RunConfig, config: RunConfig) -> None:
-    """Batch sizes that memory had made smaller are forgotten if the user gives new ones.
+def _apply_new_batch_sizes(state: Mapping[str, Any], original: RunConfig, config: RunConfig) -> None:
+    """Replace the checkpoint's batch sizes, which may have been lowered for lack of memory.
 
-    So is a size that was chosen for a device, if the run goes on on another one.
+    A size that the user changed is taken from the config. A size that was chosen automatically is dropped, so
+    that it is chosen again, if the device changed.
     """
-    changed = changes(began, config)
+    changed = changes(original, config)
     tokens = config.learning.micro_batch_tokens
     moved = tokens is None and any(_matches(key, ("device", "agents.*.device")) for key in changed)
     for agent in state["agents"].values():
         if "learning.micro_batch_tokens" in changed and tokens is not None:
             agent["learner"]["micro_batch_tokens"] = tokens
         elif "learning.micro_batch_tokens" in changed or moved:
-            agent["learner"].pop("micro_batch_tokens", None)  # chosen anew
+            agent["learner"].pop("micro_batch_tokens", None)
         if "rollout.max_batch" in changed:
             agent["engine"]["max_batch"] = config.rollout.max_batch
 
 
 def _result_until(folder: Path, positions: Mapping[str, int]) -> RunResult:
-    """What the run had shown by then."""
+    """Return the run's result up to the checkpoint."""
     result = RunResult(folder)
     for evaluation in _lines_until(folder / "evaluations.jsonl", folder, positions, EvaluationLine):
         result.on_evaluation(evaluation.step, evaluation.agents)

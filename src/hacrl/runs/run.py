@@ -16,7 +16,7 @@ from hacrl.models.agent import Agent
 from hacrl.rollouts.log import RolloutLog
 from hacrl.runs.checkpointer import Checkpointer, data_fingerprint
 from hacrl.runs.folder import ROLLOUTS, RunFolder, check_output
-from hacrl.runs.hub import hub_if_needed
+from hacrl.runs.hub import probe_hub_if_needed
 from hacrl.runs.preflight import check_agents, preflight
 from hacrl.runs.results import RunResult
 from hacrl.runs.resume import ResumePoint
@@ -77,7 +77,7 @@ class LocalRun:
         watchdog = Watchdog(config.watchdog_minutes, self._folder.path, self._note)
         own = [self._folder, self._checkpoints, self.result, watchdog]
         self._observer = Observers([*own, *trackers, *observers])
-        with hub_if_needed(config, agents or (), has_task=task is not None):
+        with probe_hub_if_needed(config, agents or (), has_task=task is not None):
             self._task = make_task(config.task) if task is None else task
             try:
                 checked = preflight(config, self._task, agents)
@@ -95,12 +95,12 @@ class LocalRun:
         executor = self.trainer.executor
         for note in (*notes, *engine_notes(config, executor.devices), *executor.notes):
             self._observer.on_note(self.trainer.steps_done, note)
-        self._checkpoints.mark()
+        self._checkpoints.record_positions()
         self.trainer.report_restored_rollouts()
 
     def _open_folder(self, overwrite: bool, resumed: ResumePoint | None) -> None:
         if resumed is None:
-            self._folder.claim(overwrite)
+            self._folder.create(overwrite)
         else:
             resumed.restore(self.trainer)
             self._folder.reopen(resumed.positions)
@@ -127,7 +127,7 @@ class LocalRun:
     @property
     def checkpoint_stalls(self) -> list[float]:
         """Seconds that training waited for each checkpoint."""
-        return list(self._checkpoints.stalled)
+        return list(self._checkpoints.wait_seconds)
 
     def interrupt(self) -> None:
         """Leave off after the phase under way; :meth:`save` then writes what is needed to go on."""

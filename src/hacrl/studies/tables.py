@@ -15,7 +15,7 @@ from rich.table import Table
 
 from hacrl.plain_text import markdown_text
 from hacrl.runs.results import RunResult
-from hacrl.tracking.console import literal
+from hacrl.tracking.console import unstyled
 from hacrl.training.accuracy import Accuracy
 
 
@@ -102,7 +102,7 @@ def comparison_table(comparison: Comparison, labels: Mapping[str, str]) -> Table
         rollouts = sorted({comparison.outcomes[method][agent].rollouts for method in comparison.methods})
         before = comparison.before(agent)
         table.add_row(
-            literal(agent), f"{before.mean:.3f}", *cells, " / ".join(f"{count:,}" for count in rollouts)
+            unstyled(agent), f"{before.mean:.3f}", *cells, " / ".join(f"{count:,}" for count in rollouts)
         )
     return table
 

@@ -1,4 +1,4 @@
-"""What a tracker is: one small protocol per tool, and one observer that drives any of them."""
+"""The interface of a tracking tool, and the observer that sends a run's events to any such tool."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hacrl.types import VerifiedRollout
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker is told of a run before it begins."""
+    """A run, as trackers see it before it starts."""
 
     folder: Path
     project: str
@@ -29,36 +29,35 @@ class TrackedRun:
     config: Mapping[str, Any]  # resolved, JSON-ready
     config_yaml: str
     agents: tuple[str, ...]
-    logged_rollouts: int
+    logged_rollouts: int  # per agent and step
 
 
 class Backend(ABC):
-    """One tool. Only its own file knows its API; the tool itself is imported when one is made."""
+    """One tracking tool. Its package is imported only when the backend is made."""
 
     @abstractmethod
     def start(self, run: TrackedRun) -> None:
-        """Open a run and write its config down. The run's folder is there."""
+        """Open a run in the tool and write its config. The run's folder exists."""
 
     @abstractmethod
     def log_scalars(self, step: int, scalars: Scalars) -> None:
-        """Numbers of one step. Called again for the same step with other names."""
+        """Log numbers of one step. Called again for the same step with other names."""
 
     @abstractmethod
     def log_rollouts(self, step: int, rows: Sequence[RolloutRow]) -> None:
-        """A few rollouts of one step, of all agents."""
+        """Log a few rollouts of one step, of all agents."""
 
     @abstractmethod
     def finish(self, succeeded: bool) -> None:
-        """Send what is left and close the run."""
+        """Send all remaining data and close the run."""
 
 
 class Tracker(Observer):
-    """Passes what happens on to one tool.
+    """Sends a run's events to one tool.
 
-    The tool is started by the first event: then all models have loaded and the run's folder exists. A tool
-    that cannot start is an error, because the run has hardly begun and somebody asked for it. After that
-    nothing a tool does may cost the run: hours of training are worth more than their copy in a tracker, and
-    the run's folder has all of it anyway. So any exception is reported once and switches the tracker off.
+    The first event starts the tool: by then all models have loaded and the run's folder exists. A tool that
+    cannot start is an error. Later a failing tool must not stop the run, whose folder holds all data anyway:
+    the first exception is reported and switches the tracker off.
     """
 
     def __init__(self, name: str, backend: Backend, run: TrackedRun) -> None:
@@ -71,18 +70,18 @@ class Tracker(Observer):
         self._unsaved = set(run.agents)
 
     def on_phase(self, step: int, phase: Phase, agent: str) -> None:
-        """The first one starts the tool; a run whose agents all came to be saved has succeeded."""
+        """Start the tool with the first phase. A run has succeeded when it has saved all agents."""
         self._start()
         if phase == "save":
             self._unsaved.discard(agent)
 
     def on_rollouts(self, step: int, agent: str, rollouts: Sequence[VerifiedRollout]) -> None:
-        """Keep a few until the step is done: they go out as one table."""
+        """Keep a few rollouts until the end of the step, when they are logged as one table."""
         self._start()
         self._rows += sample_rows(step, agent, rollouts, self._run.logged_rollouts)
 
     def on_step(self, report: StepReport, seconds: Mapping[str, float]) -> None:
-        """All numbers of the step, and the rollouts kept."""
+        """Log all numbers of the step, and the kept rollouts."""
         self._start()
         rows, self._rows = self._rows, []
         self._try(lambda: self._backend.log_scalars(report.step, step_scalars(report, seconds)))
@@ -90,12 +89,12 @@ class Tracker(Observer):
             self._try(lambda: self._backend.log_rollouts(report.step, rows))
 
     def on_evaluation(self, step: int, accuracies: Mapping[str, Accuracy]) -> None:
-        """All accuracies."""
+        """Log all accuracies."""
         self._start()
         self._try(lambda: self._backend.log_scalars(step, evaluation_scalars(accuracies)))
 
     def on_end(self) -> None:
-        """Close the tool's run. What comes later is not tracked any more."""
+        """Close the tool's run. Later events are ignored."""
         if self._started:
             self._try(lambda: self._backend.finish(succeeded=not self._unsaved))
         self._off = True
@@ -109,12 +108,12 @@ class Tracker(Observer):
             self._off = True
             raise ConfigError(
                 f"trackers: {self._name} could not start: {type(error).__name__}: {error}; "
-                f"correct that, or leave {self._name} out of trackers"
+                f"fix this, or leave {self._name} out of trackers"
             ) from error
         self._started = True
 
     def _try(self, action: Callable[[], None]) -> None:
-        """Do it unless the tracker is off. Swallows whatever the tool raises: see the class."""
+        """Call the tool unless the tracker is off; report any exception and switch the tracker off."""
         if self._off:
             return
         try:
@@ -123,7 +122,7 @@ class Tracker(Observer):
             self._off = True
             print(
                 f"hacrl: tracker {self._name} failed and is off for the rest of this run "
-                f"({type(error).__name__}: {printable(str(error))}); the run goes on and is kept in "
+                f"({type(error).__name__}: {printable(str(error))}); the run continues, and its data is in "
                 f"{self._run.folder}",
                 file=sys.stderr,
                 flush=True,

@@ -1,4 +1,4 @@
-"""Plain text for rich, which would take ``[bold]`` and ``:smile:`` in it for its own."""
+"""Print text with rich exactly as it is: rich would treat ``[bold]`` and ``:smile:`` as markup."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from rich.text import Text
 from hacrl.plain_text import printable
 
 
-def literal(text: str, *, multiline: bool = False) -> Text:
-    """A cell or a line that shows the text as it is."""
+def unstyled(text: str, *, multiline: bool = False) -> Text:
+    """Return a line or a table cell that shows the text without markup and without control characters."""
     return Text(printable(text, multiline=multiline))
 
 
-def say(console: Console, text: str) -> None:
-    """Print a text as it is, without breaking its lines anew: a log is searched by line."""
-    console.print(literal(text, multiline=True), soft_wrap=True)
+def print_unstyled(console: Console, text: str) -> None:
+    """Print text without markup. Lines are not wrapped, so that logs can be searched by line."""
+    console.print(unstyled(text, multiline=True), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""MLflow. ``MLFLOW_TRACKING_URI`` says where to; without it, MLflow's own default."""
+"""Log to MLflow: to ``MLFLOW_TRACKING_URI`` if it is set, otherwise to MLflow's default."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LONGEST_PARAM = 500
 
 
 class Mlflow(Backend):
-    """One MLflow run, through a client of its own: the process's active run is left alone."""
+    """One MLflow run, with its own client: the process's active run is not changed."""
 
     def __init__(self) -> None:
         entities: Any = import_module("mlflow.entities")
@@ -28,7 +28,7 @@ class Mlflow(Backend):
         self._run_id = ""
 
     def start(self, run: TrackedRun) -> None:
-        """The project is MLflow's experiment; config keys are params, and the whole is an artifact."""
+        """Start a run in the project's experiment; log config keys as params and config.yaml as artifact."""
         self._client = self._client_class()
         experiment = self._client.get_experiment_by_name(run.project)
         experiment_id = (
@@ -41,29 +41,29 @@ class Mlflow(Backend):
         self._client.log_text(self._run_id, run.config_yaml, "config.yaml")
 
     def log_scalars(self, step: int, scalars: Scalars) -> None:
-        """All numbers of a step in as few calls as MLflow allows."""
+        """Log all numbers of a step in as few calls as MLflow allows."""
         now = int(time.time() * 1000)
         metrics = [self._metric(name, value, now, step) for name, value in scalars.items()]
         for i in range(0, len(metrics), _METRICS_A_CALL):
             self._client.log_batch(self._run_id, metrics=metrics[i : i + _METRICS_A_CALL])
 
     def log_rollouts(self, step: int, rows: Sequence[RolloutRow]) -> None:
-        """A text file per step: MLflow's tables are read and written as a whole with every new row."""
+        """Log one text file per step, because MLflow rewrites a whole table with every new row."""
         self._client.log_text(self._run_id, as_text(rows), f"rollouts/step_{step:06d}.txt")
 
     def finish(self, succeeded: bool) -> None:
-        """A run that failed is marked as failed."""
+        """Mark the run as finished or failed."""
         self._client.set_terminated(self._run_id, "FINISHED" if succeeded else "FAILED")
 
 
 def flat_params(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Keys as in an override: ``learning.lr``, ``agents.qwen.model``."""
+    """Yield dotted keys with values: ``learning.lr``, ``agents.qwen.model``."""
     for key, value in config.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
             yield from flat_params(value, f"{name}.")
-        elif isinstance(value, list) and value and all(isinstance(one, Mapping) for one in value):
-            for index, one in enumerate(value):
-                yield from flat_params(one, f"{name}.{one.get('name', index)}.")
+        elif isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
+            for index, item in enumerate(value):
+                yield from flat_params(item, f"{name}.{item.get('name', index)}.")
         else:
-            yield re.sub(r"[^\w. :/-]", "_", name), str(value)  # the characters MLflow takes
+            yield re.sub(r"[^\w. :/-]", "_", name), str(value)  # only these characters are valid in MLflow

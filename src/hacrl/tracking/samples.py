@@ -1,4 +1,4 @@
-"""A few rollouts of a step, to be read: the first response to each of the first problems."""
+"""Rows for a tracker's table of rollouts: the first response to each of the first problems of a step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hacrl.types import Problem, VerifiedRollout
 
 @dataclass(frozen=True)
 class RolloutRow:
-    """One line of the table of rollouts."""
+    """One row of the table of rollouts."""
 
     step: int
     agent: str
@@ -24,7 +24,7 @@ class RolloutRow:
 
     @property
     def values(self) -> list[str | int | float]:
-        """In the order of :data:`COLUMNS`."""
+        """The row's values in the order of :data:`COLUMNS`."""
         return list(astuple(self))
 
 
@@ -32,7 +32,7 @@ COLUMNS = [field.name for field in fields(RolloutRow)]
 
 
 def sample_rows(step: int, agent: str, rollouts: Sequence[VerifiedRollout], count: int) -> list[RolloutRow]:
-    """At most ``count`` rollouts, of different problems."""
+    """Return at most ``count`` rows, each of another problem."""
     first_per_problem: dict[str, VerifiedRollout] = {}
     for verified in rollouts:
         first_per_problem.setdefault(verified.rollout.problem.id, verified)
@@ -40,7 +40,7 @@ def sample_rows(step: int, agent: str, rollouts: Sequence[VerifiedRollout], coun
 
 
 def as_text(rows: Sequence[RolloutRow]) -> str:
-    """Rows as plain text, for places that show files."""
+    """Return the rows as plain text."""
     blocks = [
         f"--- step {row.step} · {row.agent} · reward {row.reward:g} · {row.verdict} · {row.tokens} tokens\n"
         f"--- prompt\n{row.prompt}\n--- answer\n{row.answer}\n--- response\n{row.response}\n"
@@ -64,7 +64,7 @@ def _row(step: int, agent: str, verified: VerifiedRollout) -> RolloutRow:
 
 
 def _conversation(problem: Problem) -> str:
-    """The prompt; with earlier turns, every turn under its role."""
+    """Return the prompt; if there are earlier turns, all turns with their roles."""
     if not problem.context:
         return problem.prompt
     turns = [f"[{turn.role}]\n{turn.content}" for turn in problem.context]

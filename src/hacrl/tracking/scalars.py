@@ -1,12 +1,12 @@
-"""A run's reports as flat scalar names, the same for every tracker.
+"""Turn a run's reports into named numbers, with the same names in every tracker.
 
 =============================  =====================================================
-``qwen/reward``                one agent's rollouts of a step
-``qwen/verdicts/timeout``      how many were judged so
-``qwen/learning/loss``         its updates
-``qwen/from/llama/clipped``    what it learnt from one source; ``from/qwen``: from itself
+``qwen/reward``                mean reward of an agent's rollouts of a step
+``qwen/verdicts/timeout``      number of rollouts with this verdict
+``qwen/learning/loss``         the agent's updates
+``qwen/from/llama/clipped``    training on llama's rollouts; ``from/qwen``: on its own
 ``qwen/accuracy``              on held-out problems
-``seconds/rollout/qwen``       time
+``seconds/rollout/qwen``       time of a phase
 =============================  =====================================================
 """
 
@@ -24,7 +24,7 @@ Scalars = dict[str, float]
 
 
 def step_scalars(report: StepReport, seconds: Mapping[str, float]) -> Scalars:
-    """Every number of a step."""
+    """Return every number of a step."""
     scalars: Scalars = {}
     for name, agent in report.agents.items():
         scalars.update(_agent_scalars(name, agent))
@@ -33,7 +33,7 @@ def step_scalars(report: StepReport, seconds: Mapping[str, float]) -> Scalars:
 
 
 def evaluation_scalars(accuracies: Mapping[str, Accuracy]) -> Scalars:
-    """Every agent's accuracy and its standard error."""
+    """Return every agent's accuracy and its standard error."""
     scalars: Scalars = {}
     for name, accuracy in accuracies.items():
         scalars[f"{name}/accuracy"] = accuracy.mean
@@ -43,7 +43,7 @@ def evaluation_scalars(accuracies: Mapping[str, Accuracy]) -> Scalars:
 
 def _agent_scalars(name: str, report: AgentReport) -> Scalars:
     scalars = _numbers(name, report) | _numbers(name, report.rollout)
-    # A kind of verdict that did not occur is a zero, not a gap in its curve.
+    # A verdict that did not occur is logged as zero, so that its curve has no gaps.
     for label in get_args(VerdictLabel):
         scalars[f"{name}/verdicts/{label}"] = float(report.rollout.verdicts.get(label, 0))
     return scalars | _numbers(f"{name}/learning", report.learning) | _source_scalars(name, report.learning)
@@ -62,7 +62,7 @@ def _source_scalars(name: str, report: LearnReport) -> Scalars:
 
 
 def _numbers(prefix: str, record: Any) -> Scalars:
-    """The fields of a record that are numbers: a report's new field is tracked without a word here."""
+    """Return all fields of a record that are numbers."""
     return {f"{prefix}/{key}": float(value) for key, value in _fields(record) if _is_number(value)}
 
 

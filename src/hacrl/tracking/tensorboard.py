@@ -1,4 +1,4 @@
-"""TensorBoard: event files in the run's folder; ``tensorboard --logdir RUN/tensorboard``."""
+"""Write TensorBoard event files; show them with ``tensorboard --logdir RUN/tensorboard``."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ class TensorBoard(Backend):
         self._writer: Any = None
 
     def start(self, run: TrackedRun) -> None:
-        """Event files go into the run's own folder, so that they are kept and overwritten with it."""
+        """Write the config as text. The event files are in the run's folder and are replaced with it."""
         self._writer = self._writer_class(str(run.folder / FOLDER))
         self._writer.add_text("config", preformatted(run.config_yaml), 0)
         self._writer.flush()
 
     def log_scalars(self, step: int, scalars: Scalars) -> None:
-        """One tag per name."""
+        """Write one tag per name."""
         for name, value in scalars.items():
             self._writer.add_scalar(name, value, step)
-        self._writer.flush()  # a run that is killed keeps what it has shown
+        self._writer.flush()  # so that a killed run loses nothing
 
     def log_rollouts(self, step: int, rows: Sequence[RolloutRow]) -> None:
-        """One text per agent, under a tag of its own."""
+        """Write one text per agent, each under its own tag."""
         for agent in dict.fromkeys(row.agent for row in rows):
             text = "\n\n".join(_shown(row) for row in rows if row.agent == agent)
             self._writer.add_text(f"{agent}/rollouts", text, step)
         self._writer.flush()
 
     def finish(self, succeeded: bool) -> None:
-        """Event files know no outcome."""
+        """Close the file; event files do not record success or failure."""
         self._writer.close()
 
 
 def preformatted(text: str) -> str:
-    """Text that TensorBoard shows as it is.
+    """Return markup that TensorBoard shows as the plain text.
 
-    It reads Markdown, and takes unknown tags out: ``#42`` would become a heading and ``<think>`` vanish.
-    Inside ``<pre>`` only HTML and fences of code are still looked for, so these characters are spelled out.
+    TensorBoard renders Markdown and removes unknown tags: ``#42`` would become a heading and ``<think>``
+    would vanish. Inside ``<pre>`` it still interprets HTML and code fences, so their characters are escaped.
     """
     escaped = html.escape(printable(text, multiline=True)).replace("`", "&#96;").replace("~", "&#126;")
     return f"<pre>{escaped}</pre>"

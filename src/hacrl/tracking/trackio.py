@@ -1,4 +1,4 @@
-"""Trackio, local by default: ``trackio show --project hacrl``. Its environment variables apply."""
+"""Log to Trackio, local by default: ``trackio show --project hacrl``. Its environment variables apply."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ class Trackio(Backend):
         self._run: Any = None
 
     def start(self, run: TrackedRun) -> None:
-        """The config goes in as the run's config. ``embed``: a notebook does not get a dashboard unasked."""
+        """Start a run with the config, without a dashboard in notebooks (``embed``)."""
         self._run = self._trackio.init(
             project=run.project, name=run.name, config=dict(run.config), embed=False
         )
 
     def log_scalars(self, step: int, scalars: Scalars) -> None:
-        """Slashes in names make a group per agent."""
+        """Log all numbers; slashes in names make a group per agent."""
         self._run.log(scalars, step=step)
 
     def log_rollouts(self, step: int, rows: Sequence[RolloutRow]) -> None:
-        """A table per step."""
+        """Log one table per step."""
         table = self._trackio.Table(columns=COLUMNS, data=[row.values for row in rows])
         self._run.log({"rollouts": table}, step=step)
 
     def finish(self, succeeded: bool) -> None:
-        """Trackio knows no outcome. The module's finish, unlike the run's, is not repeated at exit."""
+        """Close the run. The module's finish, unlike the run's, is not repeated at exit."""
         self._trackio.finish()

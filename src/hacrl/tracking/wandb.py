@@ -1,4 +1,4 @@
-"""Weights & Biases. Its own environment variables and settings apply, e.g. ``WANDB_MODE=offline``."""
+"""Log to Weights & Biases. Its environment variables and settings apply, e.g. ``WANDB_MODE=offline``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hacrl.tracking.scalars import Scalars
 
 
 class Wandb(Backend):
-    """One wandb run of its own, beside any the process may already have."""
+    """One new wandb run, independent of other runs of the process."""
 
     def __init__(self) -> None:
         self._wandb: Any = import_module("wandb")
@@ -23,7 +23,7 @@ class Wandb(Backend):
             self._log_in()
 
     def _log_in(self) -> None:
-        """Asks for a key in a terminal; where nobody can be asked, a missing one is refused now."""
+        """Ask for a key in a terminal; elsewhere raise ConfigError now if the key is missing."""
         try:
             self._wandb.login()
         except self._wandb.Error as error:
@@ -32,20 +32,20 @@ class Wandb(Backend):
             ) from error
 
     def start(self, run: TrackedRun) -> None:
-        """The config goes in as the run's config."""
+        """Start a run with the config."""
         self._run = self._wandb.init(
             project=run.project, name=run.name, config=dict(run.config), reinit="create_new"
         )
 
     def log_scalars(self, step: int, scalars: Scalars) -> None:
-        """Slashes in names make a section per agent."""
+        """Log all numbers; slashes in names make a section per agent."""
         self._run.log(scalars, step=step)
 
     def log_rollouts(self, step: int, rows: Sequence[RolloutRow]) -> None:
-        """A table per step; cells are plain text, which wandb shows as it is."""
+        """Log one table per step; wandb shows its cells as plain text."""
         table = self._wandb.Table(columns=COLUMNS, data=[row.values for row in rows])
         self._run.log({"rollouts": table}, step=step)
 
     def finish(self, succeeded: bool) -> None:
-        """Waits until all is sent; a run that failed is marked as failed."""
+        """Wait until all data is sent, and mark the run as finished or failed."""
         self._run.finish(exit_code=0 if succeeded else 1)

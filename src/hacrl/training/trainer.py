@@ -11,7 +11,7 @@ from torch import Tensor
 from hacrl.algorithms.capability import Capabilities, CapabilityTracker
 from hacrl.config.schema import RunConfig
 from hacrl.engines.base import SyncReport
-from hacrl.errors import ForeignRolloutsError, TrainingError
+from hacrl.errors import EngineMismatchError, TrainingError
 from hacrl.rollouts.groups import PromptGroup, group_by_prompt
 from hacrl.rollouts.log import RolloutLog
 from hacrl.tasks.stream import ProblemStream
@@ -155,7 +155,7 @@ class Trainer:
         try:
             for name, report in learnt:
                 progress.reports[name] = report
-        except ForeignRolloutsError as error:
+        except EngineMismatchError as error:
             if self._log is not None and error.agent is not None:  # a resumed run samples them again
                 self._log.discard(progress.step, error.agent)
             raise

@@ -16,7 +16,7 @@ from torch import Tensor
 from hacrl.algorithms.capability import Capabilities
 from hacrl.engines.answering import Answerer
 from hacrl.engines.base import Engine, SyncReport
-from hacrl.errors import ForeignRolloutsError
+from hacrl.errors import EngineMismatchError
 from hacrl.models.agent import Agent
 from hacrl.rollouts.groups import PromptGroup
 from hacrl.seeding import derive_seed
@@ -151,7 +151,7 @@ class AgentWorker:
         seed = derive_seed(self.settings.seed, "learn", self.name, step)
         try:
             stats = self.learner.learn(samples.samples, self.settings.updates_per_step, seed)
-        except ForeignRolloutsError as error:
+        except EngineMismatchError as error:
             error.agent = self.name
             raise
         reporter.notes(stats.notes)
