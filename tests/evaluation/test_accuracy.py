@@ -9,7 +9,7 @@ import pytest
 from hacrl.config.schema import EvaluationSettings
 from hacrl.engines.hf.engine import TransformersEngine
 from hacrl.engines.judging import ask_and_judge
-from hacrl.training.accuracy import Accuracy, accuracy_by_problem, accuracy_of
+from hacrl.training.metrics import Accuracy, accuracy_by_problem, accuracy_of
 from hacrl.types import Sampling
 from tests.support.sevens import SevensTask
 from tests.support.tiny import char_agent, with_logit_bias

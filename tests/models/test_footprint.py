@@ -105,7 +105,7 @@ def test_what_stays_equals_what_a_real_learner_holds(make, options, kl, tmp_path
     own = {parameter.data_ptr() for parameter in model.parameters()}
     moments = [
         state[key]
-        for piece in optimizer.pieces
+        for piece in optimizer.blocks
         for state in piece.adamw.state.values()
         for key in ("exp_avg", "exp_avg_sq")
     ]

@@ -18,8 +18,8 @@ from hacrl.cli.dry_run import dry_run_lines
 from hacrl.config.load import load_config
 from hacrl.config.schema import LoraSettings, RunConfig
 from hacrl.errors import ConfigError, ModelError, TaskError
-from hacrl.memory import plan as memory
-from hacrl.memory.plan import Sized, device_memory, footprints, workload
+from hacrl.memory import estimate as memory
+from hacrl.memory.estimate import AgentShapes, device_memory, footprints, workload
 from hacrl.runs import hub
 from hacrl.runs.dry_run import dry_run
 from hacrl.runs.hub import needs_hub
@@ -85,7 +85,7 @@ def test_lines_tell_a_newcomer_what_will_happen(recipe):
 
 
 def test_a_run_that_does_not_fit_is_told_what_would(recipe, monkeypatch):
-    monkeypatch.setattr(memory, "available_bytes", lambda _: 1000)
+    monkeypatch.setattr(memory, "device_bytes", lambda _: 1000)
     options = ["method.kl_coefficient=0.1", "learning.micro_batch_tokens=8192", "rollout.max_batch=8"]
     plan = dry_run(load_config(recipe, options))
     (device,) = plan.devices
@@ -106,8 +106,8 @@ def test_a_run_that_does_not_fit_is_told_what_would(recipe, monkeypatch):
 
 
 def test_advice_for_real_models_is_what_each_change_brings(monkeypatch):
-    monkeypatch.setattr(memory, "available_bytes", lambda _: 80 * GIB)
-    sized = Sized({"small": "cuda", "large": "cuda:0"}, shapes(), {})
+    monkeypatch.setattr(memory, "device_bytes", lambda _: 80 * GIB)
+    sized = AgentShapes({"small": "cuda", "large": "cuda:0"}, shapes(), {})
 
     def needed(*overrides: str) -> memory.DeviceMemory:
         run = load_config(Path("paper_size"), overrides)
@@ -295,9 +295,9 @@ def test_a_model_that_the_hub_does_not_have_is_an_error(recipe, tmp_path):
 
 
 def test_without_peft_adapters_are_not_advised(monkeypatch):
-    monkeypatch.setattr(memory, "available_bytes", lambda _: GIB)
+    monkeypatch.setattr(memory, "device_bytes", lambda _: GIB)
     monkeypatch.setitem(sys.modules, "peft", None)
-    run, sized = load_config(Path("paper_size")), Sized({"small": "cpu", "large": "cpu"}, shapes(), {})
+    run, sized = load_config(Path("paper_size")), AgentShapes({"small": "cpu", "large": "cpu"}, shapes(), {})
     (found,) = device_memory(run, sized, footprints(run, sized))
     changes = [advice.change for advice in found.advice]
     assert "method.kl_coefficient=0" in changes
@@ -335,10 +335,10 @@ def test_the_hubs_switch_is_put_back(monkeypatch):
 
 
 def test_lora_is_not_advised_to_those_who_use_it(monkeypatch):
-    monkeypatch.setattr(memory, "available_bytes", lambda _: GIB)
+    monkeypatch.setattr(memory, "device_bytes", lambda _: GIB)
     run = load_config(Path("paper_size"), ["agent_defaults.lora.rank=8"])
     assert {agent.lora for agent in run.agents} == {LoraSettings(rank=8)}
-    sized = Sized({"small": "cpu", "large": "cpu"}, shapes(), {})
+    sized = AgentShapes({"small": "cpu", "large": "cpu"}, shapes(), {})
     (found,) = device_memory(run, sized, footprints(run, sized))
     assert found.advice
     assert not any("lora" in advice.change for advice in found.advice)

@@ -10,19 +10,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hacrl.training.offload import Copy, Copying
+from hacrl.training.offload import Copy, PendingCopies
 
 
-class LateCopying:
+class LateCopies:
     """Done when waited for; what it comes after is done first, if it was told of that."""
 
-    def __init__(self, copies: Sequence[Copy], after: Copying | None) -> None:
+    def __init__(self, copies: Sequence[Copy], after: PendingCopies | None) -> None:
         self.copies = list(copies)
         self.after = after
-        if not (isinstance(after, LateCopying) and after.copies):  # else the target may still be read by it
+        if not (isinstance(after, LateCopies) and after.copies):  # else the target may still be read by it
             self._poison([copy.target for copy in copies])
 
-    def ready(self) -> None:
+    def wait_on_device(self) -> None:
         self.wait()
 
     @torch.no_grad()
@@ -49,16 +49,20 @@ class LateTransfers:
         self.away = 0  # bytes
         self.moves: list[str] = []
 
-    def host_memory(self, size: int) -> Tensor:
+    def allocate_host(self, size: int) -> Tensor:
         self.pieces.append(size)
         return torch.full((size,), 255, dtype=torch.uint8)  # NaN in every kind of float
 
-    def leave(self, copies: Sequence[Copy], after: Copying | None, *, kept: bool = False) -> Copying:
+    def to_host(
+        self, copies: Sequence[Copy], after: PendingCopies | None, *, caller_holds_memory: bool = False
+    ) -> PendingCopies:
         self.away += sum(copy.source.nbytes for copy in copies)
-        self.moves.append("leave")
-        return LateCopying(copies, after)
+        self.moves.append("to_host")
+        return LateCopies(copies, after)
 
-    def come_back(self, copies: Sequence[Copy], after: Copying | None, *, kept: bool = False) -> Copying:
+    def to_device(
+        self, copies: Sequence[Copy], after: PendingCopies | None, *, caller_holds_memory: bool = False
+    ) -> PendingCopies:
         self.away -= sum(copy.source.nbytes for copy in copies)
-        self.moves.append("come_back")
-        return LateCopying(copies, after)
+        self.moves.append("to_device")
+        return LateCopies(copies, after)

@@ -70,8 +70,8 @@ def test_nothing_is_touched_and_the_next_update_works(dtype: torch.dtype) -> Non
     (note,) = stats.notes
     assert note.startswith("agent 'ada': loss -")
     assert note.endswith(
-        "and gradient norm nan at update 1 of the step are not finite: it was left out, the weights are as "
-        "they were. 5 such updates in a row would end the run (learning.max_bad_updates)"
+        "and gradient norm nan at update 1 of the step are not finite: the update was left out, the "
+        "weights were not changed. 5 such updates in a row end the run (learning.max_bad_updates)"
     )
     assert mine.learn(samples, updates=2, seed=2) == theirs.learn(samples, updates=2, seed=2)
     assert_same(everything(mine), everything(theirs))
@@ -147,7 +147,7 @@ def test_too_many_in_a_row_over_steps_end_the_run(dtype: torch.dtype) -> None:
         before = everything(mine)
         message = (
             r"agent 'ada': loss .* and gradient norm nan at update 1 of the step are not finite, 3 in a row "
-            r"\(learning.max_bad_updates=3\); the weights were left as they were. Lower learning.lr"
+            r"\(learning.max_bad_updates=3\); the weights were not changed. Lower learning.lr"
         )
         with pytest.raises(TrainingError, match=message):
             mine.learn(samples, updates=3, seed=3)

@@ -12,7 +12,7 @@ from hacrl.errors import ConfigError, TrainingError
 from hacrl.models.agent import Agent
 from hacrl.runs.resume import open_run
 from hacrl.runs.run import LocalRun, run_locally
-from hacrl.training.health import CollapseWatch
+from hacrl.training.health import CollapseDetector
 from hacrl.types import Rollout, Verdict, VerifiedRollout
 from tests.support.chaos import chaos_config
 from tests.support.rollouts import problem
@@ -28,13 +28,13 @@ def said(text: str, reward: float, reason: str = "stop") -> VerifiedRollout:
     ("bad", "words"),
     [
         ([said("x", 0.0)], "has had no reward"),
-        ([said(" ", 1.0)], "has said nothing"),
+        ([said(" ", 1.0)], "has written no text"),
         ([said("x", 1.0, "length")], "has not ended a single response"),
-        ([said("", 0.0, "length")], "has had no reward and has said nothing and has not ended a single"),
+        ([said("", 0.0, "length")], "has had no reward and has written no text and has not ended a single"),
     ],
 )
 def test_each_sign_is_named_after_so_many_steps_in_a_row(bad, words):
-    watch = CollapseWatch(["ada"], CollapseSettings(steps=3))
+    watch = CollapseDetector(["ada"], CollapseSettings(steps=3))
     good = [said("x", 1.0), said("", 0.0, "length")]
     for rollouts in (bad, bad, good, bad, bad):
         assert watch.look({"ada": rollouts}) == []
@@ -48,14 +48,14 @@ def test_each_sign_is_named_after_so_many_steps_in_a_row(bad, words):
 
 
 def test_pausing_and_state():
-    watch = CollapseWatch(["ada", "bob"], CollapseSettings(steps=2, action="pause"))
+    watch = CollapseDetector(["ada", "bob"], CollapseSettings(steps=2, action="pause"))
     watch.look({"ada": [said("", 1.0)], "bob": [said("x", 1.0)]})
-    other = CollapseWatch(["ada", "bob"], CollapseSettings(steps=2, action="pause"))
+    other = CollapseDetector(["ada", "bob"], CollapseSettings(steps=2, action="pause"))
     other.load_state_dict(json.loads(json.dumps(watch.state_dict())))
     (note,) = other.look({"ada": [said("", 1.0)], "bob": [said("x", 1.0)]})
-    assert note.endswith("It is paused; the others go on")
+    assert note.endswith("The agent is paused; the other agents continue")
     assert other.paused == {"ada"}
-    assert CollapseWatch(["ada"], CollapseSettings(steps=0)).look({"ada": [said("", 0.0)]}) == []
+    assert CollapseDetector(["ada"], CollapseSettings(steps=0)).look({"ada": [said("", 0.0)]}) == []
 
 
 def mute(config) -> Agent:
@@ -76,7 +76,7 @@ def test_a_run_leaves_a_mute_agent_out(tmp_path):
     assert "llama" not in steps[2]["small"]["learning"]["sources"]
     assert versions["small"] == 4 * 4  # goes on with as many updates as before
     assert versions["llama"] < versions["small"]
-    assert "agent llama has had no reward and has said nothing for 2 steps" in (
+    assert "agent llama has had no reward and has written no text for 2 steps" in (
         tmp_path / "run" / "notes.txt"
     ).read_text(encoding="utf-8")
 

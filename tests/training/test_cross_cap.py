@@ -22,7 +22,7 @@ from hacrl.models.agent import Agent
 from hacrl.models.retokenizing import Retokeniser
 from hacrl.rollouts.groups import PromptGroup
 from hacrl.runs.run import run_locally
-from hacrl.training.samples import Candidate, LearnerSamples, SampleBuilder, ranked
+from hacrl.training.samples import Candidate, LearnerSamples, SampleBuilder, most_useful_first
 from tests.runs.test_resume import go_on, left_after
 from tests.support.chaos import chaos_config, differing_files
 from tests.support.rollouts import judged, rollout
@@ -48,7 +48,7 @@ def test_signal_first_then_reward() -> None:
         Candidate("bob", 4, 1.0, 0.5),
     ]
     for seed in range(5):
-        assert [one.place for one in ranked(told, seed, "1:")] == [4, 2, 1, 0, 3]
+        assert [one.index for one in most_useful_first(told, seed, "1:")] == [4, 2, 1, 0, 3]
 
 
 def test_sources_take_turns_among_equals() -> None:
@@ -56,7 +56,7 @@ def test_sources_take_turns_among_equals() -> None:
     # two and dora one left, and both have had less than bob: carl (1) before dora (2).
     told = candidates(bob=[1, 1, 1, 1], carl=[1, 0, 0], dora=[1, 0, 1])
     for seed in range(20):
-        turns = [one.source for one in ranked(told, seed, "1:")]
+        turns = [one.source for one in most_useful_first(told, seed, "1:")]
         assert set(turns[:3]) == {"bob", "carl", "dora"}
         assert set(turns[3:5]) == {"bob", "dora"}
         assert turns[5:7] == ["bob", "bob"]
@@ -66,12 +66,14 @@ def test_sources_take_turns_among_equals() -> None:
 
 def test_draws_are_even_and_keyed_by_seed_and_prompt() -> None:
     told = candidates(bob=[1, 1, 1, 1], carl=[1, 1, 1, 1])
-    first = Counter((one := ranked(told, seed, "1:")[0]).source + str(one.place) for seed in range(4000))
+    first = Counter(
+        (one := most_useful_first(told, seed, "1:")[0]).source + str(one.index) for seed in range(4000)
+    )
     # 8 equal responses, 4000 draws: 500 each, standard deviation sqrt(4000 * 1/8 * 7/8) = 21
     assert len(first) == 8
     assert all(abs(count - 500) < 4 * 21 for count in first.values())
-    assert ranked(told, 0, "1:") == ranked(told, 0, "1:")
-    assert len({tuple(ranked(told, 0, f"{i}:")) for i in range(10)}) == 10
+    assert most_useful_first(told, 0, "1:") == most_useful_first(told, 0, "1:")
+    assert len({tuple(most_useful_first(told, 0, f"{i}:")) for i in range(10)}) == 10
 
 
 some_candidates = st.lists(
@@ -83,11 +85,11 @@ some_candidates = st.lists(
 @settings(max_examples=200, deadline=None, derandomize=True, database=None)
 @given(told=some_candidates, seed=st.integers(0, 2**63 - 1), rng=st.randoms(use_true_random=False))
 def test_any_order_is_ranked_alike_and_by_the_rules(told: list[Candidate], seed: int, rng) -> None:
-    order = ranked(told, seed, "1:")
+    order = most_useful_first(told, seed, "1:")
     mixed = list(told)
     rng.shuffle(mixed)
-    assert ranked(mixed, seed, "1:") == order
-    assert sorted(order, key=lambda one: one.place) == told  # each once
+    assert most_useful_first(mixed, seed, "1:") == order
+    assert sorted(order, key=lambda one: one.index) == told  # each once
     worth = [(one.advantage != 0, one.reward) for one in order]
     assert worth == sorted(worth, reverse=True)
     had: Counter[str] = Counter()

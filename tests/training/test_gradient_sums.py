@@ -23,8 +23,8 @@ class Watched(LateTransfers):
         super().__init__(CPU)
         self._pieces: list[Tensor] = []
 
-    def host_memory(self, size: int) -> Tensor:
-        self._pieces.append(super().host_memory(size))
+    def allocate_host(self, size: int) -> Tensor:
+        self._pieces.append(super().allocate_host(size))
         return self._pieces[-1]
 
     def here(self, tensors: Sequence[Tensor]) -> int:
@@ -35,21 +35,24 @@ class Watched(LateTransfers):
 
 @pytest.fixture(autouse=True)
 def _all_travel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gradient_sums, "SMALL", 0)
-    monkeypatch.setattr("hacrl.training.optimizer_block.PIECE", 400)  # two tensors
+    monkeypatch.setattr(gradient_sums, "MIN_OFFLOAD_BYTES", 0)
+    monkeypatch.setattr("hacrl.training.optimizer_block.BLOCK_BYTES", 400)  # two tensors
 
 
 def away(given: Sequence[Tensor]) -> tuple[MasterWeightAdamW, Watched]:
     """An optimizer of which nothing stays on the device."""
     move = Watched()
-    optimizer = MasterWeightAdamW(given, 1e-2, (0.9, 0.999), 0.1, leaves=move)
-    optimizer.stream_through(move, with_gradients=True)
+    optimizer = MasterWeightAdamW(given, 1e-2, (0.9, 0.999), 0.1, offload_to=move)
+    optimizer.stream(move, offload_gradients=True)
     return optimizer, move
 
 
 def sums(optimizer: MasterWeightAdamW) -> list[Tensor]:
     return [
-        weight.summed for piece in optimizer.pieces for weight in piece.weights if weight.summed is not None
+        weight.gradient_sum
+        for piece in optimizer.blocks
+        for weight in piece.weights
+        if weight.gradient_sum is not None
     ]
 
 
@@ -90,8 +93,8 @@ ORDERS = {
     "dtypes", [(HALF,) * 7, (HALF, FULL, HALF, HALF, FULL, HALF, HALF)], ids=["16", "mix"]
 )
 def test_updates_are_the_same(dtypes, orders, max_norm, coming, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gradient_sums, "COMING", coming)
-    monkeypatch.setattr(gradient_sums, "LEAVING", coming)
+    monkeypatch.setattr(gradient_sums, "PREFETCH_BYTES", coming)
+    monkeypatch.setattr(gradient_sums, "MAX_HELD_BYTES", coming)
     plain, moved = parameters(dtypes), parameters(dtypes)
     expected, (optimizer, move) = adamw(plain), away(moved)
     for seed in range(3):
@@ -105,21 +108,21 @@ def test_updates_are_the_same(dtypes, orders, max_norm, coming, monkeypatch: pyt
 
 def test_a_few_are_on_the_device_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten sums of which two may come ahead: after each gradient the next two are there, and no other."""
-    monkeypatch.setattr(gradient_sums, "COMING", 2 * ONE)
+    monkeypatch.setattr(gradient_sums, "PREFETCH_BYTES", 2 * ONE)
     given = parameters((HALF,) * 10)
     optimizer, move = away(given)
     seen: list[int] = []
-    real = gradient_sums.AwaySums.add
+    real = gradient_sums.OffloadedGradientSums.add
 
     def add(self, weight) -> None:
         real(self, weight)
         seen.append(move.here(sums(optimizer)) // ONE)
 
-    monkeypatch.setattr(gradient_sums.AwaySums, "add", add)
+    monkeypatch.setattr(gradient_sums.OffloadedGradientSums, "add", add)
     passes(optimizer, given, [range(10), range(10), [0, 1, 5, 9]], seed=0)
     assert seen == [0] * 10 + [2] * 8 + [1, 0] + [2, 2, 2, 0]
     most = []
-    for piece in optimizer.pieces:
+    for piece in optimizer.blocks:
         piece.adamw.register_step_pre_hook(lambda *_: most.append(move.here(sums(optimizer))))
     finish(optimizer, 1.0)
     assert most == [2 * ONE] * 5  # a piece at a time
@@ -127,23 +130,23 @@ def test_a_few_are_on_the_device_at_a_time(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_no_more_is_leaving_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory that a sum has left is kept until the copy is done, and of three sums at most."""
-    monkeypatch.setattr(gradient_sums, "LEAVING", 3 * ONE)
+    monkeypatch.setattr(gradient_sums, "MAX_HELD_BYTES", 3 * ONE)
     given = parameters((HALF,) * 8)
     optimizer, _ = away(given)
     under_way: list[tuple[int, int]] = []
-    real = gradient_sums.AwaySums.add
+    real = gradient_sums.OffloadedGradientSums.add
 
     def add(self, weight) -> None:
         real(self, weight)
-        luggage = list(self._luggage.values())
-        copyings = [one._copying for one in luggage if one._copying is not None]
-        under_way.append((sum(bool(one.copies) for one in copyings), sum(len(one._left) for one in luggage)))
+        group = list(self._groups.values())
+        all_pending = [one._pending for one in group if one._pending is not None]
+        under_way.append((sum(bool(one.copies) for one in all_pending), sum(len(one._held) for one in group)))
 
-    monkeypatch.setattr(gradient_sums.AwaySums, "add", add)
+    monkeypatch.setattr(gradient_sums.OffloadedGradientSums, "add", add)
     passes(optimizer, given, [range(8)], seed=0)
     assert under_way == [(1, 1), (2, 2)] + [(3, 3)] * 6
     optimizer.clip_gradients(1.0)
-    assert [one for luggage in optimizer._sums._luggage.values() for one in luggage._left] == []
+    assert [one for group in optimizer._sums._groups.values() for one in group._held] == []
 
 
 def test_an_attempt_that_is_given_up_leaves_no_memory_behind() -> None:
@@ -151,15 +154,15 @@ def test_an_attempt_that_is_given_up_leaves_no_memory_behind() -> None:
     optimizer, move = away(given)
     passes(optimizer, given, [range(4), [0, 1]], seed=0)
     assert move.here(sums(optimizer)) > 0
-    left = [luggage._left for luggage in optimizer._sums._luggage.values()]
+    left = [group._held for group in optimizer._sums._groups.values()]
     assert sum(map(len, left)) > 0
     optimizer.offload(move)
     assert move.here(sums(optimizer)) == 0
-    luggage = list(optimizer._sums._luggage.values())
-    assert [left for one in luggage for left in one._left] == []
+    group = list(optimizer._sums._groups.values())
+    assert [left for one in group for left in one._held] == []
     # nothing is still being copied into memory that was let go
-    assert not any(one._copying.copies for one in luggage)
-    assert optimizer._sums._in_turn == []
+    assert not any(one._pending.copies for one in group)
+    assert optimizer._sums._order == []
 
 
 def test_no_gradient_of_a_given_up_attempt_is_kept() -> None:
@@ -174,40 +177,40 @@ def test_no_gradient_of_a_given_up_attempt_is_kept() -> None:
 @pytest.mark.parametrize("last", [[0], [0, 7], [0, 3]])
 def test_sums_that_a_pass_does_not_use_leave_again(last, monkeypatch: pytest.MonkeyPatch) -> None:
     """Five come ahead; of those that leave, memory of one lingers at most, and of none in the end."""
-    monkeypatch.setattr(gradient_sums, "COMING", 5 * ONE)
-    monkeypatch.setattr(gradient_sums, "LEAVING", ONE)
+    monkeypatch.setattr(gradient_sums, "PREFETCH_BYTES", 5 * ONE)
+    monkeypatch.setattr(gradient_sums, "MAX_HELD_BYTES", ONE)
     given = parameters((HALF,) * 8)
     optimizer, move = away(given)
     passes(optimizer, given, [range(8), last], seed=0)
-    luggage = list(optimizer._sums._luggage.values())
-    assert sum(len(one._left) for one in luggage) <= 1
+    group = list(optimizer._sums._groups.values())
+    assert sum(len(one._held) for one in group) <= 1
     optimizer.clip_gradients(1.0)
     assert move.here(sums(optimizer)) == 0
-    assert [left for one in luggage for left in one._left] == []
+    assert [left for one in group for left in one._held] == []
     optimizer.wait()
-    assert not any(one._copying.copies for one in luggage)
+    assert not any(one._pending.copies for one in group)
 
 
 def test_a_sum_has_one_place_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it has left is let go before it gets another."""
     given = parameters((HALF,) * 2)
     optimizer, _ = away(given)
-    luggage = optimizer._sums._luggage.values()
+    group = optimizer._sums._groups.values()
     real, lingering = torch.empty_strided, []
 
     def asked(*shape, **named) -> Tensor:
-        lingering.append([len(one._left) for one in luggage])
+        lingering.append([len(one._held) for one in group])
         return real(*shape, **named)
 
     passes(optimizer, given, [[0, 1]], seed=0)
-    assert [len(one._left) for one in luggage] == [1, 1]
+    assert [len(one._held) for one in group] == [1, 1]
     monkeypatch.setattr(torch, "empty_strided", asked)
     (given[0] * 2).sum().backward()
     assert lingering == [[0, 1], [1, 0]]  # its own, then the next one's, which comes ahead
 
 
 def test_small_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gradient_sums, "SMALL", ONE)
+    monkeypatch.setattr(gradient_sums, "MIN_OFFLOAD_BYTES", ONE)
     given = [nn.Parameter(torch.zeros(size, dtype=HALF)) for size in (14, 15)]
     optimizer, move = away(given)
     optimizer.zero_gradients()
@@ -220,15 +223,15 @@ def test_small_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def without_room(move: LateTransfers, monkeypatch: pytest.MonkeyPatch, *attempts: int) -> None:
-    real, asked = move.come_back, []
+    real, asked = move.to_device, []
 
-    def come_back(*given, **named):
+    def to_device(*given, **named):
         asked.append(1)
         if len(asked) in attempts:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return real(*given, **named)
 
-    monkeypatch.setattr(move, "come_back", come_back)
+    monkeypatch.setattr(move, "to_device", to_device)
 
 
 def test_memory_that_runs_out_in_a_pass_costs_the_attempt_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,7 +288,7 @@ def test_what_was_scaled_is_not_scaled_again(monkeypatch: pytest.MonkeyPatch) ->
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(optimizer.pieces[1].adamw, "step", full)
+        patch.setattr(optimizer.blocks[1].adamw, "step", full)
         with pytest.raises(torch.OutOfMemoryError):
             optimizer.step()
     optimizer.step()
@@ -300,12 +303,14 @@ def test_masters_leave_as_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None
 
     def made(self, masters, **named) -> None:
         real(self, masters, **named)
-        away = [copy for copying in copyings for copy in copying.copies]
+        away = [copy for pending in all_pending for copy in pending.copies]
         most.append(len(masters) + len(away))
 
-    copyings = []
-    leave = move.leave
-    monkeypatch.setattr(move, "leave", lambda *given, **_: copyings.append(leave(*given)) or copyings[-1])
+    all_pending = []
+    leave = move.to_host
+    monkeypatch.setattr(
+        move, "to_host", lambda *given, **_: all_pending.append(leave(*given)) or all_pending[-1]
+    )
     monkeypatch.setattr(torch.optim.AdamW, "__init__", made)
-    MasterWeightAdamW(parameters((HALF,) * 14), 1e-2, (0.9, 0.999), 0.1, leaves=move)
+    MasterWeightAdamW(parameters((HALF,) * 14), 1e-2, (0.9, 0.999), 0.1, offload_to=move)
     assert most == [2] + [4] * 6

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hacrl.training.offload import Luggage, places_like
+from hacrl.training.offload import HostAllocator, OffloadGroup
 from tests.training.small_optimizers import FULL, HALF, adamw, assert_equal, parameters, transfers, update
 
 # --- places in the machine's memory ---
@@ -20,7 +20,7 @@ def test_places_have_the_shape_and_strides_of_what_goes_there() -> None:
         torch.zeros(0),
         torch.zeros(()),
     ]
-    places = places_like(tensors, lambda size: torch.full((size,), 255, dtype=torch.uint8))
+    places = HostAllocator(lambda size: torch.full((size,), 255, dtype=torch.uint8)).buffers_like(tensors)
     for tensor, place in zip(tensors, places, strict=True):
         assert (place.shape, place.stride(), place.dtype) == (tensor.shape, tensor.stride(), tensor.dtype)
     for number, place in enumerate(places):
@@ -29,7 +29,7 @@ def test_places_have_the_shape_and_strides_of_what_goes_there() -> None:
 
 
 def test_pieces_are_powers_of_two_and_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hacrl.training.offload.CHUNK", 4096)
+    monkeypatch.setattr("hacrl.training.offload.HOST_CHUNK", 4096)
     asked: list[int] = []
 
     def allocate(size: int) -> Tensor:
@@ -39,7 +39,7 @@ def test_pieces_are_powers_of_two_and_shared(monkeypatch: pytest.MonkeyPatch) ->
     # in bytes, each a multiple of 512: 5120, 2048, 1536, 1024, 512. The largest gets 8192, where 3072 are
     # left; 2048 go there. 1536 do not, and 3072 are still to come: 4096 for them. 1024 go to the first, 512
     # to the second
-    places_like([torch.empty(size // 4) for size in (1024, 1536, 5120, 400, 2048)], allocate)
+    HostAllocator(allocate).buffers_like([torch.empty(size // 4) for size in (1024, 1536, 5120, 400, 2048)])
     assert asked == [8192, 4096]
 
 
@@ -48,43 +48,43 @@ def test_pieces_are_powers_of_two_and_shared(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_tensor_stays_itself_and_keeps_its_numbers() -> None:
     move = transfers()
-    luggage = Luggage(move)
+    group = OffloadGroup(move)
     parameter, moment = nn.Parameter(torch.arange(6.0).view(2, 3)), torch.full((4,), 0.5)
     home = parameter.data_ptr()
     for trip in range(3):
-        luggage.leave([parameter, moment])
-        luggage.leave([parameter, moment])  # is away already
+        group.offload([parameter, moment])
+        group.offload([parameter, moment])  # is away already
         assert parameter.isnan().all()  # nobody has waited yet
-        luggage.wait()
+        group.wait()
         assert parameter.data_ptr() != home
         assert parameter.tolist() == [[0 + trip, 1 + trip, 2 + trip], [3 + trip, 4 + trip, 5 + trip]]
-        luggage.come_back()
-        luggage.come_back()
+        group.reload()
+        group.reload()
         assert parameter.isnan().all()
-        luggage.ready()
+        group.wait_on_device()
         assert moment.tolist() == [0.5] * 4
         with torch.no_grad():
             parameter += 1  # work
         assert (parameter.is_leaf, parameter.requires_grad) == (True, True)
     assert move.pieces == [1024]  # two places of 512 bytes, used every time
-    assert luggage.host_bytes == 1024
-    assert move.moves == ["leave", "come_back"] * 3
+    assert group.host_bytes == 1024
+    assert move.moves == ["to_host", "to_device"] * 3
 
 
 def test_trips_without_a_wait_in_between_are_in_order() -> None:
-    luggage, value = Luggage(transfers()), torch.tensor([1.0, 2.0])
+    group, value = OffloadGroup(transfers()), torch.tensor([1.0, 2.0])
     for _ in range(3):
-        luggage.leave([value])
-        luggage.come_back()
-    luggage.leave([value])
-    luggage.wait()
+        group.offload([value])
+        group.reload()
+    group.offload([value])
+    group.wait()
     assert value.tolist() == [1.0, 2.0]
 
 
 def test_without_room_all_stay_away_and_may_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    luggage, tensors = Luggage(transfers()), [torch.tensor([1.0]), torch.tensor([2.0])]
-    luggage.leave(tensors)
-    luggage.wait()
+    group, tensors = OffloadGroup(transfers()), [torch.tensor([1.0]), torch.tensor([2.0])]
+    group.offload(tensors)
+    group.wait()
     made = []
     real = torch.empty_strided
 
@@ -97,11 +97,11 @@ def test_without_room_all_stay_away_and_may_try_again(monkeypatch: pytest.Monkey
     with monkeypatch.context() as patch:
         patch.setattr(torch, "empty_strided", full)
         with pytest.raises(torch.OutOfMemoryError):
-            luggage.come_back()
-    assert luggage.is_away
+            group.reload()
+    assert group.is_offloaded
     assert [tensor.item() for tensor in tensors] == [1.0, 2.0]
-    luggage.come_back()
-    luggage.ready()
+    group.reload()
+    group.wait_on_device()
     assert [tensor.item() for tensor in tensors] == [1.0, 2.0]
 
 
@@ -119,7 +119,7 @@ def test_updates_are_the_same_wherever_the_optimizer_was_in_between(dtypes) -> N
         assert move.away == masters + (120 * len(dtypes) if seed else 0)
         assert all(value.grad is None for value in (*moved, *optimizer.masters))
         if seed % 2:
-            optimizer.bring_back()  # early, or by the update itself
+            optimizer.reload()  # early, or by the update itself
         optimizer.zero_gradients()
         assert move.away == 0  # gradients are where masters are
         update(expected, plain, seed)

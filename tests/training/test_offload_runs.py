@@ -94,8 +94,10 @@ def test_a_run_is_the_same_to_the_last_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, level: OffloadLevel
 ) -> None:
     """With checkpoints, an interruption in mid-step, and a resume into optimizers that are away."""
-    monkeypatch.setattr("hacrl.training.optimizer_block.PIECE", 3000)  # many of them
-    monkeypatch.setattr("hacrl.training.gradients.SMALL", 100)  # bytes: then small ones travel, too
+    monkeypatch.setattr("hacrl.training.optimizer_block.BLOCK_BYTES", 3000)  # many of them
+    monkeypatch.setattr(
+        "hacrl.training.gradients.MIN_OFFLOAD_BYTES", 100
+    )  # bytes: then small ones travel, too
     plain, parts = (chaos_config(tmp_path / name, 2, **KINDS[kind]) for name in ("plain", "parts"))
     run_locally(plain)
     watch = Watch()

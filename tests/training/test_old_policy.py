@@ -25,9 +25,10 @@ from hacrl.models.agent import Agent
 from hacrl.models.packing import can_be_ragged
 from hacrl.rollouts.groups import PromptGroup
 from hacrl.training.batching import minibatches
+from hacrl.training.learn_stats import LearnStats
 from hacrl.training.learner import Learner
-from hacrl.training.metrics import LearnReport, LearnStats, learn_report
-from hacrl.training.old_policy import OldLogprobs, spread_out
+from hacrl.training.metrics import LearnReport, learn_report
+from hacrl.training.old_policy import OldPolicyLogprobs, evenly_spaced
 from hacrl.training.samples import LearnerSamples, SampleBuilder
 from hacrl.types import LearnerSample, Sampling
 from tests.support.forward import plain_logprobs
@@ -99,12 +100,12 @@ def test_the_ratio_starts_at_exactly_one_whatever_the_sampler_said() -> None:
     ratios = [math.exp(-math.fsum(noise(which)) / len(noise(which))) for which in range(6)]
     assert sorted(plain.sources["char"].ratios) == pytest.approx(sorted(ratios), abs=1e-5)
     assert min(abs(ratio - 1) for ratio in ratios) > 0.01
-    assert (plain.weights, plain.capped) == ([], [])
+    assert (plain.sampler_weights, plain.sampler_capped) == ([], [])
     # the losses: - mean(w A) with w the inverse of what the noise did to the whole response, at most 2
     w = [min(2.0, math.exp(-math.fsum(noise(which)))) for which in range(6)]
     expected = -math.fsum(x * a for x, a in zip(w, ADVANTAGES, strict=True)) / 6
     assert corrected.losses == pytest.approx([expected], abs=1e-5)
-    assert sorted(corrected.weights) == pytest.approx(sorted(w), rel=1e-4)
+    assert sorted(corrected.sampler_weights) == pytest.approx(sorted(w), rel=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -132,7 +133,7 @@ def test_auto_asks_whether_the_sampler_is_exact() -> None:
     ):
         agent = fresh()
         stats = learner(agent, exact=exact, old_policy=old_policy).learn(six_own(agent), updates=1, seed=0)
-        assert bool(stats.weights) == corrects
+        assert bool(stats.sampler_weights) == corrects
         assert (stats.sources["char"].ratios == [1.0] * 6) == corrects
     agent = fresh()
     unsaid = Learner(agent, make_method(GSPO), LearningSettings(), SAMPLING)  # exact unless said otherwise
@@ -191,9 +192,9 @@ def test_whole_steps_equal_plain_torch(method, updates: int, epochs: int, cap: f
         assert stats.losses == pytest.approx(losses, rel=1e-3, abs=1e-5)
         # a hundredth of what an update moves them: Adam makes much of rounding where a gradient is almost 0
         assert largest_difference(weights(agent), weights(plain)) < 3e-5
-        assert max(stats.weights) <= cap + 1e-6
-        assert 0 < sum(stats.capped) < len(stats.capped) or cap == 2.0
-        assert len(stats.weights) == 6 * epochs
+        assert max(stats.sampler_weights) <= cap + 1e-6
+        assert 0 < sum(stats.sampler_capped) < len(stats.sampler_capped) or cap == 2.0
+        assert len(stats.sampler_weights) == 6 * epochs
         if updates > 1:
             assert len({round(ratio, 5) for ratio in stats.sources["char"].ratios}) > 3  # it has moved
 
@@ -213,7 +214,7 @@ def test_old_probabilities_cost_a_pass_only_for_what_is_learnt_after_the_first_u
         assert extra is not None or 0 < spent < 6
         assert len(sizes) == used + spent
         assert len(stats.sampler_gaps) == sum(len(RESPONSES[which]) for which in range(6))  # each once
-        assert len(stats.weights) == 6 * epochs
+        assert len(stats.sampler_weights) == 6 * epochs
 
 
 def test_without_correction_no_pass_is_spent() -> None:
@@ -230,7 +231,7 @@ def test_without_correction_no_pass_is_spent() -> None:
 def test_the_first_update_s_own_pass_does_what_a_pass_before_it_would(method) -> None:
     agent = fresh()
     mine, samples = learner(agent, method), six_own(agent)
-    before = OldLogprobs()
+    before = OldPolicyLogprobs()
     with torch.no_grad():
         rows = [plain_logprobs(agent.model, s.prompt_ids, s.response_ids, SAMPLING) for s in samples]
     for one, logprobs_T in zip(samples, rows, strict=True):
@@ -239,7 +240,7 @@ def test_the_first_update_s_own_pass_does_what_a_pass_before_it_would(method) ->
     for row, logprobs_T in zip(given_BT, rows, strict=True):
         assert torch.equal(row[: len(logprobs_T)], logprobs_T)  # a pass that was made is not made again
     gradients = []
-    for old in (before, OldLogprobs(), None):
+    for old in (before, OldPolicyLogprobs(), None):
         loss = mine.method.loss(mine.loss_batch(samples, 0, old)).loss_B.mean()
         gradients.append(torch.autograd.grad(loss, list(agent.model.parameters())))
     for passed_before, itself, unsaid in zip(*gradients, strict=True):
@@ -247,7 +248,7 @@ def test_the_first_update_s_own_pass_does_what_a_pass_before_it_would(method) ->
         assert torch.equal(itself, unsaid)
     assert max(float(g.abs().max()) for g in gradients[0]) > 0.1
     with pytest.raises(AssertionError, match="not looked at before the first update"):
-        mine.loss_batch(samples, 1, OldLogprobs())  # too late
+        mine.loss_batch(samples, 1, OldPolicyLogprobs())  # too late
 
 
 def test_others_rows_are_as_without_correction() -> None:
@@ -306,7 +307,7 @@ def test_a_step_without_own_signal_still_has_a_gap(old_policy: str, monkeypatch:
 def test_a_few_are_taken_from_everywhere() -> None:
     agent = fresh()
     many = [sample(agent, 0, 1.0, float(i)) for i in range(24)]
-    taken = {n: [int(one.advantage) for one in spread_out(many[:n], 8)] for n in (0, 3, 8, 9, 24)}
+    taken = {n: [int(one.advantage) for one in evenly_spaced(many[:n], 8)] for n in (0, 3, 8, 9, 24)}
     assert taken == {
         0: [],
         3: [0, 1, 2],
@@ -347,7 +348,7 @@ def test_the_stop_token_counts_where_it_is_learnt(learn_stop_token: bool) -> Non
     mine = Learner(agent, method, LearningSettings(lr=1e-9), sampling, exact_sampler=False)
     stats = mine.learn(samples, updates=2, seed=0)
     weight, gap = (math.exp(-0.5), 0.5) if learn_stop_token else (1.0, 0.0)
-    assert stats.weights == pytest.approx([weight] * len(rollouts), abs=1e-4)
+    assert stats.sampler_weights == pytest.approx([weight] * len(rollouts), abs=1e-4)
     assert report(stats).sampler_gap_max == pytest.approx(gap, abs=1e-4)
     assert len(stats.sampler_gaps) == sum(r.num_tokens - (not learn_stop_token) for r in rollouts)
 
@@ -358,7 +359,7 @@ def test_in_a_run_an_exact_sampler_makes_no_difference(runs: Runs) -> None:
         runs("char", "pair", learning={"old_policy": old, "lr": 1e-3}) for old in ("auto", "learner")
     )
     for name in ("char", "pair"):
-        one, other = plain.weights(name), recomputed.weights(name)
+        one, other = plain.sampler_weights(name), recomputed.weights(name)
         assert largest_difference(one, other) < 1e-4
         assert largest_difference(one, runs.initial_weights(name)) > 1e-3
         for step in plain.of(name):

@@ -27,8 +27,8 @@ from hacrl.config.schema import (
 from hacrl.errors import TrainingError
 from hacrl.models.agent import Agent
 from hacrl.training.batching import minibatches
+from hacrl.training.learn_stats import LearnStats
 from hacrl.training.learner import Learner
-from hacrl.training.metrics import LearnStats
 from hacrl.types import LearnerSample
 from tests.support.faults import (
     Raise,
@@ -124,7 +124,7 @@ def test_as_if_micro_batches_had_been_small_from_the_start(
     assert found.stats[1].notes == []
     assert found.stats[0].notes == [
         "agent 'ada': learning from 3 samples of up to 16 tokens at once did not fit into the memory of cpu; "
-        "learning.micro_batch_tokens counts as 32 instead of 128 from now on. The update was begun again, "
+        "learning.micro_batch_tokens counts as 32 instead of 128 from now on. The update was repeated, "
         "nothing is lost"
     ]
     assert mine.state_dict()["micro_batch_tokens"] == SMALL
@@ -233,7 +233,7 @@ def test_memory_that_no_smaller_micro_batch_would_save() -> None:
     """The optimizer's own."""
     agent = fresh()
     mine = learner(agent, AMPLE)
-    hook = mine.optimizer.pieces[0].adamw.register_step_pre_hook(lambda *_: gpu_is_full())
+    hook = mine.optimizer.blocks[0].adamw.register_step_pre_hook(lambda *_: gpu_is_full())
     with pytest.raises(TrainingError, match="weights, gradients and optimizer did not fit into the memory"):
         mine.learn(six(agent), 1, seed=0)
     hook.remove()

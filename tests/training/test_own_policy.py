@@ -49,7 +49,12 @@ def learner(
 ) -> Learner:
     learning = LearningSettings(**{"lr": 1e-2, **settings})
     return Learner(
-        agent, make_method(method), learning, sampling, exact_sampler=exact, most_gap=limit_of_responses(told)
+        agent,
+        make_method(method),
+        learning,
+        sampling,
+        exact_sampler=exact,
+        max_policy_gap=limit_of_responses(told),
     )
 
 

@@ -162,7 +162,7 @@ def test_what_cannot_be_compiled_is_said_and_done_without(monkeypatch) -> None:
     assert found.losses == expected.losses
     assert found.notes == [
         "agent 'char': its layers could not be compiled (RuntimeError: no C compiler found), so learning is "
-        "slower than it could be. learning.compile=false says that it need not be tried"
+        "slower than it could be. learning.compile=false skips the attempt"
     ]
 
 
@@ -252,7 +252,7 @@ def test_a_compiler_that_fails_later_costs_an_attempt(monkeypatch) -> None:
     assert largest_difference(weights(agent), weights(plain)) == 0
     assert found.notes == [
         "agent 'char': its layers could not be compiled (InternalTorchDynamoError), so learning is slower "
-        "than it could be. learning.compile=false says that it need not be tried"
+        "than it could be. learning.compile=false skips the attempt"
     ]
 
 

@@ -7,13 +7,12 @@ from collections import Counter
 import pytest
 
 from hacrl.engines.judging import verify_rollouts
+from hacrl.training.learn_stats import LearnStats, SourceStats
 from hacrl.training.metrics import (
     LearnReport,
-    LearnStats,
     RetokeniseReport,
     RolloutReport,
     SourceReport,
-    SourceStats,
     learn_report,
     rollout_report,
 )
@@ -47,8 +46,8 @@ def test_learning() -> None:
             "ada": SourceStats([1.0], [0.0], [1.0], [1.0]),
         },
         sampler_differences=[0.25, -0.5, 0.75, 0.5],
-        weights=[0.5, 2.0, 1.0],
-        capped=[0.0, 1.0, 0.0],
+        sampler_weights=[0.5, 2.0, 1.0],
+        sampler_capped=[0.0, 1.0, 0.0],
         bad_updates=3,
         oom_retries=1,
         notes=["something to know"],

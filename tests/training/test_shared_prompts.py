@@ -84,7 +84,7 @@ def test_copies_of_a_prompt_are_bounded() -> None:
     """16 responses of 2 tokens to a prompt of 10 are 42 tokens, and see 192; 8 of them see 96."""
     samples = fresh_samples([(10, 16, 2)])
     assert [len(one) for one in micro_batches(samples, 42, packed=True)] == [16]
-    assert [len(one) for one in micro_batches(samples, 42, packed=True, most_seen=168)] == [8, 8]
+    assert [len(one) for one in micro_batches(samples, 42, packed=True, max_unshared_tokens=168)] == [8, 8]
 
 
 @pytest.mark.parametrize(

@@ -24,14 +24,14 @@ from tests.training.small_optimizers import (
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two tensors of 15 numbers with masters, 360 bytes, in a piece."""
-    monkeypatch.setattr("hacrl.training.optimizer_block.PIECE", 400)
+    monkeypatch.setattr("hacrl.training.optimizer_block.BLOCK_BYTES", 400)
 
 
 @pytest.mark.usefixtures("small_pieces")
 def test_neighbours_are_in_a_piece_together() -> None:
     given = parameters((HALF, HALF, FULL, HALF, FULL, FULL, FULL))
     wide = nn.Parameter(torch.zeros(500, dtype=HALF))
-    numbers = [[weight.number for weight in piece.weights] for piece in adamw([*given, wide]).pieces]
+    numbers = [[weight.number for weight in piece.weights] for piece in adamw([*given, wide]).blocks]
     # bytes: 180, 180, 120, 180, 120, 120, 120, 6000
     assert numbers == [[0, 1], [2, 3], [4, 5, 6], [7]]
 
@@ -44,15 +44,15 @@ class Counting(LateTransfers):
         self.most_here = 0
         self._all = 0
 
-    def leave(self, copies, after, **named):
-        copying = super().leave(copies, after, **named)
+    def to_host(self, copies, after, **named):
+        pending = super().to_host(copies, after, **named)
         self._all = max(self._all, self.away)
-        return copying
+        return pending
 
-    def come_back(self, copies, after, **named):
-        copying = super().come_back(copies, after, **named)
+    def to_device(self, copies, after, **named):
+        pending = super().to_device(copies, after, **named)
         self.most_here = max(self.most_here, self._all - self.away)
-        return copying
+        return pending
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -61,7 +61,7 @@ def test_updates_that_stream_are_the_same(dtypes) -> None:
     plain, moved = parameters(dtypes), parameters(dtypes)
     expected, optimizer, move = adamw(plain), adamw(moved), Counting()
     optimizer.offload(move)
-    optimizer.stream_through(move)
+    optimizer.stream(move)
     for seed in range(4):
         update(expected, plain, seed)
         update(optimizer, moved, seed)
@@ -77,13 +77,13 @@ def test_updates_that_stream_are_the_same(dtypes) -> None:
 def under_way(optimizer: MasterWeightAdamW, move: LateTransfers) -> list[list[bool]]:
     """Of an update: whether a copy of each piece is under way whenever one is asked for."""
     found: list[list[bool]] = []
-    real = move.come_back
+    real = move.to_device
 
     def asked(copies, after, **named):
-        found.append([bool(piece.luggage._copying.copies) for piece in optimizer.pieces])
+        found.append([bool(block.group._pending.copies) for block in optimizer.blocks])
         return real(copies, after, **named)
 
-    move.come_back = asked
+    move.to_device = asked
     optimizer.wait()
     optimizer.zero_gradients()
     optimizer.step()
@@ -96,7 +96,7 @@ def test_memory_is_asked_for_when_that_of_an_earlier_piece_is_free() -> None:
     given = parameters((HALF,) * 10)
     optimizer, move = adamw(given), transfers()
     optimizer.offload(move)
-    optimizer.stream_through(move)
+    optimizer.stream(move)
     update(optimizer, given, 0)
     done = under_way(optimizer, move)
     # the third is asked for when the first has left and the second is leaving, and so on
@@ -112,7 +112,7 @@ def test_a_large_tensor_passes_through_alone() -> None:
     given = [*parameters((HALF,) * 4), nn.Parameter(torch.zeros(500, dtype=HALF)), *parameters((HALF,) * 2)]
     optimizer, move = adamw(given), transfers()
     optimizer.offload(move)
-    optimizer.stream_through(move)
+    optimizer.stream(move)
     optimizer.zero_gradients()
     optimizer.step()
     assert under_way(optimizer, move) == [
@@ -134,18 +134,18 @@ def test_a_state_is_loaded_into_an_optimizer_that_streams(
     for seed in range(2):
         update(expected, plain, seed)
     optimizer.offload(move)
-    optimizer.stream_through(move)
+    optimizer.stream(move)
     if trained_before:
         update(optimizer, moved, 7)
     optimizer.wait()
-    real = move.come_back
+    real = move.to_device
 
-    def come_back(copies, after, **named):
-        assert not any(piece.luggage._copying.copies for piece in optimizer.pieces)  # the last one has left
+    def to_device(copies, after, **named):
+        assert not any(block.group._pending.copies for block in optimizer.blocks)  # the last one has left
         return real(copies, after, **named)
 
     with monkeypatch.context() as patch:
-        patch.setattr(move, "come_back", come_back)
+        patch.setattr(move, "to_device", to_device)
         optimizer.load_tensors({name: value.clone() for name, value in expected.tensors().items()})
     assert move.away == 4 * 60 + 8 * 120
     assert move.most_here <= 400  # a piece at a time
@@ -157,10 +157,10 @@ def test_a_state_is_loaded_into_an_optimizer_that_streams(
 
 def test_pieces_share_the_machines_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twelve tensors with a master and two moments each, three to a piece; a place has 512 bytes."""
-    monkeypatch.setattr("hacrl.training.optimizer_block.PIECE", 600)
+    monkeypatch.setattr("hacrl.training.optimizer_block.BLOCK_BYTES", 600)
     given = parameters((HALF,) * 12)
     optimizer, move = adamw(given), transfers()
-    optimizer.stream_through(move)
+    optimizer.stream(move)
     for seed in range(3):
         update(optimizer, given, seed)
     # 9 places of a piece are 4608 bytes, for which memory is handed out in 8192; the rest is the next one's
@@ -170,15 +170,15 @@ def test_pieces_share_the_machines_memory(monkeypatch: pytest.MonkeyPatch) -> No
 
 def full_at(move: LateTransfers, *attempts: int):
     """A device without room for some of what is to come back, counted from one."""
-    real, asked = move.come_back, []
+    real, asked = move.to_device, []
 
-    def come_back(copies, after, **named):
+    def to_device(copies, after, **named):
         asked.append(1)
         if len(asked) in attempts:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return real(copies, after, **named)
 
-    return come_back
+    return to_device
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -186,9 +186,9 @@ def test_a_piece_without_room_comes_when_the_others_have_left(monkeypatch: pytes
     plain, moved = parameters((HALF,) * 8), parameters((HALF,) * 8)
     expected, optimizer, move = adamw(plain), adamw(moved), transfers()
     optimizer.offload(move)
-    optimizer.stream_through(move)
+    optimizer.stream(move)
     with monkeypatch.context() as patch:
-        patch.setattr(move, "come_back", full_at(move, 3))
+        patch.setattr(move, "to_device", full_at(move, 3))
         update(optimizer, moved, 0)
     update(expected, plain, 0)
     assert_equal(optimizer.tensors(), expected.tensors())
@@ -199,20 +199,20 @@ def test_an_update_that_ends_in_the_middle_is_not_taken_for_one(monkeypatch: pyt
     plain, moved = parameters((HALF,) * 8), parameters((HALF,) * 8)
     expected, optimizer, move = adamw(plain), adamw(moved), transfers()
     optimizer.offload(move)
-    optimizer.stream_through(move)
+    optimizer.stream(move)
     before = {name: value.clone() for name, value in optimizer.tensors().items()}
     with monkeypatch.context() as patch:
-        patch.setattr(move, "come_back", full_at(move, 3, 4))
+        patch.setattr(move, "to_device", full_at(move, 3, 4))
         with pytest.raises(torch.OutOfMemoryError):
             update(optimizer, moved, 0)
     for use in (optimizer.tensors, optimizer.zero_gradients):
-        with pytest.raises(TrainingError, match=r"middle of an update: 2 of 4 parts .*hacrl resume"):
+        with pytest.raises(TrainingError, match=r"middle of an update: 2 of 4 blocks .*hacrl resume"):
             use()
     optimizer.step()  # there is room again: it goes on where it was
     update(expected, plain, 0)
     assert_equal(optimizer.tensors(), expected.tensors())
     with monkeypatch.context() as patch:
-        patch.setattr(move, "come_back", full_at(move, 3, 4))
+        patch.setattr(move, "to_device", full_at(move, 3, 4))
         with pytest.raises(torch.OutOfMemoryError):
             update(optimizer, moved, 1)
     optimizer.load_tensors(before)  # as a resumed run does
@@ -229,7 +229,7 @@ def test_a_failed_update_keeps_no_gradients(monkeypatch: pytest.MonkeyPatch) -> 
     def full(*_) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(optimizer.pieces[0].adamw, "step", full)
+    monkeypatch.setattr(optimizer.blocks[0].adamw, "step", full)
     with pytest.raises(torch.OutOfMemoryError):
         optimizer.step()
     optimizer.offload(transfers())

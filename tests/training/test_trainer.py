@@ -17,7 +17,7 @@ from hacrl.engines.judging import verify_rollouts
 from hacrl.models.agent import Agent
 from hacrl.seeding import derive_seed
 from hacrl.tasks.registry import TASKS
-from hacrl.training.accuracy import accuracy_by_problem
+from hacrl.training.metrics import accuracy_by_problem
 from hacrl.types import Rollout, Sampling, Verdict
 from tests.support.sevens import SevensTask
 from tests.training.runs import GSPO, HACPO, Runs, assert_moved, assert_same_weights

@@ -24,10 +24,9 @@ from hacrl.memory import host as host_memory
 from hacrl.models.device import is_out_of_memory
 from hacrl.runs.checkpoint import CheckpointContent, CheckpointId, CheckpointStore
 from hacrl.runs.folder import RunFolder
-from hacrl.training.accuracy import Accuracy
-from hacrl.training.metrics import StepReport
+from hacrl.training.metrics import Accuracy, StepReport
 from hacrl.training.observer import Observer
-from hacrl.training.offload import places_like
+from hacrl.training.offload import HostAllocator
 from hacrl.training.trainer import Trainer
 from hacrl.types import Problem
 
@@ -118,7 +117,9 @@ def _new_places(tensors: Mapping[_Key, Tensor]) -> dict[_Key, _Place]:
     _check_room(needed)
     try:
         # Only pinned memory is shared out in pieces: of the other kind each place can be let go of alone.
-        memory = dict(zip(gpus, places_like(list(gpus.values()), _pinned_if_possible), strict=True))
+        memory = dict(
+            zip(gpus, HostAllocator(_pinned_if_possible).buffers_like(list(gpus.values())), strict=True)
+        )
         memory |= {key: torch.empty_like(layout, device="cpu") for key, layout in others.items()}
     except RuntimeError as error:
         if not is_out_of_memory(error):
@@ -149,12 +150,12 @@ def _bytes_in_pieces(layouts: Sequence[Tensor]) -> int:
         sizes.append(size)
         return torch.empty(size, dtype=torch.uint8, device="meta")
 
-    places_like(layouts, count)
+    HostAllocator(count).buffers_like(layouts)
     return sum(sizes)
 
 
 def _check_room(needed: int) -> None:
-    left = host_memory.bytes_left() if needed else None
+    left = host_memory.free_bytes() if needed else None
     if left is None:
         return
     free = max(LEFT_FREE, int(LEFT_FREE_SHARE * left))

@@ -32,8 +32,8 @@ from hacrl.tasks.base import Checked, Task
 from hacrl.tasks.registry import make_task
 from hacrl.tasks.splits import ProblemStream
 from hacrl.tracking.registry import make_trackers
-from hacrl.training.accuracy import Accuracy
 from hacrl.training.learner import Learner
+from hacrl.training.metrics import Accuracy
 from hacrl.training.observer import Observer, Observers
 from hacrl.training.samples import SampleBuilder
 from hacrl.training.trainer import Trainer, TrainingInterrupted
@@ -233,10 +233,17 @@ def build_trainer(
         exact = engine.shares_weights and agent.model.dtype == torch.float32
         learning = replace(config.learning, micro_batch_tokens=decided.micro_batch_tokens[agent.name])
         level = decided.levels[agent.name]
-        leaves = residency.transfers(agent, level)
+        transfers = residency.transfers(agent, level)
         gap = limit_of_responses(settings.vllm.max_logprob_gap)
         learner = Learner(
-            agent, method, learning, sampling, settings.lr, exact_sampler=exact, leaves=leaves, most_gap=gap
+            agent,
+            method,
+            learning,
+            sampling,
+            settings.lr,
+            exact_sampler=exact,
+            offload_to=transfers,
+            max_policy_gap=gap,
         )
         residency.add(agent, learner, level)
         residency.leave(agent.name)  # before the next agent's masters are made

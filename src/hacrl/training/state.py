@@ -15,7 +15,7 @@ from hacrl.algorithms.capability import CapabilityTracker
 from hacrl.errors import CheckpointError
 from hacrl.rollouts.log import RolloutLog
 from hacrl.tasks.splits import ProblemStream
-from hacrl.training.health import CollapseWatch
+from hacrl.training.health import CollapseDetector
 from hacrl.training.metrics import LearnReport, RetokeniseReport, SourceReport
 from hacrl.training.worker import Participant
 from hacrl.types import Problem, VerifiedRollout
@@ -71,7 +71,7 @@ class TrainerState:
     """How far a run has come. Random draws are derived from names and steps: no random state is kept."""
 
     def __init__(
-        self, participants: Sequence[Participant], capabilities: CapabilityTracker, collapse: CollapseWatch
+        self, participants: Sequence[Participant], capabilities: CapabilityTracker, collapse: CollapseDetector
     ) -> None:
         self.steps_done = 0
         self.evaluated = -1  # the last step that was

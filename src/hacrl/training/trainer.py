@@ -24,9 +24,16 @@ from hacrl.rollouts.log import RolloutLog
 from hacrl.seeding import derive_seed
 from hacrl.tasks.base import Task
 from hacrl.tasks.splits import ProblemStream
-from hacrl.training.accuracy import Accuracy, accuracy_by_problem
-from hacrl.training.health import CollapseWatch
-from hacrl.training.metrics import AgentReport, LearnReport, StepReport, learn_report, rollout_report
+from hacrl.training.health import CollapseDetector
+from hacrl.training.metrics import (
+    Accuracy,
+    AgentReport,
+    LearnReport,
+    StepReport,
+    accuracy_by_problem,
+    learn_report,
+    rollout_report,
+)
 from hacrl.training.observer import Observer, Phase
 from hacrl.training.prefetch import Ahead
 from hacrl.training.samples import LearnerSamples
@@ -73,7 +80,7 @@ class Trainer:
         self._updates_per_step = updates_per_step
         self._seed = seed
         self._observer = observer or Observer()
-        self._collapse = CollapseWatch(names, collapse or CollapseSettings())
+        self._collapse = CollapseDetector(names, collapse or CollapseSettings())
         self._capability = method.settings.capability if method.settings.shares_rollouts else None
         self._engines: dict[str, EngineReport | None] = {}
         self._seconds: dict[str, float] = {}  # of the step under way
@@ -145,7 +152,7 @@ class Trainer:
         return self._state.begin(step)
 
     def _end(self, done: StepUnderWay) -> None:
-        for note in self._collapse.look(done.rollouts):
+        for note in self._collapse.update(done.rollouts):
             self._observer.on_note(done.step, note)
         self._state.end()
         self._seconds["whole"] = time.perf_counter() - self._began

@@ -11,12 +11,12 @@ import pytest
 from hacrl.config.load import load_config
 from hacrl.config.schema import RunConfig, VllmSettings
 from hacrl.memory import engine_sleep as awake
-from hacrl.memory import plan as memory
-from hacrl.memory.engine_sleep import settle_engines
-from hacrl.memory.plan import Sized, choose_micro_batch_tokens, footprints, offload_plans, workload
+from hacrl.memory import estimate as memory
+from hacrl.memory.engine_sleep import decide_engine_memory
+from hacrl.memory.estimate import AgentShapes, choose_micro_batch_tokens, footprints, offload_plans, workload
 from hacrl.runs import dry_run as planning
 from hacrl.runs import run as local
-from tests.memory.test_offloading import OnGpu
+from tests.memory.test_estimate import OnGpu
 from tests.runs.test_dry_run import shapes
 from tests.support.sevens import SevensTask
 from tests.support.tiny import char_agent, pair_agent, save_agents
@@ -48,8 +48,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch):
             return 2**43 if device == "cpu" else int(gib * GIB)
 
         for module in (memory, awake):
-            monkeypatch.setattr(module, "available_bytes", available)
-        monkeypatch.setattr(awake, "others_bytes", lambda _: int(others * GIB))
+            monkeypatch.setattr(module, "device_bytes", available)
+        monkeypatch.setattr(awake, "other_processes_bytes", lambda _: int(others * GIB))
 
     return of
 
@@ -57,7 +57,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch):
 def settled(
     config: RunConfig, devices: dict[str, str] = ON_ONE
 ) -> tuple[dict[str, VllmSettings], tuple[str, ...]]:
-    found, notes = settle_engines(config, Sized(devices, shapes(), {}))
+    found, notes = decide_engine_memory(config, AgentShapes(devices, shapes(), {}))
     return {agent.name: agent.vllm for agent in found.agents}, notes
 
 
@@ -112,10 +112,10 @@ def test_engines_stay_awake_if_learning_loses_nothing(gpu) -> None:
 
 def test_the_least_gpu_on_which_they_stay_awake(gpu) -> None:
     """Just above it nothing more leaves than if they slept; just below, more would, or there is no room."""
-    sized = Sized(ON_ONE, shapes(), {})
+    sized = AgentShapes(ON_ONE, shapes(), {})
     overrides = "learning.offload=optimizer", "learning.micro_batch_tokens=8192"
     gpu(1000)
-    config, _ = settle_engines(run(*overrides, memory=0.1), sized)
+    config, _ = decide_engine_memory(run(*overrides, memory=0.1), sized)
     assert {agent.vllm.sleep for agent in config.agents} == {False}
     known = footprints(config, sized)
     engines = sum(one.engine for one in known.values())
@@ -141,9 +141,9 @@ def test_a_neighbours_engine_is_counted(gpu) -> None:
     visiting = replace(config, agents=(small, replace(large, vllm=VllmSettings(devices=(1,)))))
     gpu(1000)
     assert settled(visiting, apart)[0]["small"].sleep is False
-    sized = Sized(apart, shapes(), {})
+    sized = AgentShapes(apart, shapes(), {})
     # needed / size = 0.85, and 0.55 with the visitor's 0.3
-    found, _ = settle_engines(config, sized)
+    found, _ = decide_engine_memory(config, sized)
     alone = offload_plans(found, sized, footprints(found, sized))["cuda:1"].needed / GIB
     gpu(1.3 * alone / 0.85)
     assert settled(config, apart)[0]["small"].sleep is False
@@ -161,7 +161,7 @@ def test_an_engine_over_two_gpus_is_counted_on_both(gpu) -> None:
         spread = replace(small, vllm=VllmSettings(devices=(0, 1), memory=share))
         return settled(replace(config, agents=(spread, config.agents[1])), apart)[0]["small"].sleep
 
-    sized = Sized(apart, shapes(), {})
+    sized = AgentShapes(apart, shapes(), {})
     gpu(1000)
     needed = offload_plans(config, sized, footprints(config, sized))
     assert needed["cuda:0"].needed < 0.7 * needed["cuda:1"].needed
@@ -181,12 +181,12 @@ def test_as_many_tokens_are_learnt_from_at_a_time(gpu) -> None:
 
 def test_neither_fewer_tokens_nor_more_offloading_is_paid_for_it(gpu) -> None:
     """Whatever the size of the GPU."""
-    sized = Sized(ON_ONE, shapes(), {})
+    sized = AgentShapes(ON_ONE, shapes(), {})
     found = set()
     for size in range(60, 420, 20):
         gpu(size)
         asleep = run(sleep=True)
-        config, _ = settle_engines(run(), sized)
+        config, _ = decide_engine_memory(run(), sized)
         found.add(config.agents[0].vllm.sleep)
         tokens = choose_micro_batch_tokens(asleep, sized)
         assert choose_micro_batch_tokens(config, sized) == tokens
@@ -209,12 +209,12 @@ def test_engines_elsewhere_and_other_engines(gpu) -> None:
     apart, notes = settled(run(), {"small": "cuda:0", "large": "cuda:1"})
     assert {one.sleep for one in apart.values()} == {False}
     plain = load_config(Path("paper_size"))
-    assert settle_engines(plain, Sized(ON_ONE, shapes(), {})) == (plain, ())
+    assert decide_engine_memory(plain, AgentShapes(ON_ONE, shapes(), {})) == (plain, ())
 
 
 def test_of_a_model_that_is_not_known_nothing_is_assumed(gpu) -> None:
     gpu(400)
-    found, notes = settle_engines(run(), Sized(ON_ONE, {"small": shapes()["small"]}, {}))
+    found, notes = decide_engine_memory(run(), AgentShapes(ON_ONE, {"small": shapes()["small"]}, {}))
     vllm = {agent.name: agent.vllm for agent in found.agents}
     assert vllm["large"].memory == 0.3
     assert vllm["small"].memory < 0.1
@@ -227,7 +227,7 @@ def test_a_cache_of_a_fixed_size_is_counted_as_that(gpu) -> None:
     assert {one.memory for one in settled(run(kv_cache_gib=70.0))[0].values()} == {0.3}  # no share above 1
     gpu(400)
     config = run(kv_cache_gib=10.0, sleep=False)
-    sized = Sized(ON_ONE, shapes(), {})
+    sized = AgentShapes(ON_ONE, shapes(), {})
     small = footprints(config, sized)["small"]
     weights = 2 * 1_720_574_976
     assert small.engine == 10 * GIB + weights + 3 * GIB + weights // 8
@@ -235,7 +235,7 @@ def test_a_cache_of_a_fixed_size_is_counted_as_that(gpu) -> None:
     assert footprints(told, sized)["small"].engine == int(0.2 * 400 * GIB)
     told = run(engine_args={"kv_cache_memory_bytes": 7 * GIB}, sleep=False)
     assert footprints(told, sized)["small"].engine == 7 * GIB + weights + 3 * GIB + weights // 8
-    on_cpu = Sized({"small": "cpu", "large": "cpu"}, shapes(), {})
+    on_cpu = AgentShapes({"small": "cpu", "large": "cpu"}, shapes(), {})
     small = footprints(run(), on_cpu)["small"]
     assert small.engine == GIB + small.weights
 
@@ -268,7 +268,7 @@ def test_as_many_responses_are_counted_as_an_engine_decodes_at_a_time(said, most
 
 
 def test_a_run_is_made_with_what_was_decided(gpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("hacrl.memory.decision.available_bytes", lambda _: 400 * GIB)
+    monkeypatch.setattr("hacrl.memory.decision.device_bytes", lambda _: 400 * GIB)
     gpu(400)
     agents = [char_agent(), pair_agent()]
     for agent in agents:

@@ -115,8 +115,8 @@ def test_the_next_attempt_keeps_none_and_learns_the_same_to_the_bit(monkeypatch,
     assert counts[1:] == [0, 0, 0]
     assert found.notes == [
         "agent 'ada': learning from 3 samples of up to 10 tokens at once did not fit into the memory of cpu "
-        "beside logits that wait for the backward pass; from now on they are made again in it. The update "
-        "was begun again, nothing is lost"
+        "beside logits kept for the backward pass; from now on the backward pass recomputes them. The update "
+        "was repeated, nothing is lost"
     ]
     assert found.oom_retries == 1
     assert mine.state_dict()["micro_batch_tokens"] == FEW
