@@ -34,28 +34,28 @@ def said(text: str, reward: float, reason: str = "stop") -> VerifiedRollout:
     ],
 )
 def test_each_sign_is_named_after_so_many_steps_in_a_row(bad, words):
-    watch = CollapseDetector(["ada"], CollapseSettings(steps=3))
+    detector = CollapseDetector(["ada"], CollapseSettings(steps=3))
     good = [said("x", 1.0), said("", 0.0, "length")]
     for rollouts in (bad, bad, good, bad, bad):
-        assert watch.look({"ada": rollouts}) == []
-    (note,) = watch.look({"ada": bad})
+        assert detector.update({"ada": rollouts}) == []
+    (note,) = detector.update({"ada": bad})
     assert note.startswith(f"agent ada {words}")
     assert "for 3 steps" in note
-    assert watch.look({"ada": bad}) == []  # once
-    assert watch.look({"ada": good}) == []
-    assert [len(watch.look({"ada": bad})) for _ in range(3)] == [0, 0, 1]  # and again after it recovered
-    assert watch.paused == set()
+    assert detector.update({"ada": bad}) == []  # once
+    assert detector.update({"ada": good}) == []
+    assert [len(detector.update({"ada": bad})) for _ in range(3)] == [0, 0, 1]  # and again after it recovered
+    assert detector.paused == set()
 
 
 def test_pausing_and_state():
-    watch = CollapseDetector(["ada", "bob"], CollapseSettings(steps=2, action="pause"))
-    watch.look({"ada": [said("", 1.0)], "bob": [said("x", 1.0)]})
+    detector = CollapseDetector(["ada", "bob"], CollapseSettings(steps=2, action="pause"))
+    detector.update({"ada": [said("", 1.0)], "bob": [said("x", 1.0)]})
     other = CollapseDetector(["ada", "bob"], CollapseSettings(steps=2, action="pause"))
-    other.load_state_dict(json.loads(json.dumps(watch.state_dict())))
-    (note,) = other.look({"ada": [said("", 1.0)], "bob": [said("x", 1.0)]})
+    other.load_state_dict(json.loads(json.dumps(detector.state_dict())))
+    (note,) = other.update({"ada": [said("", 1.0)], "bob": [said("x", 1.0)]})
     assert note.endswith("The agent is paused; the other agents continue")
     assert other.paused == {"ada"}
-    assert CollapseDetector(["ada"], CollapseSettings(steps=0)).look({"ada": [said("", 0.0)]}) == []
+    assert CollapseDetector(["ada"], CollapseSettings(steps=0)).update({"ada": [said("", 0.0)]}) == []
 
 
 def mute(config) -> Agent:

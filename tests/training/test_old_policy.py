@@ -137,7 +137,7 @@ def test_auto_asks_whether_the_sampler_is_exact() -> None:
         assert (stats.sources["char"].ratios == [1.0] * 6) == corrects
     agent = fresh()
     unsaid = Learner(agent, make_method(GSPO), LearningSettings(), SAMPLING)  # exact unless said otherwise
-    assert unsaid.learn(six_own(agent), updates=1, seed=0).weights == []
+    assert unsaid.learn(six_own(agent), updates=1, seed=0).sampler_weights == []
 
 
 def corrected_loss(model, one: LearnerSample, old_T: Tensor, cap: float, per_token: bool) -> Tensor:
@@ -247,7 +247,7 @@ def test_the_first_update_s_own_pass_does_what_a_pass_before_it_would(method) ->
         torch.testing.assert_close(passed_before, itself, atol=1e-6, rtol=1e-4)
         assert torch.equal(itself, unsaid)
     assert max(float(g.abs().max()) for g in gradients[0]) > 0.1
-    with pytest.raises(AssertionError, match="not looked at before the first update"):
+    with pytest.raises(AssertionError, match="no forward pass over this response before the update"):
         mine.loss_batch(samples, 1, OldPolicyLogprobs())  # too late
 
 
@@ -359,7 +359,7 @@ def test_in_a_run_an_exact_sampler_makes_no_difference(runs: Runs) -> None:
         runs("char", "pair", learning={"old_policy": old, "lr": 1e-3}) for old in ("auto", "learner")
     )
     for name in ("char", "pair"):
-        one, other = plain.sampler_weights(name), recomputed.weights(name)
+        one, other = plain.weights(name), recomputed.weights(name)
         assert largest_difference(one, other) < 1e-4
         assert largest_difference(one, runs.initial_weights(name)) > 1e-3
         for step in plain.of(name):
