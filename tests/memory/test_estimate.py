@@ -28,12 +28,12 @@ from tests.support.tiny import char_agent, pair_agent
 GIB = 2**30
 
 
-def there(gpu: float, host: float):
+def sizes(gpu: float, host: float):
     return lambda device: int((host if device == "cpu" else gpu) * GIB)
 
 
 def test_the_paper_pair_fits_one_gpu_of_139_gib(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "device_bytes", there(139, 125))
+    monkeypatch.setattr(memory, "device_bytes", sizes(139, 125))
     sized = AgentShapes({"small": "cuda", "large": "cuda:0"}, shapes(), {})
 
     def on_gpu(*overrides: str) -> memory.DeviceMemory:
@@ -53,7 +53,7 @@ def test_the_paper_pair_fits_one_gpu_of_139_gib(monkeypatch: pytest.MonkeyPatch)
     assert auto.needed == peak_bytes("optimizer", list(known.values()))
     # on 80 GiB optimizers have to stream: then the largest of all is the 4B's cache, 64 responses' of 5,120
     # tokens with 144 KiB each, beside its weights
-    monkeypatch.setattr(memory, "device_bytes", there(80, 125))
+    monkeypatch.setattr(memory, "device_bytes", sizes(80, 125))
     assert on_gpu("learning.offload=optimizer").fits is False
     smaller = on_gpu()
     assert (smaller.offload, smaller.fits) == ("weights", True)
@@ -63,8 +63,8 @@ def test_the_paper_pair_fits_one_gpu_of_139_gib(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_paper_pair_on_24_gib(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No reference, shorter responses and fewer at a time: 4 bytes a weight make the difference."""
-    monkeypatch.setattr(memory, "device_bytes", there(24, 125))
+    """Without a reference and with fewer, shorter responses: 4 bytes per weight decide."""
+    monkeypatch.setattr(memory, "device_bytes", sizes(24, 125))
     sized = AgentShapes({"small": "cuda", "large": "cuda:0"}, shapes(), {})
     overrides = ["method.kl_coefficient=0", "rollout.max_batch=16", "rollout.max_new_tokens=1024"]
 
@@ -81,8 +81,8 @@ def test_the_paper_pair_on_24_gib(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_two_gpus_share_the_machines_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small on one takes 19.2 of its 60 GiB. Of the 40.8 left 32.6 may be used; large wants 45."""
-    monkeypatch.setattr(memory, "device_bytes", there(45, 60))
+    """ "small" takes 19.2 of 60 GiB. Of the 40.8 left 32.6 may be used; "large" needs 45."""
+    monkeypatch.setattr(memory, "device_bytes", sizes(45, 60))
     sized = AgentShapes({"small": "cuda:0", "large": "cuda:1"}, shapes(), {})
     run = load_config(Path("paper_size"))
     first, second = device_memory(run, sized, footprints(run, sized))
@@ -91,7 +91,7 @@ def test_two_gpus_share_the_machines_memory(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class OnGpu(Agent):
-    """Says that it is on a GPU; nothing is computed here."""
+    """Pretends to be on a GPU; it computes nothing."""
 
     @property
     def device(self) -> torch.device:
@@ -108,7 +108,7 @@ def decision(monkeypatch: pytest.MonkeyPatch, gpu: int, agents: Mapping[str, Age
     return decide_memory(config, checked, list(agents.values()))
 
 
-def test_loaded_agents_are_counted_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loaded_agents_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     agents = {agent.name: agent for agent in (char_agent(), pair_agent())}
     assert decision(monkeypatch, 1, agents, "learning.offload=all").notes == ()  # on a CPU
     for agent in agents.values():
@@ -123,7 +123,7 @@ def test_loaded_agents_are_counted_as_they_are(monkeypatch: pytest.MonkeyPatch) 
     assert asked.levels == {"char": "optimizer", "pair": "optimizer"}
 
 
-def test_micro_batches_keep_a_gpu_busy_if_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_micro_batches_are_as_large_as_keeps_a_gpu_busy_and_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     agents = {agent.name: agent for agent in (char_agent(), pair_agent())}
     assert decision(monkeypatch, 2**40, agents).micro_batch_tokens == {"char": 4096, "pair": 4096}  # on a CPU
     for agent in agents.values():
@@ -153,7 +153,7 @@ def test_large_models_need_fewer_tokens_to_keep_a_gpu_busy(monkeypatch: pytest.M
         assert memory.choose_micro_batch_tokens(alone, sized) == {"small": tokens}
 
 
-def test_an_agent_whose_logits_exist_all_at_once_learns_from_fewer_tokens(
+def test_an_agent_with_whole_logits_has_smaller_micro_batches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     agent = char_agent()
@@ -173,7 +173,7 @@ def replace_vocabulary(agent: Agent, size: int) -> Agent:
     return agent
 
 
-def test_of_unusual_agents_nothing_leaves_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusual_agents_offload_only_if_set(monkeypatch: pytest.MonkeyPatch) -> None:
     agent = char_agent()
     agent.__class__ = OnGpu
     agent.model.config = AutoConfig.for_model("mamba", vocab_size=22, hidden_size=16, num_hidden_layers=1)
@@ -183,7 +183,7 @@ def test_of_unusual_agents_nothing_leaves_unless_asked_for(monkeypatch: pytest.M
     assert decision(monkeypatch, 1, {"char": agent}, "learning.offload=all").levels == {"char": "all"}
 
 
-def test_a_dry_run_says_what_leaves(tmp_path: Path) -> None:
+def test_a_dry_run_says_what_is_offloaded(tmp_path: Path) -> None:
     config = load_config(Path("demo"), ["device=cpu", f"output={tmp_path}/run"])
     plan = dry_run(config)
     assert not any("offloaded" in line for line in dry_run_lines(plan))

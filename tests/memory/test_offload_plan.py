@@ -60,7 +60,7 @@ BOB = footprint(
 BOTH = [ADA, BOB]
 
 
-def test_peaks_and_what_is_sent_by_hand() -> None:
+def test_peaks_and_host_bytes_by_hand() -> None:
     # held always: 19 and 41; then the larger of 11 (rollout) and 22
     assert peak_bytes("never", BOTH) == 19 + 41 + 22
     # references and an engine stay: 6. All weights: 6. Ada generates with 11 or learns with 16 + 3 + 2, Bob
@@ -72,7 +72,7 @@ def test_peaks_and_what_is_sent_by_hand() -> None:
     # Bob's weights alone, 4
     assert peak_bytes("weights", BOTH) == 6 + 4 + 41
     assert peak_bytes("weights", [ADA]) == 1 + 2 + 16
-    assert peak_bytes("all", BOTH) == 6 + 4 + 41  # sums of gradients are too few to be on their way
+    assert peak_bytes("all", BOTH) == 6 + 4 + 41  # gradient sums are too small to be offloaded
     assert [host_bytes(level, BOTH) for level in get_args(OffloadLevel)] == [
         *(0, 12 + 24, 12 + 24),
         12 + 24 + 6,
@@ -80,8 +80,8 @@ def test_peaks_and_what_is_sent_by_hand() -> None:
     ]
 
 
-def test_weights_and_the_first_masters_meet_at_the_start() -> None:
-    """Three agents with 10 bytes of weights, 20 of masters (less than a piece) and nothing else of note."""
+def test_all_weights_and_the_first_masters_are_on_the_device_while_loading() -> None:
+    """Three agents with 10 bytes of weights, 20 of masters (less than a block) and little else."""
     empty = dict.fromkeys(("gradients", "moments", "reference", "cache", "decoding"), 0)
     empty |= dict.fromkeys(("activations", "logits", "backward", "update"), 0)
     three = [footprint(name, weights=10, masters=20, **empty) for name in ("ada", "bob", "cyd")]
@@ -93,8 +93,8 @@ def test_weights_and_the_first_masters_meet_at_the_start() -> None:
     assert peak_bytes("stream", [*three[:2], large]) == 30 + 35
 
 
-def test_two_pieces_of_a_large_agent_are_on_the_device_at_a_time() -> None:
-    """12 bytes each for 4e9 weights, the largest tensor with 4e8: it alone, or two pieces of 1 GiB."""
+def test_two_blocks_of_a_large_agent_are_on_the_device_at_a_time() -> None:
+    """12 bytes each for 4e9 weights, the largest tensor with 4e8: that tensor, or two blocks of 1 GiB."""
     counts = ParameterCounts(base=4 * 10**9, adapters=0, trainable=4 * 10**9, largest=4 * 10**8)
     large = replace(ADA, counts=counts, masters=16 * 10**9, moments=32 * 10**9, gradients=16 * 10**9)
     assert streamed_bytes(large) == 48 * 10**8
@@ -106,8 +106,8 @@ def test_two_pieces_of_a_large_agent_are_on_the_device_at_a_time() -> None:
     assert peak_bytes("optimizer", [passes]) == 1 + 2 + (16 + 48) * 10**9 + 20 * GIB + 2
 
 
-def test_sums_of_gradients_that_travel_leave_room() -> None:
-    """4e9 weights again, 16e9 bytes of gradients. What is on the way has 3/4 GiB at most."""
+def test_offloaded_gradient_sums_save_memory() -> None:
+    """4e9 weights again, 16e9 bytes of gradients. Sums in transfer have 3/4 GiB at most."""
     counts = ParameterCounts(base=4 * 10**9, adapters=0, trainable=4 * 10**9, largest=4 * 10**8)
     large = replace(ADA, counts=counts, masters=16 * 10**9, moments=32 * 10**9, gradients=16 * 10**9)
     # the update: the largest tensor's master, moments and sum
@@ -140,24 +140,24 @@ def test_sums_of_gradients_that_travel_leave_room() -> None:
         (10, -5, "never"),
     ],
 )
-def test_as_little_leaves_as_makes_it_fit(available: int, host: int, level: str) -> None:
+def test_auto_offloads_as_little_as_makes_it_fit(available: int, host: int, level: str) -> None:
     plan = plan_offload("auto", BOTH, "cuda:0", available, host)
     assert (plan.level, plan.needed, plan.host) == (level, peak_bytes(level, BOTH), host_bytes(level, BOTH))
     assert plan_offload("auto", BOTH, "cpu", available, host).level == "never"
 
 
-def test_weights_of_a_lone_agent_never_leave_by_themselves() -> None:
+def test_auto_never_offloads_weights_of_a_single_agent() -> None:
     # it always needs them: with or without, 5 + 4 + 41
     assert plan_offload("auto", [BOB], "cuda:0", 10, 1000) == OffloadPlan("optimizer", 50, 24)
 
 
-def test_what_was_asked_for_is_done_even_if_it_does_not_help() -> None:
+def test_a_set_level_is_used_even_if_it_does_not_help() -> None:
     assert plan_offload("never", BOTH, "cuda:0", 10, 1000).level == "never"
     assert plan_offload("all", BOTH, "cuda:0", 1000, 10).level == "all"
     assert plan_offload("all", BOTH, "cpu", 10, 1000).level == "never"
 
 
-def test_the_user_is_told_what_leaves_and_why() -> None:
+def test_the_note_says_what_is_offloaded_and_why() -> None:
     plan = OffloadPlan("optimizer", 84 * GIB, 64 * GIB)
     assert offload_note("cuda:0", plan, "auto", 157 * GIB, 139 * GIB) == (
         "optimizer state is offloaded from cuda:0 while it is not needed, which takes 64.0 GiB of the "
@@ -178,7 +178,9 @@ def test_the_user_is_told_what_leaves_and_why() -> None:
 @pytest.mark.parametrize(
     ("checkpointing", "stream", "everything"), [(False, 35.89, 29.47), (True, 13.96, 8.09)]
 )
-def test_streamed_updates_beside_what_was_measured_on_a_gpu(checkpointing, stream, everything) -> None:
+def test_peaks_of_streamed_updates_are_near_those_measured_on_a_gpu(
+    checkpointing, stream, everything
+) -> None:
     """GiB on an H200: updates from 256 samples of 1,152 tokens, 16 at a time."""
     work = Workload(decodings=(), learnt_tokens=18432, longest_sample=1152)
     found = footprint_of(

@@ -1,6 +1,6 @@
-"""Copies that happen only when somebody waits for them, and memory that is poisoned before and after.
+"""Copies that happen only when a caller waits for them, and memory that is poisoned before and after.
 
-On a GPU a copy that nobody waited for mostly goes well, by luck; here it never does.
+On a GPU a missing wait mostly goes unnoticed; here it always shows.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hacrl.training.offload import Copy, PendingCopies
 
 
 class LateCopies:
-    """Done when waited for; what it comes after is done first, if it was told of that."""
+    """Copies made in ``wait``, after the copies they were told to come after."""
 
     def __init__(self, copies: Sequence[Copy], after: PendingCopies | None) -> None:
         self.copies = list(copies)
@@ -41,7 +41,7 @@ class LateCopies:
 
 
 class LateTransfers:
-    """Between "the device", which is the CPU, and other memory of the CPU. Counts what is where."""
+    """Transfers between "the device", which is the CPU, and other memory. Counts the offloaded bytes."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

@@ -1,4 +1,4 @@
-"""A collapsed agent is named, and left out if that is wanted; the others go on."""
+"""A collapsed agent is reported, and paused if the settings say so; the other agents continue."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def said(text: str, reward: float, reason: str = "stop") -> VerifiedRollout:
         ([said("", 0.0, "length")], "has had no reward and has written no text and has not ended a single"),
     ],
 )
-def test_each_sign_is_named_after_so_many_steps_in_a_row(bad, words):
+def test_each_symptom_is_reported_after_the_set_number_of_steps_in_a_row(bad, words):
     detector = CollapseDetector(["ada"], CollapseSettings(steps=3))
     good = [said("x", 1.0), said("", 0.0, "length")]
     for rollouts in (bad, bad, good, bad, bad):
@@ -41,13 +41,13 @@ def test_each_sign_is_named_after_so_many_steps_in_a_row(bad, words):
     (note,) = detector.update({"ada": bad})
     assert note.startswith(f"agent ada {words}")
     assert "for 3 steps" in note
-    assert detector.update({"ada": bad}) == []  # once
+    assert detector.update({"ada": bad}) == []  # reported only once
     assert detector.update({"ada": good}) == []
     assert [len(detector.update({"ada": bad})) for _ in range(3)] == [0, 0, 1]  # and again after it recovered
     assert detector.paused == set()
 
 
-def test_pausing_and_state():
+def test_a_restored_detector_pauses_the_agent():
     detector = CollapseDetector(["ada", "bob"], CollapseSettings(steps=2, action="pause"))
     detector.update({"ada": [said("", 1.0)], "bob": [said("x", 1.0)]})
     other = CollapseDetector(["ada", "bob"], CollapseSettings(steps=2, action="pause"))
@@ -59,12 +59,12 @@ def test_pausing_and_state():
 
 
 def mute(config) -> Agent:
-    """Llama, that ends every response at once."""
+    """Return the agent "llama" with a bias to end every response at once."""
     agent = Agent.load(config.agents[1], "cpu")
     return with_logit_bias(agent, {agent.tokenizer.eos_token: 50.0})
 
 
-def test_a_run_leaves_a_mute_agent_out(tmp_path):
+def test_a_run_pauses_a_mute_agent(tmp_path):
     changes = {"collapse": {"steps": 2, "action": "pause"}, "evaluation": {"problems": 4}}
     config = chaos_config(tmp_path / "run", 4, **changes)
     with LocalRun(config, agents={"llama": mute(config)}) as run:
@@ -81,7 +81,7 @@ def test_a_run_leaves_a_mute_agent_out(tmp_path):
     ).read_text(encoding="utf-8")
 
 
-def test_nobody_left(tmp_path):
+def test_a_run_without_active_agents_ends(tmp_path):
     config = chaos_config(tmp_path / "run", 4, collapse={"steps": 1, "action": "pause"})
     one = build_config({**json.loads(json.dumps(_plain(config))), "agents": [_plain(config)["agents"][1]]})
     with pytest.raises(TrainingError, match="all agents are paused since step 1"):
@@ -96,7 +96,7 @@ def _plain(config) -> dict:
     return yaml.safe_load(config_to_yaml(config))
 
 
-def test_a_paused_agent_stays_paused_when_the_run_goes_on(tmp_path):
+def test_a_paused_agent_stays_paused_in_a_resumed_run(tmp_path):
     changes = {"collapse": {"steps": 2, "action": "pause"}, "evaluation": {"problems": 0}}
     whole, parts = (chaos_config(tmp_path / name, 4, **changes) for name in ("whole", "parts"))
     run_locally(whole, agents={"llama": mute(whole)})

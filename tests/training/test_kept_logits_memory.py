@@ -55,7 +55,7 @@ def six(agent: Agent) -> list[LearnerSample]:
 
 
 class Watched:
-    """Logits that have been kept, as they come."""
+    """Collect the logits that are kept."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._offered: list[weakref.ref[Tensor]] = []
@@ -99,7 +99,7 @@ def fails_once(mine: Learner, where: str, watched: Watched) -> list[int]:
 
 
 @pytest.mark.parametrize("where", ["forward", "between"])
-def test_the_next_attempt_keeps_none_and_learns_the_same_to_the_bit(monkeypatch, where) -> None:
+def test_the_next_attempt_keeps_no_logits_and_gives_the_same_weights(monkeypatch, where) -> None:
     asked = with_room(monkeypatch, PLENTY)
     undisturbed, agent = fresh(), fresh()
     samples = six(agent)
@@ -127,7 +127,7 @@ def test_the_next_attempt_keeps_none_and_learns_the_same_to_the_bit(monkeypatch,
     assert len(asked) == before
 
 
-def test_micro_batches_are_smaller_if_that_was_not_enough(monkeypatch) -> None:
+def test_micro_batches_shrink_if_recomputing_logits_is_not_enough(monkeypatch) -> None:
     asked = with_room(monkeypatch, PLENTY)
     agent = fresh()
     mine = learner(agent, tokens=128)
@@ -141,7 +141,7 @@ def test_micro_batches_are_smaller_if_that_was_not_enough(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("room", [0, PLENTY])
-def test_a_single_sample_has_another_chance_only_if_logits_were_kept(monkeypatch, room) -> None:
+def test_a_single_sample_is_retried_only_if_logits_were_kept(monkeypatch, room) -> None:
     with_room(monkeypatch, room)
     agent = fresh()
     mine = learner(agent, tokens=1)
@@ -153,8 +153,8 @@ def test_a_single_sample_has_another_chance_only_if_logits_were_kept(monkeypatch
     assert len(failed) == (2 if room else 1)
 
 
-def test_where_none_were_kept_micro_batches_are_smaller_at_once(monkeypatch) -> None:
-    """There was no room, or only passes without gradients were made: nothing is won by keeping none."""
+def test_micro_batches_shrink_at_once_if_no_logits_were_kept(monkeypatch) -> None:
+    """If memory was full or no pass had gradients, no logits were kept and recomputing saves nothing."""
     asked = with_room(monkeypatch, 0)
     agent = fresh()
     mine = learner(agent, tokens=64)
@@ -164,7 +164,7 @@ def test_where_none_were_kept_micro_batches_are_smaller_at_once(monkeypatch) -> 
     assert len(asked) > 2  # room may come
 
 
-def test_the_pass_of_a_reference_may_be_too_large_beside_them(monkeypatch) -> None:
+def test_the_reference_pass_may_run_out_of_memory_beside_kept_logits(monkeypatch) -> None:
     with_room(monkeypatch, PLENTY)
     watched = Watched(monkeypatch)
     agent = fresh()

@@ -1,4 +1,4 @@
-"""A step as plain numbers, by hand."""
+"""Reports of a step, by hand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.sevens import SevensTask
 from tests.support.tiny import char_agent
 
 
-def test_rollouts() -> None:
+def test_the_rollout_report() -> None:
     agent = char_agent()
     texts = [("7", True), ("17", False), ("111", True), ("", True)]
     verified = verify_rollouts(SevensTask(), [rollout(agent, text, stopped) for text, stopped in texts])
@@ -36,7 +36,7 @@ def test_rollouts() -> None:
     )
 
 
-def test_learning() -> None:
+def test_the_learn_report() -> None:
     stats = LearnStats(
         losses=[0.5, -0.1],
         grad_norms=[3.0, 1.0],

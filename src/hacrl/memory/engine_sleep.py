@@ -70,7 +70,7 @@ def _shares(config: RunConfig, shapes: AgentShapes, agents: Iterable[AgentSettin
 def _costs_no_learning(
     awake: RunConfig, asleep: RunConfig, shapes: AgentShapes, names: Iterable[str]
 ) -> bool:
-    """Return whether awake engines leave micro-batches as large, and nothing more must be offloaded."""
+    """Return whether micro-batches and offload levels are the same with awake as with sleeping engines."""
     tokens = choose_micro_batch_tokens(awake, shapes)
     if tokens != choose_micro_batch_tokens(asleep, shapes):
         return False
