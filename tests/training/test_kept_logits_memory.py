@@ -1,6 +1,6 @@
-"""Memory that runs out where logits wait for the backward pass: none do from then on, and all else stays.
+"""When memory runs out beside logits kept for the backward pass, logits are recomputed from then on.
 
-Only if that was not enough are micro-batches smaller.
+Micro-batches shrink only if that is not enough.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ FEW = 32  # tokens: samples of 16 and 12, of 10, 7 and 5, and of 4
 
 
 @pytest.fixture(autouse=True)
-def _by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, in pieces of two tokens' logits; rows are padded."""
+def _logits_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute logits as on a GPU, in pieces of two tokens; rows are padded."""
     monkeypatch.setattr(output_layer, "BY_HAND_ON", ("cpu",))
     monkeypatch.setattr(output_layer, "MOST_LOGITS", 60)
     monkeypatch.setattr("hacrl.models.logprobs.WORTH_PACKING", 0.0)
@@ -41,7 +41,7 @@ def _by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 def fresh() -> Agent:
     agent = sharpened(char_agent("ada"), 10.0)
     agent.model.to(torch.bfloat16)
-    separate_head(agent.model)  # found out by passes that are not learning's
+    separate_head(agent.model)  # tried now, so that its passes are not counted below
     return agent
 
 
@@ -54,8 +54,8 @@ def six(agent: Agent) -> list[LearnerSample]:
     return [sample(agent, i, 0.95, advantage) for i, advantage in enumerate((1.0, -0.5, 2.0, -1.5, 0.5, 1.0))]
 
 
-class Watched:
-    """Collect the logits that are kept."""
+class OfferedLogits:
+    """Counts the logits that are alive, of those that were offered to be kept."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._offered: list[weakref.ref[Tensor]] = []
@@ -72,8 +72,8 @@ class Watched:
         return sum(one() is not None for one in self._offered)
 
 
-def fails_once(mine: Learner, where: str, watched: Watched) -> list[int]:
-    """Memory runs out in the second micro-batch: how many logits there were, and at each pass after that."""
+def fails_once(mine: Learner, where: str, watched: OfferedLogits) -> list[int]:
+    """Let memory run out in the second micro-batch; return the logits alive then, and at each later pass."""
     counts: list[int] = []
     passes: list[int] = []
 
@@ -105,7 +105,7 @@ def test_the_next_attempt_keeps_no_logits_and_gives_the_same_weights(monkeypatch
     samples = six(agent)
     expected = learner(undisturbed).learn(samples, 1, seed=0)
     assert len(asked) == 3  # once a micro-batch
-    mine, watched = learner(agent), Watched(monkeypatch)
+    mine, watched = learner(agent), OfferedLogits(monkeypatch)
     counts = fails_once(mine, where, watched)
     with no_collector():
         found = mine.learn(samples, 1, seed=0)
@@ -166,7 +166,7 @@ def test_micro_batches_shrink_at_once_if_no_logits_were_kept(monkeypatch) -> Non
 
 def test_the_reference_pass_may_run_out_of_memory_beside_kept_logits(monkeypatch) -> None:
     with_room(monkeypatch, PLENTY)
-    watched = Watched(monkeypatch)
+    watched = OfferedLogits(monkeypatch)
     agent = fresh()
     mine = learner(agent, method=KL)
     seen: list[int] = []
