@@ -188,7 +188,7 @@ def measure_updates(work: Work, folder: Path) -> Measured:
         settings,
         Sampling(work.new_tokens),
         exact_sampler=agent.model.dtype == torch.float32,
-        leaves=residency.transfers(agent, level),
+        offload_to=residency.transfers(agent, level),
     )
     residency.add(agent, learner, level)
     samples = [

@@ -40,8 +40,9 @@ from hacrl.models.tokenizing import TextCodec
 from hacrl.rollouts.groups import group_by_prompt
 from hacrl.runs.run import LocalRun
 from hacrl.tasks.rewards import RewardTask
+from hacrl.training.learn_stats import LearnStats
 from hacrl.training.learner import Learner
-from hacrl.training.metrics import LearnStats, learn_report, rollout_report
+from hacrl.training.metrics import learn_report, rollout_report
 from hacrl.training.samples import SampleBuilder
 from hacrl.training.trainer import Trainer
 from hacrl.types import Problem, Rollout, Verdict, VerifiedRollout

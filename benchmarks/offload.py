@@ -90,25 +90,25 @@ def measure(shapes: tuple[str, str], device: torch.device) -> Figures:
         for one in (first, second)
     ]
     pinned = timed(lambda: [one.offload(transfers) for one in (first, second)])  # gradients go for good
-    first.bring_back()
-    second.bring_back()
+    first.reload()
+    second.reload()
     torch.cuda.synchronize()
     home = torch.cuda.memory_allocated(device)
-    out = best(lambda: first.offload(transfers), first.bring_back)
+    out = best(lambda: first.offload(transfers), first.reload)
     first.offload(transfers)
-    back = best(first.bring_back, lambda: first.offload(transfers))
+    back = best(first.reload, lambda: first.offload(transfers))
     second.offload(transfers)
     torch.cuda.synchronize()
     away = torch.cuda.memory_allocated(device)
-    second.bring_back()  # from here on: one of them is there
+    second.reload()  # from here on: one of them is there
 
     def exchange() -> None:
         second.offload(transfers)
-        first.bring_back()
+        first.reload()
 
     def exchange_back() -> None:
         first.offload(transfers)
-        second.bring_back()
+        second.reload()
 
     matrix = torch.randn(8192, 8192, dtype=torch.bfloat16, device=device)
     duplex = best(exchange, exchange_back)

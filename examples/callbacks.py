@@ -9,8 +9,7 @@ import sys
 from collections.abc import Mapping
 
 from hacrl import Callback, HACRLConfig, HACRLTrainer
-from hacrl.training.accuracy import Accuracy
-from hacrl.training.metrics import StepReport
+from hacrl.training.metrics import Accuracy, StepReport
 
 
 class StopAt(Callback):

@@ -243,7 +243,7 @@ def test_who_goes_wrong_beside_its_proof_is_refused_by_the_learner(made) -> None
     builder = SampleBuilder(agent, method)
     samples = builder.build(groups, lambda *_: 1.0).samples
     limit = rollout_limit(None)
-    learner = Learner(agent, method, LearningSettings(), sampling, exact_sampler=False, most_gap=limit)
+    learner = Learner(agent, method, LearningSettings(), sampling, exact_sampler=False, max_policy_gap=limit)
     # 11 of 12 tokens are off by 6
     with pytest.raises(TrainingError, match=r"by 5.5 nats per token on average \(at most 6, over 192 tokens"):
         learner.learn(samples, updates=1, seed=0)

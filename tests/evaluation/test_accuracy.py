@@ -9,7 +9,7 @@ import pytest
 from hacrl.config.schema import EvaluationSettings
 from hacrl.engines.answering import Answerer
 from hacrl.engines.hf.engine import TransformersEngine
-from hacrl.training.accuracy import Accuracy, accuracy_by_problem, accuracy_of
+from hacrl.training.metrics import Accuracy, accuracy_by_problem, accuracy_of
 from hacrl.types import Sampling
 from tests.support.engines import sample_rollouts
 from tests.support.sevens import SevensTask

@@ -29,6 +29,7 @@ RECORD = PairRecord(
     max_new_tokens=8,
     seed=0,
     batch=4,
+    engine="transformers",
     device="cpu",
     precision="float32",
     chat_template=False,

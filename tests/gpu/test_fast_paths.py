@@ -18,8 +18,8 @@ from hacrl.models.agent import Agent
 from hacrl.models.device import HostCopy
 from hacrl.models.logprobs import packed_logprobs, padded_logprobs
 from hacrl.models.packing_support import has_fused_attention
+from hacrl.training.learn_stats import LearnStats, MicroBatchResult
 from hacrl.training.learner import Learner
-from hacrl.training.metrics import LearnStats, PassResult
 from hacrl.types import LearnerSample, Problem, Sampling
 from tests.support.engines import sample_rollouts
 from tests.support.tiny import character_tokenizer
@@ -210,7 +210,7 @@ def test_micro_batches_are_handed_to_the_gpu_without_waiting_for_it(compiling, m
     learner.learn(given, 1, 0)  # whatever is tried once has been tried
     record, read = LearnStats.record, []
 
-    def reading(stats: LearnStats, result: PassResult) -> float:
+    def reading(stats: LearnStats, result: MicroBatchResult) -> float:
         read.append(result)
         return record(stats, result)
 

@@ -1,4 +1,4 @@
-"""What leaves a real GPU comes back as it was; its memory is free in between. Skipped where there is none."""
+"""Tensors offloaded from a real GPU are reloaded unchanged, and their memory is free in between."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from hacrl.config.load import build_config
 from hacrl.config.schema import RunConfig
-from hacrl.memory import plan as memory
+from hacrl.memory import estimate as memory
 from hacrl.models.agent import Agent
 from hacrl.runs.preflight import preflight
 from hacrl.runs.resume import inspect_run
 from hacrl.runs.run import LocalRun, build_trainer
 from hacrl.training.observer import Observer, Phase
-from hacrl.training.offload import CudaTransfers, Luggage
+from hacrl.training.offload import CudaTransfers, OffloadGroup
 from hacrl.training.optimizer import MasterWeightAdamW
 from tests.support.sevens import SevensTask
 from tests.support.tiny import character_tokenizer, pair_tokenizer, tiny_llama, tiny_qwen
@@ -46,7 +46,7 @@ def allocated(collect: bool = True) -> int:
 
 
 def busy(seconds: float = 0.2) -> None:
-    """Keep the stream at work, so that what does not wait for it comes too early."""
+    """Keep the stream busy, so that copies which do not wait for it run too early."""
     torch.cuda._sleep(int(seconds * 1e9))  # cycles; a GPU makes one to two of them in a nanosecond
 
 
@@ -54,51 +54,53 @@ def busy(seconds: float = 0.2) -> None:
 
 
 def test_copies_come_after_the_work_before_them_and_before_the_work_after_them() -> None:
-    """On streams that wait for nobody, these would read and write too early."""
-    luggage = Luggage(CudaTransfers(GPU))
+    """Without waiting for each other, the streams would read and write too early."""
+    group = OffloadGroup(CudaTransfers(GPU))
     value = torch.zeros(64 * MIB // 4, device=GPU)
     for trip in range(1, 6):
         busy()
         value += 1  # still to come when the copy is asked for
-        luggage.leave([value])
+        group.offload([value])
         assert value.device.type == "cpu"
-        luggage.come_back()  # no wait in between
+        group.reload()  # no wait in between
         assert value.device == GPU
-        luggage.ready()
+        group.wait_on_device()
         assert float(value.double().sum()) == trip * value.numel()
 
 
 def test_memory_is_not_handed_out_while_it_is_still_being_copied() -> None:
     transfers = CudaTransfers(GPU)
     for trip in range(5):
-        luggage = Luggage(transfers)
+        group = OffloadGroup(transfers)
         value = torch.full((256 * MIB // 4,), float(trip), device=GPU)
-        luggage.leave([value])
+        group.offload([value])
         others = [torch.full_like(value, -1.0, device=GPU) for _ in range(2)]  # would take the same memory
-        luggage.wait()
+        group.wait()
         assert value.is_pinned()
         assert value.eq(float(trip)).all()
         del others
 
 
-def test_what_is_away_takes_no_memory_of_the_gpu() -> None:
-    luggage = Luggage(CudaTransfers(GPU))
+def test_offloaded_tensors_take_no_memory_of_the_gpu() -> None:
+    group = OffloadGroup(CudaTransfers(GPU))
     before = allocated()
     value = torch.ones(32 * MIB // 4, device=GPU)
     for _ in range(3):
         assert allocated() - before == 32 * MIB
-        luggage.leave([value])
+        group.offload([value])
         assert allocated() - before == 0
-        luggage.come_back()
-        luggage.ready()
-    assert luggage.host_bytes == 32 * MIB
+        group.reload()
+        group.wait_on_device()
+    assert group.host_bytes == 32 * MIB
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_updates_are_the_same_to_the_bit(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hacrl.training.optimizer_block.PIECE", 2 * 512 * 1024 * 12)  # two tensors or three
-    monkeypatch.setattr("hacrl.training.gradients.COMING", 2 * 512 * 1024 * 4)
-    monkeypatch.setattr("hacrl.training.gradients.LEAVING", 3 * 512 * 1024 * 4)
+    monkeypatch.setattr(
+        "hacrl.training.optimizer_block.BLOCK_BYTES", 2 * 512 * 1024 * 12
+    )  # two tensors or three
+    monkeypatch.setattr("hacrl.training.gradients.PREFETCH_BYTES", 2 * 512 * 1024 * 4)
+    monkeypatch.setattr("hacrl.training.gradients.MAX_HELD_BYTES", 3 * 512 * 1024 * 4)
     generator = torch.Generator().manual_seed(0)
     start = [torch.randn(512, 1024, generator=generator).to(dtype) for _ in range(9)]
     # four updates of three backward passes each, the last of which does not reach all
@@ -106,10 +108,10 @@ def test_updates_are_the_same_to_the_bit(dtype: torch.dtype, monkeypatch: pytest
     transfers = CudaTransfers(GPU)
 
     def made(values: list[nn.Parameter], streams: bool, sums: bool) -> MasterWeightAdamW:
-        leaves = transfers if streams else None
-        optimizer = MasterWeightAdamW(values, 1e-2, (0.9, 0.999), 0.1, leaves=leaves)
+        offload_to = transfers if streams else None
+        optimizer = MasterWeightAdamW(values, 1e-2, (0.9, 0.999), 0.1, offload_to=offload_to)
         if streams:
-            optimizer.stream_through(transfers, with_gradients=sums)
+            optimizer.stream(transfers, offload_gradients=sums)
             optimizer.offload(transfers)
         return optimizer
 
@@ -151,14 +153,14 @@ def test_updates_are_the_same_to_the_bit(dtype: torch.dtype, monkeypatch: pytest
         assert all(torch.equal(state[name], tensors[name]) for name in state)
 
 
-def test_an_update_that_streams_has_two_pieces_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sixteen pieces of 48 MiB: masters and moments of 4 Mi weights, 768 MiB in all."""
-    monkeypatch.setattr("hacrl.training.optimizer_block.PIECE", 48 * MIB)
+def test_a_streamed_update_has_two_blocks_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen blocks of 48 MiB: masters and moments of 4 Mi weights, 768 MiB in all."""
+    monkeypatch.setattr("hacrl.training.optimizer_block.BLOCK_BYTES", 48 * MIB)
     transfers = CudaTransfers(GPU)
     values = [nn.Parameter(torch.zeros(4 * MIB, dtype=torch.bfloat16, device=GPU)) for _ in range(16)]
     optimizer = MasterWeightAdamW(values, 1e-2, (0.9, 0.999), 0.0)
-    assert len(optimizer.pieces) == 16
-    optimizer.stream_through(transfers)
+    assert len(optimizer.blocks) == 16
+    optimizer.stream(transfers)
     for number in range(3):
         optimizer.offload(transfers)
         optimizer.wait()
@@ -177,14 +179,14 @@ def test_an_update_that_streams_has_two_pieces_on_the_gpu(monkeypatch: pytest.Mo
     assert all(value.float().sub(-0.03).abs().max() < 2e-4 for value in values)
 
 
-def test_sums_of_gradients_take_the_room_of_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sixteen sums of 16 MiB: two come, three leave, and there is the one that a gradient is added to."""
-    monkeypatch.setattr("hacrl.training.gradients.COMING", 32 * MIB)
-    monkeypatch.setattr("hacrl.training.gradients.LEAVING", 48 * MIB)
+def test_offloaded_gradient_sums_take_the_memory_of_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen sums of 16 MiB: two prefetched, three offloading, and the one that a gradient is added to."""
+    monkeypatch.setattr("hacrl.training.gradients.PREFETCH_BYTES", 32 * MIB)
+    monkeypatch.setattr("hacrl.training.gradients.MAX_HELD_BYTES", 48 * MIB)
     transfers = CudaTransfers(GPU)
     values = [nn.Parameter(torch.zeros(4 * MIB, dtype=torch.bfloat16, device=GPU)) for _ in range(16)]
-    optimizer = MasterWeightAdamW(values, 1e-2, (0.9, 0.999), 0.0, leaves=transfers)
-    optimizer.stream_through(transfers, with_gradients=True)
+    optimizer = MasterWeightAdamW(values, 1e-2, (0.9, 0.999), 0.0, offload_to=transfers)
+    optimizer.stream(transfers, offload_gradients=True)
     optimizer.wait()
     held = allocated()
     for number in range(3):
@@ -290,7 +292,9 @@ def test_a_run_is_the_same_to_the_bit(
         assert_same(tmp_path / "never", tmp_path / "again")
     except AssertionError:
         pytest.skip("this GPU does not repeat itself, whatever is offloaded")
-    monkeypatch.setattr("hacrl.training.gradients.SMALL", 2**10)  # so that all matrices travel
+    monkeypatch.setattr(
+        "hacrl.training.gradients.MIN_OFFLOAD_BYTES", 2**10
+    )  # so that all matrices are offloaded
     for level in ("optimizer", "stream", "weights", "all"):
         run_whole(config(models, tmp_path / level, level))
         assert_same(tmp_path / "never", tmp_path / level)
@@ -310,7 +314,7 @@ def test_a_run_is_the_same_to_the_bit(
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_agents_generate_with_more_room_and_are_home_afterwards(
+def test_agents_generate_with_more_memory_and_are_reloaded_afterwards(
     models: dict[str, Path], tmp_path: Path
 ) -> None:
     seen: dict[str, Memory] = {}
@@ -337,7 +341,7 @@ def test_agents_generate_with_more_room_and_are_home_afterwards(
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_bytes_that_leave_by_hand(models: dict[str, Path], tmp_path: Path) -> None:
+def test_the_offloaded_bytes_by_hand(models: dict[str, Path], tmp_path: Path) -> None:
     """Without the engines' noise: two agents that have learnt, and whose turn it is."""
     settings = config(models, tmp_path / "run", "all")
     trainer = build_trainer(settings, preflight(settings, SevensTask()))
@@ -347,9 +351,9 @@ def test_the_bytes_that_leave_by_hand(models: dict[str, Path], tmp_path: Path) -
         one.engine.close()
         counts[one.name] = sum(p.numel() for p in one.agent.model.parameters())
     qwen, llama = counts["qwen"], counts["llama"]
-    trainer.executor.residency.to_generate("qwen")
-    trainer.executor.residency.leave("qwen")
-    empty = allocated()  # nobody's weights, nobody's optimizer
+    trainer.residency.to_generate("qwen")
+    trainer.residency.leave("qwen")
+    empty = allocated()  # no agent's weights or optimizer
     expected = {  # bytes per weight: 2; gradients come with the next update only
         ("to_generate", "qwen"): 2 * qwen,
         ("to_generate", "llama"): 2 * llama,
@@ -363,7 +367,7 @@ def test_the_bytes_that_leave_by_hand(models: dict[str, Path], tmp_path: Path) -
     assert allocated() - empty == 2 * (qwen + llama)
 
 
-def test_nothing_leaves_a_gpu_with_room_unless_it_has_to(models: dict[str, Path], tmp_path: Path) -> None:
+def test_auto_offloads_nothing_from_a_gpu_with_enough_memory(models: dict[str, Path], tmp_path: Path) -> None:
     settings = config(models, tmp_path / "auto", "auto")
     trainer = build_trainer(settings, preflight(settings, SevensTask()))
     assert trainer.executor.residency.notes == ()
@@ -371,6 +375,6 @@ def test_nothing_leaves_a_gpu_with_room_unless_it_has_to(models: dict[str, Path]
     trainer.executor.residency.to_generate("qwen")
     assert allocated() == before
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory, "available_bytes", lambda device: 2**40 if device == "cpu" else 2**20)
+        patch.setattr(memory, "device_bytes", lambda device: 2**40 if device == "cpu" else 2**20)
         crowded = build_trainer(settings, preflight(settings, SevensTask()))
-    assert "weights of agents not at work leave it" in crowded.residency.notes[0]
+    assert "weights of agents not at work are offloaded" in crowded.residency.notes[0]

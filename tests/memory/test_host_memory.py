@@ -1,4 +1,4 @@
-"""How much memory is left, by files made up after those of Linux."""
+"""Free and total memory, read from made-up files like those of Linux."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hacrl.memory.host import bytes_allowed, bytes_left
+from hacrl.memory.host import free_bytes, total_bytes
 
 GIB = 2**30
 MEMINFO = (
@@ -40,13 +40,13 @@ def version_2(group: str, limit: int | str, used: int, cache: int) -> dict[str, 
     }
 
 
-def test_without_groups_it_is_what_the_machine_has(tmp_path: Path) -> None:
-    assert bytes_left(write(tmp_path, {"proc/meminfo": MEMINFO})) == 8 * GIB
+def test_without_groups_the_machines_memory_counts(tmp_path: Path) -> None:
+    assert free_bytes(write(tmp_path, {"proc/meminfo": MEMINFO})) == 8 * GIB
 
 
-def test_nothing_is_known_where_there_are_no_such_files(tmp_path: Path) -> None:
-    assert bytes_left(tmp_path) is None
-    assert bytes_left(write(tmp_path, {"proc/meminfo": "MemTotal: 5 kB\nMemAvailable: many kB"})) is None
+def test_memory_is_unknown_without_the_files(tmp_path: Path) -> None:
+    assert free_bytes(tmp_path) is None
+    assert free_bytes(write(tmp_path, {"proc/meminfo": "MemTotal: 5 kB\nMemAvailable: many kB"})) is None
 
 
 @pytest.mark.parametrize(
@@ -57,41 +57,43 @@ def test_nothing_is_known_where_there_are_no_such_files(tmp_path: Path) -> None:
         (100 * GIB, 4 * GIB, 0, 8 * GIB),  # the machine has less
     ],
 )
-def test_a_group_of_either_version(tmp_path: Path, limit: int, used: int, cache: int, left: int) -> None:
+def test_the_limit_of_a_group_of_either_version_counts(
+    tmp_path: Path, limit: int, used: int, cache: int, left: int
+) -> None:
     first = {"proc/meminfo": MEMINFO, "proc/self/cgroup": "9:name=systemd:/\n4:cpu,memory:/a/b\n0::/"}
-    assert bytes_left(write(tmp_path / "1", {**first, **version_1("a/b", limit, used, cache)})) == left
+    assert free_bytes(write(tmp_path / "1", {**first, **version_1("a/b", limit, used, cache)})) == left
     second = {"proc/meminfo": MEMINFO, "proc/self/cgroup": "0::/a/b"}
-    assert bytes_left(write(tmp_path / "2", {**second, **version_2("a/b", limit, used, cache)})) == left
+    assert free_bytes(write(tmp_path / "2", {**second, **version_2("a/b", limit, used, cache)})) == left
 
 
-def test_all_that_may_be_had_is_the_machines_or_the_tightest_limit(tmp_path: Path) -> None:
-    assert bytes_allowed(tmp_path) is None
+def test_total_memory_is_the_machines_or_the_lowest_limit(tmp_path: Path) -> None:
+    assert total_bytes(tmp_path) is None
     files = {"proc/meminfo": MEMINFO, "proc/self/cgroup": "0::/a/b", **version_2("a/b", "max", 5, 0)}
-    assert bytes_allowed(write(tmp_path / "free", files)) == 32 * GIB
-    files |= version_2("a", 12 * GIB, 11 * GIB, 0)  # whoever uses it
-    assert bytes_allowed(write(tmp_path / "tight", files)) == 12 * GIB
+    assert total_bytes(write(tmp_path / "free", files)) == 32 * GIB
+    files |= version_2("a", 12 * GIB, 11 * GIB, 0)  # used or not
+    assert total_bytes(write(tmp_path / "tight", files)) == 12 * GIB
     files |= version_2("a/b", 64 * GIB, 5, 0) | version_2("a", 64 * GIB, 5, 0)
-    assert bytes_allowed(write(tmp_path / "wide", files)) == 32 * GIB
+    assert total_bytes(write(tmp_path / "wide", files)) == 32 * GIB
 
 
-def test_lines_that_name_no_group_are_passed_over(tmp_path: Path) -> None:
+def test_lines_without_a_group_are_ignored(tmp_path: Path) -> None:
     lines = "\ngarbage\n0::/a"
     files = {"proc/meminfo": MEMINFO, "proc/self/cgroup": lines, **version_2("a", 5 * GIB, 4 * GIB, 0)}
-    assert bytes_left(write(tmp_path, files)) == GIB
+    assert free_bytes(write(tmp_path, files)) == GIB
 
 
 def test_groups_without_a_limit(tmp_path: Path) -> None:
     files = {"proc/meminfo": MEMINFO, "proc/self/cgroup": "0::/a", **version_2("a", "max", 5, 0)}
-    assert bytes_left(write(tmp_path / "2", files)) == 8 * GIB
+    assert free_bytes(write(tmp_path / "2", files)) == 8 * GIB
     files = {
         "proc/meminfo": MEMINFO,
         "proc/self/cgroup": "4:memory:/a",
         **version_1("a", 9223372036854771712, 5, 0),
     }
-    assert bytes_left(write(tmp_path / "1", files)) == 8 * GIB
+    assert free_bytes(write(tmp_path / "1", files)) == 8 * GIB
 
 
-def test_a_group_above_may_be_the_tightest(tmp_path: Path) -> None:
+def test_a_parent_group_may_have_the_lowest_limit(tmp_path: Path) -> None:
     files = {
         "proc/meminfo": MEMINFO,
         "proc/self/cgroup": "0::/slice/job/step",
@@ -99,7 +101,7 @@ def test_a_group_above_may_be_the_tightest(tmp_path: Path) -> None:
         **version_2("slice/job", 5 * GIB, 3 * GIB, 0),
         **version_2("slice", 7 * GIB, 3 * GIB, 0),
     }
-    assert bytes_left(write(tmp_path, files)) == 2 * GIB
+    assert free_bytes(write(tmp_path, files)) == 2 * GIB
 
 
 @pytest.mark.parametrize(
@@ -111,13 +113,13 @@ def test_a_group_above_may_be_the_tightest(tmp_path: Path) -> None:
 )
 def test_in_a_container(tmp_path: Path, line: str, files: dict[str, object]) -> None:
     files = {"proc/meminfo": MEMINFO, "proc/self/cgroup": line, **files}
-    assert bytes_left(write(tmp_path, files)) == 2 * GIB
+    assert free_bytes(write(tmp_path, files)) == 2 * GIB
 
 
-def test_groups_of_other_things_do_not_count(tmp_path: Path) -> None:
+def test_groups_of_other_controllers_do_not_count(tmp_path: Path) -> None:
     files = {
         "proc/meminfo": MEMINFO,
         "proc/self/cgroup": "4:cpu,cpuset:/a\n5:memory_of_others:/a",
         **version_1("a", 5, 0, 0),
     }
-    assert bytes_left(write(tmp_path, files)) == 8 * GIB
+    assert free_bytes(write(tmp_path, files)) == 8 * GIB

@@ -105,7 +105,7 @@ def test_persistent_memory_equals_a_real_learners(make, options, kl, tmp_path):
     own = {parameter.data_ptr() for parameter in model.parameters()}
     moments = [
         state[key]
-        for piece in optimizer.pieces
+        for piece in optimizer.blocks
         for state in piece.adamw.state.values()
         for key in ("exp_avg", "exp_avg_sq")
     ]

@@ -101,7 +101,7 @@ def learnt(
     compiling: bool,
     monkeypatch: pytest.MonkeyPatch,
     checkpointing: bool = False,
-    leaves: Transfers | None = None,
+    offload_to: Transfers | None = None,
 ):
     """Return float32 gradients by parameter, statistics, and how often the hand-written pass was used."""
     calls: list[int] = []
@@ -122,7 +122,7 @@ def learnt(
     settings = LearningSettings(micro_batch_tokens=40, compile=compiling, max_grad_norm=1e9)
     method = make_method(GspoSettings(clip_low=0.99, clip_high=9))
     given = [sample(agent, which % 5, ratio=1.0, advantage=1.0 - which % 3) for which in range(12)]
-    stats = Learner(agent, method, settings, Sampling(8), leaves=leaves).learn(given, 1, 0)
+    stats = Learner(agent, method, settings, Sampling(8), offload_to=offload_to).learn(given, 1, 0)
     assert stats.notes == []
     return sums, stats, len(calls)
 
@@ -144,15 +144,15 @@ def test_a_learner_gets_the_same_gradients(monkeypatch, compiling) -> None:
         assert (found[name] - gradient).norm() < 0.02 * gradient.norm(), name
 
 
-def test_a_learner_that_caches_logits_learns_the_same_to_the_bit(monkeypatch) -> None:
-    """Nothing is cached if memory is to be saved: with checkpointed layers or an offloaded optimizer."""
-    monkeypatch.setattr(output_layer, "MAX_LOGITS", 60)  # of two tokens
+def test_a_learner_that_keeps_logits_learns_the_same_to_the_bit(monkeypatch) -> None:
+    """No logits are kept by a learner that saves memory by gradient checkpointing or offloading."""
+    monkeypatch.setattr(output_layer, "MAX_LOGITS", 60)  # two tokens' of 22 each
     expected, stats, calls = learnt(("cpu",), False, monkeypatch)
     made = {}
     spared = {
         "nothing": {},
         "layers": {"checkpointing": True},
-        "optimizer": {"leaves": LateTransfers(torch.device("cpu"))},
+        "optimizer": {"offload_to": LateTransfers(torch.device("cpu"))},
     }
     for (what, how), room in product(spared.items(), (0, 10**9)):
         asked = set_spare_memory(monkeypatch, room)

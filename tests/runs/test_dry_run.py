@@ -18,8 +18,8 @@ from hacrl.cli.dry_run import dry_run_lines
 from hacrl.config.load import load_config
 from hacrl.config.schema import LoraSettings, RunConfig
 from hacrl.errors import ConfigError, ModelError, TaskError
-from hacrl.memory import plan as memory
-from hacrl.memory.plan import Sized, device_memory, footprints, workload
+from hacrl.memory import estimate as memory
+from hacrl.memory.estimate import AgentShapes, device_memory, footprints, workload
 from hacrl.runs import hub
 from hacrl.runs.dry_run import dry_run
 from hacrl.runs.hub import needs_hub
@@ -84,8 +84,8 @@ def test_the_output_describes_the_run(recipe):
     assert "each agent trains on its own rollouts in 2 updates" in alone
 
 
-def test_a_run_that_does_not_fit_gets_advice(recipe, monkeypatch):
-    monkeypatch.setattr(memory, "available_bytes", lambda _: 1000)
+def test_a_run_that_does_not_fit_is_told_what_would(recipe, monkeypatch):
+    monkeypatch.setattr(memory, "device_bytes", lambda _: 1000)
     options = ["method.kl_coefficient=0.1", "learning.micro_batch_tokens=8192", "rollout.max_batch=8"]
     plan = dry_run(load_config(recipe, options))
     (device,) = plan.devices
@@ -105,9 +105,9 @@ def test_a_run_that_does_not_fit_gets_advice(recipe, monkeypatch):
     assert "WARNING: the run does not fit on cpu. Each of these changes helps:" in lines
 
 
-def test_advice_names_the_memory_after_each_change(monkeypatch):
-    monkeypatch.setattr(memory, "available_bytes", lambda _: 80 * GIB)
-    sized = Sized({"small": "cuda", "large": "cuda:0"}, shapes(), {})
+def test_advice_for_real_models_is_what_each_change_brings(monkeypatch):
+    monkeypatch.setattr(memory, "device_bytes", lambda _: 80 * GIB)
+    sized = AgentShapes({"small": "cuda", "large": "cuda:0"}, shapes(), {})
 
     def needed(*overrides: str) -> memory.DeviceMemory:
         run = load_config(Path("paper_size"), overrides)
@@ -297,9 +297,9 @@ def test_a_model_that_the_hub_does_not_have_is_an_error(recipe, tmp_path):
 
 
 def test_without_peft_adapters_are_not_advised(monkeypatch):
-    monkeypatch.setattr(memory, "available_bytes", lambda _: GIB)
+    monkeypatch.setattr(memory, "device_bytes", lambda _: GIB)
     monkeypatch.setitem(sys.modules, "peft", None)
-    run, sized = load_config(Path("paper_size")), Sized({"small": "cpu", "large": "cpu"}, shapes(), {})
+    run, sized = load_config(Path("paper_size")), AgentShapes({"small": "cpu", "large": "cpu"}, shapes(), {})
     (found,) = device_memory(run, sized, footprints(run, sized))
     changes = [advice.change for advice in found.advice]
     assert "method.kl_coefficient=0" in changes
@@ -336,11 +336,11 @@ def test_the_offline_setting_is_restored(monkeypatch):
         assert (reason, constants.HF_HUB_OFFLINE) == (None, False)
 
 
-def test_lora_is_not_advised_if_it_is_used_already(monkeypatch):
-    monkeypatch.setattr(memory, "available_bytes", lambda _: GIB)
+def test_lora_is_not_advised_to_those_who_use_it(monkeypatch):
+    monkeypatch.setattr(memory, "device_bytes", lambda _: GIB)
     run = load_config(Path("paper_size"), ["agent_defaults.lora.rank=8"])
     assert {agent.lora for agent in run.agents} == {LoraSettings(rank=8)}
-    sized = Sized({"small": "cpu", "large": "cpu"}, shapes(), {})
+    sized = AgentShapes({"small": "cpu", "large": "cpu"}, shapes(), {})
     (found,) = device_memory(run, sized, footprints(run, sized))
     assert found.advice
     assert not any("lora" in advice.change for advice in found.advice)

@@ -16,7 +16,7 @@ from torch import Tensor
 from hacrl.cli.dry_run import dry_run_lines
 from hacrl.config.load import load_config
 from hacrl.config.schema import RunConfig
-from hacrl.memory import plan as memory
+from hacrl.memory import estimate as memory
 from hacrl.models.footprint import KNOWN_SHAPES
 from hacrl.runs.dry_run import dry_run
 from hacrl.runs.run import LocalRun
@@ -79,7 +79,7 @@ def local_config(recipe: str, folder: Path, *overrides: str) -> RunConfig:
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_dry_run_with_the_true_shapes(recipe, tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "available_bytes", lambda _: 300 * 2**30)
+    monkeypatch.setattr(memory, "device_bytes", lambda _: 300 * 2**30)
     for name, (model, *_) in RECIPES[recipe].items():
         save_shape_only(tmp_path / name, KNOWN_SHAPES[model])
     small = ("prompts_per_step=8", "evaluation.problems=6")

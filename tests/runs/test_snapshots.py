@@ -26,7 +26,7 @@ def _enough_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def set_bytes_left(monkeypatch: pytest.MonkeyPatch, left: int | None) -> None:
-    monkeypatch.setattr(host_memory, "bytes_left", lambda: left)
+    monkeypatch.setattr(host_memory, "free_bytes", lambda: left)
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:

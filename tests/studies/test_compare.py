@@ -20,7 +20,7 @@ from hacrl.studies.plots import (
 )
 from hacrl.studies.tables import make_study, study_markdown
 from hacrl.studies.variants import VARIANTS, variant_recipe
-from hacrl.training.accuracy import Accuracy
+from hacrl.training.metrics import Accuracy
 from tests.support.tiny import save_agents
 
 

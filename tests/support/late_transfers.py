@@ -1,6 +1,6 @@
-"""Asynchronous copies that run as late as possible: only when waited for, with poisoned memory around them.
+"""Copies that happen only when a caller waits for them, and memory that is poisoned before and after.
 
-On a GPU, reading a copy without waiting often works by luck. Here it never does.
+On a GPU a missing wait mostly goes unnoticed; here it always shows.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hacrl.training.offload import Copy, Copying
+from hacrl.training.offload import Copy, PendingCopies
 
 
-class LateCopying:
-    """A copy that runs in wait(), after the copy that it depends on."""
+class LateCopies:
+    """Copies made in ``wait``, after the copies they were told to come after."""
 
-    def __init__(self, copies: Sequence[Copy], after: Copying | None) -> None:
+    def __init__(self, copies: Sequence[Copy], after: PendingCopies | None) -> None:
         self.copies = list(copies)
         self.after = after
-        if not (isinstance(after, LateCopying) and after.copies):  # else it may still read the target
+        if not (isinstance(after, LateCopies) and after.copies):  # else the target may still be read by it
             self._poison([copy.target for copy in copies])
 
-    def ready(self) -> None:
+    def wait_on_device(self) -> None:
         self.wait()
 
     @torch.no_grad()
@@ -41,7 +41,7 @@ class LateCopying:
 
 
 class LateTransfers:
-    """Transfers between a CPU "device" and other CPU memory, with counters."""
+    """Transfers between "the device", which is the CPU, and other memory. Counts the offloaded bytes."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -49,16 +49,20 @@ class LateTransfers:
         self.away = 0  # bytes
         self.moves: list[str] = []
 
-    def host_memory(self, size: int) -> Tensor:
+    def allocate_host(self, size: int) -> Tensor:
         self.pieces.append(size)
         return torch.full((size,), 255, dtype=torch.uint8)  # NaN in every kind of float
 
-    def leave(self, copies: Sequence[Copy], after: Copying | None, *, kept: bool = False) -> Copying:
+    def to_host(
+        self, copies: Sequence[Copy], after: PendingCopies | None, *, caller_holds_memory: bool = False
+    ) -> PendingCopies:
         self.away += sum(copy.source.nbytes for copy in copies)
-        self.moves.append("leave")
-        return LateCopying(copies, after)
+        self.moves.append("to_host")
+        return LateCopies(copies, after)
 
-    def come_back(self, copies: Sequence[Copy], after: Copying | None, *, kept: bool = False) -> Copying:
+    def to_device(
+        self, copies: Sequence[Copy], after: PendingCopies | None, *, caller_holds_memory: bool = False
+    ) -> PendingCopies:
         self.away -= sum(copy.source.nbytes for copy in copies)
-        self.moves.append("come_back")
-        return LateCopying(copies, after)
+        self.moves.append("to_device")
+        return LateCopies(copies, after)

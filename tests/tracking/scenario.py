@@ -7,8 +7,8 @@ from typing import Any
 
 from hacrl.config.load import build_config
 from hacrl.config.schema import RunConfig
-from hacrl.training.accuracy import Accuracy
 from hacrl.training.metrics import (
+    Accuracy,
     AgentReport,
     LearnReport,
     RetokeniseReport,

@@ -26,7 +26,7 @@ from hacrl.tracking.console import print_unstyled, unstyled
 from hacrl.tracking.progress import RunProgress
 from hacrl.tracking.samples import as_text, sample_rows
 from hacrl.tracking.tensorboard import preformatted
-from hacrl.training.accuracy import Accuracy
+from hacrl.training.metrics import Accuracy
 from tests.support.hostile import EVERYTHING, HOSTILE, controls
 from tests.tracking.scenario import report, rollouts
 

@@ -9,8 +9,7 @@ import pytest
 from rich.console import Console
 
 from hacrl.tracking.progress import RunProgress
-from hacrl.training.accuracy import Accuracy
-from hacrl.training.metrics import StepReport
+from hacrl.training.metrics import Accuracy, StepReport
 from tests.tracking.scenario import AGENTS, SECONDS, report, rollouts
 
 

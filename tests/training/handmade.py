@@ -26,7 +26,7 @@ def sample(
     retokenised: bool = False,
     sampling: Sampling = SAMPLING,
 ) -> LearnerSample:
-    """Response ``which`` to some prompt; the learner's present ratio s to its source is given."""
+    """Return response ``which`` with a chosen ratio s of the learner's policy to its source."""
     prompt, response = PROMPTS[which % len(PROMPTS)], RESPONSES[which]
     with torch.no_grad():
         logprobs = plain_logprobs(agent.model, prompt, response, sampling).tolist()
@@ -46,12 +46,12 @@ def sample(
 
 
 def gspo_mean_loss(model, samples: Sequence[LearnerSample], low: float, high: float) -> Tensor:
-    """- mean of min(s A, clip(s) A), one sequence at a time."""
+    """Return -mean(min(s A, clip(s) A)), one sequence at a time."""
     losses = []
-    for one in samples:
-        logprob = plain_logprobs(model, one.prompt_ids, one.response_ids, SAMPLING).sum()
-        s = torch.exp((logprob - one.behaviour_logprob) / one.source_length)
-        losses.append(-torch.min(s * one.advantage, s.clamp(1 - low, 1 + high) * one.advantage))
+    for sample in samples:
+        logprob = plain_logprobs(model, sample.prompt_ids, sample.response_ids, SAMPLING).sum()
+        s = torch.exp((logprob - sample.behaviour_logprob) / sample.source_length)
+        losses.append(-torch.min(s * sample.advantage, s.clamp(1 - low, 1 + high) * sample.advantage))
     return torch.stack(losses).mean()
 
 
@@ -68,7 +68,7 @@ class PlainAdamW:
         self.steps = 0
 
     def step(self, loss: Tensor) -> float:
-        """One update; the gradient norm before clipping."""
+        """Make one update; return the gradient norm before clipping."""
         gradients = torch.autograd.grad(loss, self.parameters)
         norm = math.sqrt(sum(float((g.double() ** 2).sum()) for g in gradients))
         shrink = min(1.0, self.max_norm / (norm + 1e-6))
@@ -86,20 +86,20 @@ class PlainAdamW:
 
 
 def weights(agent: Agent) -> dict[str, Tensor]:
-    """A copy of all weights."""
+    """Return a copy of all weights."""
     return {name: value.clone() for name, value in agent.model.state_dict().items()}
 
 
 def largest_difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
-    """Over all weights."""
+    """Return the largest absolute difference over all weights."""
     return max(float((one[name] - other[name]).abs().max()) for name in one)
 
 
 def gradients(agent: Agent) -> list[Tensor]:
-    """What the last update left behind, after clipping."""
+    """Return the last update's gradients, after clipping."""
     return [parameter.grad.clone() for parameter in agent.model.parameters()]
 
 
 def gradients_of(agent: Agent, loss: Callable[[], Tensor]) -> list[Tensor]:
-    """Of an independently written loss."""
+    """Return the gradients of an independently written loss."""
     return list(torch.autograd.grad(loss(), list(agent.model.parameters())))

@@ -1,4 +1,4 @@
-"""Short real runs of tiny saved agents through ``run_locally``, and what they leave behind."""
+"""Short real runs of tiny saved agents through ``run_locally``, and their results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HACPO = HacpoSettings(clip_low=0.2, clip_high=0.28, delta=0.9, delta_step=0.01, 
 
 @dataclass
 class Watcher(Observer):
-    """Remembers everything a run shows."""
+    """Records the phases and rollouts of a run."""
 
     phases: list[tuple[int, str, str]] = field(default_factory=list)
     rollouts: dict[tuple[int, str], list[VerifiedRollout]] = field(default_factory=dict)
@@ -122,13 +122,13 @@ class Runs:
 
 
 def assert_same_weights(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
-    """Bit by bit."""
+    """Assert equality to the bit."""
     assert one.keys() == other.keys()
     assert [name for name in one if not one[name].equal(other[name])] == []
 
 
 def assert_moved(one: dict[str, Tensor], other: dict[str, Tensor], least: float = 1e-3) -> None:
-    """By at least so much somewhere."""
+    """Assert that some weight differs by more than ``least``."""
     assert max(float((one[name] - other[name]).abs().max()) for name in one) > least
 
 

@@ -1,4 +1,4 @@
-"""Optimizers of a few small tensors, and a device from which they are sent away: the CPU."""
+"""Optimizers of a few small tensors, on a pretended device: the CPU."""
 
 from __future__ import annotations
 

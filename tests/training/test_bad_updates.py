@@ -43,7 +43,7 @@ def six(agent: Agent) -> list[LearnerSample]:
 
 
 def everything(mine: Learner) -> dict[str, Tensor]:
-    """Weights, masters, moments and step counts."""
+    """Return weights, masters, moments and step counts."""
     tensors = {f"optimizer.{name}": value.clone() for name, value in mine.optimizer.tensors().items()}
     return weights(mine.agent) | tensors
 
@@ -54,7 +54,7 @@ def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
 
 
 @DTYPES
-def test_nothing_is_touched_and_the_next_update_works(dtype: torch.dtype) -> None:
+def test_a_bad_update_changes_no_state_and_the_next_update_works(dtype: torch.dtype) -> None:
     agent, undisturbed = fresh(dtype), fresh(dtype)
     mine, theirs = learner(agent), learner(undisturbed)
     samples = six(agent)
@@ -70,8 +70,8 @@ def test_nothing_is_touched_and_the_next_update_works(dtype: torch.dtype) -> Non
     (note,) = stats.notes
     assert note.startswith("agent 'ada': loss -")
     assert note.endswith(
-        "and gradient norm nan at update 1 of the step are not finite: it was left out, the weights are as "
-        "they were. 5 such updates in a row would end the run (learning.max_bad_updates)"
+        "and gradient norm nan at update 1 of the step are not finite: the update was left out, the "
+        "weights were not changed. 5 such updates in a row end the run (learning.max_bad_updates)"
     )
     assert mine.learn(samples, updates=2, seed=2) == theirs.learn(samples, updates=2, seed=2)
     assert_same(everything(mine), everything(theirs))
@@ -79,7 +79,9 @@ def test_nothing_is_touched_and_the_next_update_works(dtype: torch.dtype) -> Non
 
 @DTYPES
 @pytest.mark.parametrize("bad", [1, 2, 3])
-def test_a_step_is_as_if_the_bad_mini_batch_were_not_in_it(dtype: torch.dtype, bad: int) -> None:
+def test_a_bad_mini_batch_has_no_effect_on_the_other_updates_of_the_step(
+    dtype: torch.dtype, bad: int
+) -> None:
     agent, undisturbed = fresh(dtype), fresh(dtype)
     samples = six(agent)
     mine, theirs = learner(agent), learner(undisturbed)
@@ -96,7 +98,7 @@ def test_a_step_is_as_if_the_bad_mini_batch_were_not_in_it(dtype: torch.dtype, b
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_loss_that_is_not_finite(value: float) -> None:
+def test_a_non_finite_loss_leaves_the_update_out(value: float) -> None:
     agent = fresh()
     samples = six(agent)
     mine = learner(agent)
@@ -106,7 +108,7 @@ def test_a_loss_that_is_not_finite(value: float) -> None:
     assert_same(everything(mine), before)
 
 
-def test_the_report_is_finite_whatever_happened() -> None:
+def test_the_report_has_only_finite_numbers() -> None:
     agent = fresh()
     mine = learner(agent, exact=False)
     with nan_gradients(agent.model, lambda number: number in (2, 3)):
@@ -126,7 +128,7 @@ def test_the_report_is_finite_whatever_happened() -> None:
     json.dumps(asdict(report), allow_nan=False)
 
 
-def test_the_gap_of_a_sampler_is_known_even_if_the_only_update_is_bad() -> None:
+def test_the_sampler_gap_is_reported_even_if_the_only_update_is_bad() -> None:
     agent = fresh()
     with nan_gradients(agent.model, lambda _: True):
         stats = learner(agent).learn(six(agent), updates=1, seed=0)
@@ -135,7 +137,7 @@ def test_the_gap_of_a_sampler_is_known_even_if_the_only_update_is_bad() -> None:
 
 
 @DTYPES
-def test_too_many_in_a_row_over_steps_end_the_run(dtype: torch.dtype) -> None:
+def test_too_many_bad_updates_in_a_row_end_the_run_across_steps(dtype: torch.dtype) -> None:
     agent = fresh(dtype)
     samples = six(agent)
     mine = learner(agent, max_bad_updates=3)
@@ -147,7 +149,7 @@ def test_too_many_in_a_row_over_steps_end_the_run(dtype: torch.dtype) -> None:
         before = everything(mine)
         message = (
             r"agent 'ada': loss .* and gradient norm nan at update 1 of the step are not finite, 3 in a row "
-            r"\(learning.max_bad_updates=3\); the weights were left as they were. Lower learning.lr"
+            r"\(learning.max_bad_updates=3\); the weights were not changed. Lower learning.lr"
         )
         with pytest.raises(TrainingError, match=message):
             mine.learn(samples, updates=3, seed=3)
@@ -155,7 +157,7 @@ def test_too_many_in_a_row_over_steps_end_the_run(dtype: torch.dtype) -> None:
     assert agent.policy_version == 2
 
 
-def test_counting_goes_on_in_a_resumed_run() -> None:
+def test_a_resumed_run_continues_the_count_of_bad_updates() -> None:
     first, second = fresh(), fresh()
     begun = learner(first, max_bad_updates=2)
     with nan_gradients(first.model, lambda _: True):
@@ -168,7 +170,7 @@ def test_counting_goes_on_in_a_resumed_run() -> None:
         resumed.learn(six(second), updates=1, seed=0)
 
 
-def test_bounds_tighten_with_updates_that_were_made() -> None:
+def test_the_clip_bound_tightens_only_with_updates_that_were_made() -> None:
     # bounds .8, .825, .85, .875: a ratio of .81 is inside before the first update that is made, not after it
     agent = fresh()
     cross = [sample(agent, 1, 0.81, advantage=1.0, own=False)] * 4
@@ -179,7 +181,7 @@ def test_bounds_tighten_with_updates_that_were_made() -> None:
 
 
 def test_an_agent_can_be_trained_by_another_learner_after_a_bad_update() -> None:
-    """Of 16-bit weights, the first learner's masters no longer take the gradients."""
+    """The first learner must no longer collect gradients of 16-bit weights."""
     agent, untouched = fresh(torch.bfloat16), fresh(torch.bfloat16)
     samples = six(agent)
     stopped = learner(agent, max_bad_updates=1)

@@ -33,7 +33,7 @@ TOKENS = {"vocab_size": 22, "eos_token_id": 1, "pad_token_id": 0, "bos_token_id"
 
 
 def opt_agent() -> Agent:
-    """OPT calls dropout as a function inside its layers, which asks the layer itself for its mode."""
+    """OPT calls dropout as a function inside its layers, which reads the layer's own mode."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "word_embed_proj_dim": 16, "ffn_dim": 32, "num_hidden_layers": LAYERS}
     config = OPTConfig(num_attention_heads=2, max_position_embeddings=64, **sizes, **TOKENS)
@@ -41,7 +41,7 @@ def opt_agent() -> Agent:
 
 
 def falcon_agent() -> Agent:
-    """Falcon does so too."""
+    """Falcon calls dropout like OPT does."""
     torch.manual_seed(0)
     config = FalconConfig(hidden_size=16, num_hidden_layers=LAYERS, num_attention_heads=2, **TOKENS)
     return Agent("falcon", FalconForCausalLM(config).eval(), character_tokenizer())
@@ -61,7 +61,7 @@ LORA: dict[str, Any] = {"lora": LoraSettings(rank=2, alpha=8.0)}
 
 @pytest.fixture
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """The named agent, saved, its config full of dropout."""
+    """Return a saved agent whose config sets dropout everywhere."""
     agent = sharpened(MAKERS[request.param](), 5.0)
     named = [key for key in DROPOUTS if hasattr(agent.model.config, key)]
     assert named
@@ -90,7 +90,7 @@ def samples(agent: Agent) -> list[LearnerSample]:
 
 
 def update(agent: Agent, **settings: float) -> tuple[float, list[Tensor]]:
-    """Loss of one update with a KL term, and the gradients it left."""
+    """Return the loss of one update with a KL term, and its gradients."""
     method = make_method(NaiveSettings(clip_low=0.5, clip_high=0.5, kl_coefficient=0.1))
     learner = Learner(agent, method, LearningSettings(max_grad_norm=1e9, **settings), SAMPLING)
     with torch.no_grad():  # away from the reference, or the KL term has no gradient
@@ -110,7 +110,7 @@ def layers(agent: Agent) -> list[torch.nn.Module]:
 
 @contextmanager
 def counted(agent: Agent) -> Iterator[Counter[int]]:
-    """How often each layer begins to run."""
+    """Count how often each layer runs."""
     calls: Counter[int] = Counter()
     handles = [
         layer.register_forward_pre_hook(lambda *_, index=index: calls.update([index]))
@@ -123,7 +123,7 @@ def counted(agent: Agent) -> Iterator[Counter[int]]:
 
 @pytest.mark.parametrize("options", [FULL, LORA], ids=["full", "lora"])
 @pytest.mark.parametrize("folder", MAKERS, indirect=True)
-def test_loss_and_gradients_are_those_without(folder: Path, options: dict[str, Any]) -> None:
+def test_loss_and_gradients_equal_those_without_checkpointing(folder: Path, options: dict[str, Any]) -> None:
     loss, gradients = update(loaded(folder, False, **options))
     same_loss, same_gradients = update(loaded(folder, True, **options))
     assert same_loss == pytest.approx(loss, rel=1e-6)
@@ -135,7 +135,7 @@ def test_loss_and_gradients_are_those_without(folder: Path, options: dict[str, A
 
 @pytest.mark.parametrize("options", [FULL, LORA], ids=["full", "lora"])
 @pytest.mark.parametrize("folder", MAKERS, indirect=True)
-def test_layers_are_run_again_in_the_backward_pass(folder: Path, options: dict[str, Any]) -> None:
+def test_layers_are_recomputed_in_the_backward_pass(folder: Path, options: dict[str, Any]) -> None:
     method = make_method(NaiveSettings())
     for checkpointing, runs in ((False, 1), (True, 2)):
         agent = loaded(folder, checkpointing, **options)
@@ -147,7 +147,7 @@ def test_layers_are_run_again_in_the_backward_pass(folder: Path, options: dict[s
 
 
 @pytest.mark.parametrize("folder", ["Qwen3", "OPT"], indirect=True)
-def test_a_layer_that_is_used_twice_is_run_again_twice(folder: Path) -> None:
+def test_a_layer_used_twice_is_recomputed_twice(folder: Path) -> None:
     agent = loaded(folder, True)
     ids = torch.tensor([[*PROMPTS[0], *RESPONSES[0]]])
     with counted(agent) as calls, checkpointed_layers(agent.model):
@@ -211,7 +211,7 @@ def interrupt(agent: Agent) -> None:
 
 
 @pytest.mark.parametrize("folder", ["Qwen3", "OPT"], indirect=True)
-def test_a_broken_update_leaves_no_layer_in_training_mode(folder: Path) -> None:
+def test_a_failed_update_leaves_no_layer_in_training_mode(folder: Path) -> None:
     agent = loaded(folder, True)
     with pytest.raises(RuntimeError, match="interrupted"), checkpointed_layers(agent.model):
         interrupt(agent)
@@ -220,14 +220,16 @@ def test_a_broken_update_leaves_no_layer_in_training_mode(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["Qwen3"], indirect=True)
-def test_without_the_setting_nothing_is_touched(folder: Path) -> None:
+def test_without_the_setting_no_layer_changes_its_mode(folder: Path) -> None:
     agent = loaded(folder, False)
     with checkpointed_layers(agent.model):
         assert not any(module.training for module in agent.model.modules())
 
 
 @pytest.mark.parametrize("folder", ["Qwen3"], indirect=True)
-def test_a_model_that_cannot_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_without_checkpointing_support_is_refused_by_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from transformers import Qwen3ForCausalLM
 
     monkeypatch.setattr(Qwen3ForCausalLM, "supports_gradient_checkpointing", False)

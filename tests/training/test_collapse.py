@@ -1,4 +1,4 @@
-"""A collapsed agent is named, and left out if that is wanted; the others go on."""
+"""A collapsed agent is reported, and paused if the settings say so; the other agents continue."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hacrl.errors import ConfigError, TrainingError
 from hacrl.models.agent import Agent
 from hacrl.runs.resume import inspect_run
 from hacrl.runs.run import LocalRun, run_locally
-from hacrl.training.health import CollapseWatch
+from hacrl.training.health import CollapseDetector
 from hacrl.types import Rollout, Verdict, VerifiedRollout
 from tests.support.chaos import chaos_config
 from tests.support.rollouts import problem
@@ -28,43 +28,43 @@ def said(text: str, reward: float, reason: str = "stop") -> VerifiedRollout:
     ("bad", "words"),
     [
         ([said("x", 0.0)], "has had no reward"),
-        ([said(" ", 1.0)], "has said nothing"),
+        ([said(" ", 1.0)], "has written no text"),
         ([said("x", 1.0, "length")], "has not ended a single response"),
-        ([said("", 0.0, "length")], "has had no reward and has said nothing and has not ended a single"),
+        ([said("", 0.0, "length")], "has had no reward and has written no text and has not ended a single"),
     ],
 )
-def test_each_sign_is_named_after_so_many_steps_in_a_row(bad, words):
-    watch = CollapseWatch(["ada"], CollapseSettings(steps=3))
+def test_each_symptom_is_reported_after_the_set_number_of_steps_in_a_row(bad, words):
+    detector = CollapseDetector(["ada"], CollapseSettings(steps=3))
     good = [said("x", 1.0), said("", 0.0, "length")]
     for rollouts in (bad, bad, good, bad, bad):
-        assert watch.look({"ada": rollouts}) == []
-    (note,) = watch.look({"ada": bad})
+        assert detector.update({"ada": rollouts}) == []
+    (note,) = detector.update({"ada": bad})
     assert note.startswith(f"agent ada {words}")
     assert "for 3 steps" in note
-    assert watch.look({"ada": bad}) == []  # once
-    assert watch.look({"ada": good}) == []
-    assert [len(watch.look({"ada": bad})) for _ in range(3)] == [0, 0, 1]  # and again after it recovered
-    assert watch.paused == set()
+    assert detector.update({"ada": bad}) == []  # reported only once
+    assert detector.update({"ada": good}) == []
+    assert [len(detector.update({"ada": bad})) for _ in range(3)] == [0, 0, 1]  # and again after it recovered
+    assert detector.paused == set()
 
 
-def test_pausing_and_state():
-    watch = CollapseWatch(["ada", "bob"], CollapseSettings(steps=2, action="pause"))
-    watch.look({"ada": [said("", 1.0)], "bob": [said("x", 1.0)]})
-    other = CollapseWatch(["ada", "bob"], CollapseSettings(steps=2, action="pause"))
-    other.load_state_dict(json.loads(json.dumps(watch.state_dict())))
-    (note,) = other.look({"ada": [said("", 1.0)], "bob": [said("x", 1.0)]})
-    assert note.endswith("It is paused; the others go on")
+def test_a_restored_detector_pauses_the_agent():
+    detector = CollapseDetector(["ada", "bob"], CollapseSettings(steps=2, action="pause"))
+    detector.update({"ada": [said("", 1.0)], "bob": [said("x", 1.0)]})
+    other = CollapseDetector(["ada", "bob"], CollapseSettings(steps=2, action="pause"))
+    other.load_state_dict(json.loads(json.dumps(detector.state_dict())))
+    (note,) = other.update({"ada": [said("", 1.0)], "bob": [said("x", 1.0)]})
+    assert note.endswith("The agent is paused; the other agents continue")
     assert other.paused == {"ada"}
-    assert CollapseWatch(["ada"], CollapseSettings(steps=0)).look({"ada": [said("", 0.0)]}) == []
+    assert CollapseDetector(["ada"], CollapseSettings(steps=0)).update({"ada": [said("", 0.0)]}) == []
 
 
 def mute(config) -> Agent:
-    """Llama, that ends every response at once."""
+    """Return the agent "llama" with a bias to end every response at once."""
     agent = Agent.load(config.agents[1], "cpu")
     return with_logit_bias(agent, {agent.tokenizer.eos_token: 50.0})
 
 
-def test_a_run_leaves_a_mute_agent_out(tmp_path):
+def test_a_run_pauses_a_mute_agent(tmp_path):
     changes = {"collapse": {"steps": 2, "action": "pause"}, "evaluation": {"problems": 4}}
     config = chaos_config(tmp_path / "run", 4, **changes)
     with LocalRun(config, agents={"llama": mute(config)}) as run:
@@ -76,12 +76,12 @@ def test_a_run_leaves_a_mute_agent_out(tmp_path):
     assert "llama" not in steps[2]["small"]["learning"]["sources"]
     assert versions["small"] == 4 * 4  # goes on with as many updates as before
     assert versions["llama"] < versions["small"]
-    assert "agent llama has had no reward and has said nothing for 2 steps" in (
+    assert "agent llama has had no reward and has written no text for 2 steps" in (
         tmp_path / "run" / "notes.txt"
     ).read_text(encoding="utf-8")
 
 
-def test_nobody_left(tmp_path):
+def test_a_run_without_active_agents_ends(tmp_path):
     config = chaos_config(tmp_path / "run", 4, collapse={"steps": 1, "action": "pause"})
     one = build_config({**json.loads(json.dumps(_plain(config))), "agents": [_plain(config)["agents"][1]]})
     with pytest.raises(TrainingError, match="all agents are paused since step 1"):
@@ -96,7 +96,7 @@ def _plain(config) -> dict:
     return yaml.safe_load(config_to_yaml(config))
 
 
-def test_a_paused_agent_stays_paused_when_the_run_goes_on(tmp_path):
+def test_a_paused_agent_stays_paused_in_a_resumed_run(tmp_path):
     changes = {"collapse": {"steps": 2, "action": "pause"}, "evaluation": {"problems": 0}}
     whole, parts = (chaos_config(tmp_path / name, 4, **changes) for name in ("whole", "parts"))
     run_locally(whole, agents={"llama": mute(whole)})

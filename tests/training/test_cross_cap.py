@@ -1,4 +1,4 @@
-"""A cap on others' responses: which are chosen, what becomes of the rest, and what it must not change."""
+"""max_cross_rollouts: which responses of other agents are chosen, and what the limit must not change."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hacrl.models.agent import Agent
 from hacrl.models.retokenizing import Retokeniser
 from hacrl.rollouts.groups import PromptGroup
 from hacrl.runs.run import run_locally
-from hacrl.training.samples import Candidate, LearnerSamples, SampleBuilder, ranked
+from hacrl.training.samples import Candidate, LearnerSamples, SampleBuilder, most_useful_first
 from tests.runs.test_resume import go_on, left_after
 from tests.support.chaos import chaos_config, differing_files
 from tests.support.rollouts import judged, rollout
@@ -36,12 +36,12 @@ EXACT = NormaliserSettings(epsilon=0.0)
 
 
 def candidates(**rewards: list[float]) -> list[Candidate]:
-    """Each source's rewards; the advantage is the reward less a half."""
+    """Return candidates from each source's rewards; the advantage is the reward minus one half."""
     return [Candidate(name, i, r, r - 0.5) for name, listed in rewards.items() for i, r in enumerate(listed)]
 
 
-def test_signal_first_then_reward() -> None:
-    told = [
+def test_candidates_with_signal_come_first_then_high_rewards() -> None:
+    given_candidates = [
         Candidate("bob", 0, 1.0, 0.0),  # right, but nothing follows from it
         Candidate("bob", 1, 0.0, -0.5),
         Candidate("bob", 2, 0.5, 0.25),
@@ -49,15 +49,15 @@ def test_signal_first_then_reward() -> None:
         Candidate("bob", 4, 1.0, 0.5),
     ]
     for seed in range(5):
-        assert [one.place for one in ranked(told, seed, "1:")] == [4, 2, 1, 0, 3]
+        assert [one.index for one in most_useful_first(given_candidates, seed, "1:")] == [4, 2, 1, 0, 3]
 
 
 def test_sources_take_turns_among_equals() -> None:
     # right: bob 4, carl 1, dora 2. Turns: one each, then bob and dora, then bob's last two. Wrong: carl has
     # two and dora one left, and both have had less than bob: carl (1) before dora (2).
-    told = candidates(bob=[1, 1, 1, 1], carl=[1, 0, 0], dora=[1, 0, 1])
+    given_candidates = candidates(bob=[1, 1, 1, 1], carl=[1, 0, 0], dora=[1, 0, 1])
     for seed in range(20):
-        turns = [one.source for one in ranked(told, seed, "1:")]
+        turns = [one.source for one in most_useful_first(given_candidates, seed, "1:")]
         assert set(turns[:3]) == {"bob", "carl", "dora"}
         assert set(turns[3:5]) == {"bob", "dora"}
         assert turns[5:7] == ["bob", "bob"]
@@ -66,13 +66,16 @@ def test_sources_take_turns_among_equals() -> None:
 
 
 def test_draws_are_even_and_keyed_by_seed_and_prompt() -> None:
-    told = candidates(bob=[1, 1, 1, 1], carl=[1, 1, 1, 1])
-    first = Counter((one := ranked(told, seed, "1:")[0]).source + str(one.place) for seed in range(4000))
+    given_candidates = candidates(bob=[1, 1, 1, 1], carl=[1, 1, 1, 1])
+    first = Counter(
+        (one := most_useful_first(given_candidates, seed, "1:")[0]).source + str(one.index)
+        for seed in range(4000)
+    )
     # 8 equal responses, 4000 draws: 500 each, standard deviation sqrt(4000 * 1/8 * 7/8) = 21
     assert len(first) == 8
     assert all(abs(count - 500) < 4 * 21 for count in first.values())
-    assert ranked(told, 0, "1:") == ranked(told, 0, "1:")
-    assert len({tuple(ranked(told, 0, f"{i}:")) for i in range(10)}) == 10
+    assert most_useful_first(given_candidates, 0, "1:") == most_useful_first(given_candidates, 0, "1:")
+    assert len({tuple(most_useful_first(given_candidates, 0, f"{i}:")) for i in range(10)}) == 10
 
 
 some_candidates = st.lists(
@@ -82,17 +85,21 @@ some_candidates = st.lists(
 
 
 @settings(max_examples=200, deadline=None, derandomize=True, database=None)
-@given(told=some_candidates, seed=st.integers(0, 2**63 - 1), rng=st.randoms(use_true_random=False))
-def test_any_order_is_ranked_alike_and_by_the_rules(told: list[Candidate], seed: int, rng) -> None:
-    order = ranked(told, seed, "1:")
-    mixed = list(told)
+@given(
+    given_candidates=some_candidates, seed=st.integers(0, 2**63 - 1), rng=st.randoms(use_true_random=False)
+)
+def test_the_ranking_follows_its_rules_for_any_order_of_candidates(
+    given_candidates: list[Candidate], seed: int, rng
+) -> None:
+    order = most_useful_first(given_candidates, seed, "1:")
+    mixed = list(given_candidates)
     rng.shuffle(mixed)
-    assert ranked(mixed, seed, "1:") == order
-    assert sorted(order, key=lambda one: one.place) == told  # each once
+    assert most_useful_first(mixed, seed, "1:") == order
+    assert sorted(order, key=lambda one: one.index) == given_candidates  # each once
     worth = [(one.advantage != 0, one.reward) for one in order]
     assert worth == sorted(worth, reverse=True)
     had: Counter[str] = Counter()
-    for i, one in enumerate(order):  # nobody is passed over who had less and has as good a response
+    for i, one in enumerate(order):  # a source chosen less often comes first among equals
         equals = {other.source for other, w in zip(order[i:], worth[i:], strict=True) if w == worth[i]}
         assert had[one.source] == min(had[source] for source in equals)
         had[one.source] += 1
@@ -136,7 +143,7 @@ MIXED = [
 ]
 
 
-def test_chosen_samples_are_those_without_a_cap() -> None:
+def test_chosen_samples_equal_those_without_a_limit() -> None:
     """Same advantages, same tokens, same order; own responses are all there."""
     whole = build(MIXED, None, method=HacpoSettings()).samples
     for cap in (1, 2, 3):
@@ -151,7 +158,7 @@ def test_chosen_samples_are_those_without_a_cap() -> None:
         assert build(MIXED, cap, method=HacpoSettings()) == build(MIXED, None, method=HacpoSettings())
 
 
-def test_right_answers_of_every_source_come_first() -> None:
+def test_correct_answers_of_every_source_come_first() -> None:
     # others' right answers are "77" of bob, "17" and "71" of carl; "12" is wrong; the baseline of naive
     # sharing is (.5 + .5 + 1) / 3, so that no advantage is 0
     for seed in range(10):
@@ -163,7 +170,7 @@ def test_right_answers_of_every_source_come_first() -> None:
     assert {texts(build(MIXED[:1], 2, seed=seed))[3][1] for seed in range(10)} == {"17", "71"}
 
 
-def test_a_lost_response_of_another_is_replaced_by_the_next() -> None:
+def test_a_dropped_cross_response_is_replaced_by_the_next() -> None:
     # bob's right answers have a letter or are too long for ada's 64 positions; then carl's wrong one is next
     given = [
         group("1:", ada=[("7", 1), ("1", 0)], bob=[("7a", 1), ("7" * 70, 1), ("7", 1)], carl=[("2", 0)]),
@@ -183,7 +190,7 @@ def test_a_lost_response_of_another_is_replaced_by_the_next() -> None:
     assert sum(one.dropped.values()) + one.left_out.total() + len(one.samples) == 6
 
 
-def test_a_lost_own_response_is_not_replaced_by_others() -> None:
+def test_a_dropped_own_response_is_not_replaced() -> None:
     given = [group("1:", ada=[("7", 1), ("1" * 70, 0)], bob=[("77", 1), ("12", 0)], carl=[("17", 1)])]
     built = build(given, 1)
     assert built.dropped == {("ada", "too_long"): 1}
@@ -191,7 +198,7 @@ def test_a_lost_own_response_is_not_replaced_by_others() -> None:
 
 
 class Counting(Agent):
-    """Counts the texts it is given to encode."""
+    """Remembers the texts it encodes."""
 
     def encode_responses(self, texts, prompts, known=None):
         self.asked = [*getattr(self, "asked", []), *texts]
@@ -202,7 +209,7 @@ def counting(agent: Agent) -> Counting:
     return Counting(agent.name, agent.model, agent.tokenizer)
 
 
-def test_what_is_left_out_is_not_encoded() -> None:
+def test_left_out_responses_are_not_encoded() -> None:
     learner = counting(AGENTS["ada"])
     build(MIXED[:1], 1, learner)
     assert len(learner.asked) == 1
@@ -212,7 +219,7 @@ def test_what_is_left_out_is_not_encoded() -> None:
     assert sorted(learner.asked) == ["12", "17", "5", "6", "71", "77", "8", "9"]  # each once, in one go
 
 
-def test_a_method_without_sharing_knows_no_cap() -> None:
+def test_a_method_without_sharing_ignores_the_limit() -> None:
     assert build(MIXED, 1, method=GspoSettings()) == build(MIXED, None, method=GspoSettings())
 
 
@@ -224,7 +231,7 @@ def test_the_order_of_agents_does_not_matter() -> None:
             assert build(turned, cap, learner, HacpoSettings()) == built
 
 
-def test_learners_share_a_retokeniser_and_a_new_step_forgets() -> None:
+def test_learners_share_a_retokeniser_within_a_step() -> None:
     shared = Retokeniser()
     learners = [counting(char_agent(name)) for name in ("ada", "ada", "ada")]
     alone = build(MIXED, None)
@@ -234,8 +241,8 @@ def test_learners_share_a_retokeniser_and_a_new_step_forgets() -> None:
     assert len(learners[2].asked) == 8
 
 
-def test_a_run_with_a_cap(runs: Runs) -> None:
-    """4 prompts, 4 responses each of 3 agents: of 8 others' per prompt 3 are learnt from, in 6 updates."""
+def test_a_run_with_a_limit(runs: Runs) -> None:
+    """4 prompts, 3 agents with 4 responses each: learners use 3 of 8 cross responses, in 6 updates."""
     run = runs("char", "twin", "pair", learning={"max_cross_rollouts": 3}, steps=2)
     for name in ("char", "twin", "pair"):
         others = {"char", "twin", "pair"} - {name}
@@ -256,7 +263,7 @@ def test_a_run_with_a_cap(runs: Runs) -> None:
     ]
 
 
-def test_a_run_with_a_cap_is_repeatable_in_any_order_of_agents(runs: Runs) -> None:
+def test_a_run_with_a_limit_does_not_depend_on_the_order_of_agents(runs: Runs) -> None:
     first = runs("char", "twin", "pair", method=HACPO, learning={"max_cross_rollouts": 2})
     turned = runs("pair", "twin", "char", method=HACPO, learning={"max_cross_rollouts": 2})
     for name in ("char", "twin", "pair"):
@@ -265,7 +272,7 @@ def test_a_run_with_a_cap_is_repeatable_in_any_order_of_agents(runs: Runs) -> No
 
 
 @pytest.mark.parametrize("phases", [8, 13])
-def test_a_run_with_a_cap_goes_on_exactly(tmp_path, phases: int) -> None:
+def test_a_run_with_a_limit_resumes_exactly(tmp_path, phases: int) -> None:
     learning = {"lr": 2e-4, "updates_per_source": 2, "max_cross_rollouts": 2}
     whole, parts = (chaos_config(tmp_path / name, 3, learning=learning) for name in ("whole", "parts"))
     run_locally(whole)

@@ -28,7 +28,7 @@ from tests.training.handmade import (
 )
 
 GSPO = GspoSettings(clip_low=0.1, clip_high=0.2)
-UNCLIPPED = 1e9  # a gradient norm nobody reaches
+UNCLIPPED = 1e9  # a gradient norm that is never reached
 
 
 def fresh(make=char_agent) -> Agent:
@@ -108,7 +108,7 @@ def test_samples_without_advantage_count_in_the_mean_but_are_not_run(monkeypatch
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4)
 
 
-def test_update_without_any_signal_moves_as_if_it_were_computed() -> None:
+def test_an_update_without_signal_still_applies_the_optimizer() -> None:
     agent, plain = fresh(), fresh()
     mine = learner(agent, weight_decay=0.1)
     adamw = PlainAdamW(plain.model, 1e-2, (0.9, 0.999), 0.1, 1.0)
@@ -173,7 +173,7 @@ def test_kl_pulls_own_samples_only_towards_the_weights_at_the_start() -> None:
 
 
 @pytest.mark.parametrize("where", ["advantage", "weights"])
-def test_a_loss_that_is_not_finite_leaves_the_weights_alone(where: str) -> None:
+def test_a_non_finite_loss_does_not_change_the_weights(where: str) -> None:
     agent = fresh(lambda: char_agent("ada"))
     mine = learner(agent, weight_decay=0.1, max_bad_updates=1)
     samples = four(agent)

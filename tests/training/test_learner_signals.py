@@ -1,4 +1,4 @@
-"""What reaches the loss: the update's number, the sampling distribution, lengths, per-token numbers."""
+"""Inputs of the loss: number of the update, sampling distribution, lengths, per-token log-probabilities."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_lower_bound_tightens_with_every_update_of_a_step() -> None:
             assert stats.sources["other"].clipped == clipped
 
 
-def test_a_clipped_cross_sample_moves_nothing() -> None:
+def test_a_clipped_cross_sample_has_no_gradient() -> None:
     agent = fresh()
     before = weights(agent)
     far = [sample(agent, 1, ratio, advantage=1.0, own=False) for ratio in (0.7, 1.1)]
@@ -55,7 +55,7 @@ def test_a_clipped_cross_sample_moves_nothing() -> None:
     assert largest_difference(weights(agent), before) == pytest.approx(1e-2, rel=1e-3)
 
 
-def test_sources_are_kept_apart() -> None:
+def test_statistics_are_per_source() -> None:
     agent = fresh()
     samples = [
         sample(agent, 0, 1.0, advantage=1.0),
@@ -90,7 +90,7 @@ def test_ratio_of_a_retokenised_response_is_over_the_source_s_length() -> None:
     assert stats.sources["other"].ratios == pytest.approx([0.81], abs=1e-5)
 
 
-def test_every_token_meets_its_own_behaviour_logprob() -> None:
+def test_every_token_is_compared_with_its_own_behaviour_logprob() -> None:
     # GRPO clips token by token to [.8, 1.28]. Advantage 1: two of six tokens at 1.5, so 2 / 6 are clipped;
     # advantage -1: three of eight at .5. One row is shorter than the other, so padding must not count.
     agent = fresh()
@@ -122,7 +122,7 @@ def test_sampler_gap_is_taken_from_own_tokens_before_the_first_update() -> None:
 @pytest.mark.parametrize("make", [char_agent, pair_agent, absolute_agent])
 @pytest.mark.parametrize("sampling", [Sampling(8), Sampling(8, 0.7, top_k=10, top_p=0.9)])
 def test_fresh_rollouts_have_ratio_one_and_no_gap(make, sampling: Sampling) -> None:
-    """Sampler and learner agree on a rollout of the present policy, whatever was sampled how."""
+    """Sampler and learner agree on a rollout of the present policy, however it was sampled."""
     agent = with_logit_bias(sharpened(make()), {"<eos>": 1.0})
     one = problem("12+3:")
     rollouts = sample_rollouts(TransformersEngine(agent), [one], 8, sampling, seed=0)

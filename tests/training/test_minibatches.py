@@ -1,4 +1,4 @@
-"""How samples are cut into updates and forward passes."""
+"""How samples are cut into mini-batches and micro-batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hacrl.types import LearnerSample
 
 
 def made(index: int, own: bool = True, prompt: int = 1, response: int = 1) -> LearnerSample:
-    """A sample known by its advantage."""
+    """Return a sample whose advantage is its index."""
     return LearnerSample((4,) * prompt, (5,) * response, None, -1.0, 1, "x", own, float(index))
 
 
@@ -40,7 +40,7 @@ def test_sizes_and_every_sample_once_a_pass(updates: int, epochs: int, sizes: li
     assert [len(batch) for batch in batches] == sizes
     used = [index for batch in batches for index in indices(batch)]
     assert Counter(used) == dict.fromkeys(range(10), epochs)
-    assert sorted(used[:10]) == list(range(10))  # a pass ends before the next begins
+    assert sorted(used[:10]) == list(range(10))  # an epoch ends before the next begins
 
 
 def test_mixed_is_a_shuffle_that_depends_on_the_seed_alone() -> None:
@@ -85,7 +85,7 @@ def test_micro_batches_fit_the_budget_longest_first() -> None:
     assert [indices(batch) for batch in micro_batches(samples, 12)] == [[0], [2, 3], [1, 4, 5]]
 
 
-def test_a_sample_beyond_the_budget_goes_alone() -> None:
+def test_a_sample_over_the_budget_has_its_own_micro_batch() -> None:
     samples = [made(0, response=3), made(1, response=50), made(2, response=3)]
     # 51 > 8: alone; then 4 each, 8 // 4 = 2
     assert [indices(batch) for batch in micro_batches(samples, 8)] == [[1], [0, 2]]
@@ -104,7 +104,7 @@ def test_packed_micro_batches_are_as_few_as_can_be_and_about_equal() -> None:
         assert [len(batch) for batch in micro_batches(samples, budget, packed=True)] == sizes
 
 
-def test_packed_samples_take_what_they_are_long_and_share_prompts() -> None:
+def test_packed_samples_share_prompts_and_need_no_padding() -> None:
     # prompt + response: 4+5, 1+2, 3+3, 4+1, 2+1, 1+1, of which the first and the fourth have the same prompt,
     # and so have the second and the last. By prompt, longest first: 4+5 and 1, 3+3, 1+2 and 1, 2+1.
     lengths = [(4, 5), (1, 2), (3, 3), (4, 1), (2, 1), (1, 1)]

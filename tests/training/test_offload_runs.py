@@ -1,4 +1,4 @@
-"""Whole runs whose optimizers and weights take turns on a device: the same files to the last bit."""
+"""Whole runs with offloading write the same files, to the bit, as without."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.late_transfers import LateTransfers
 
 
 class Watch(Observer):
-    """How many bytes were away when an agent last said something, by phase and agent."""
+    """Records the offloaded bytes at an agent's last response, by phase and agent."""
 
     def __init__(self) -> None:
         self.away: dict[tuple[Phase, str], int] = {}
@@ -45,7 +45,7 @@ class Watch(Observer):
 
 
 def force(monkeypatch: pytest.MonkeyPatch, level: OffloadLevel, watch: Watch) -> None:
-    """What would be decided on a GPU, with transfers that need none."""
+    """Force an offload level on the CPU, with transfers that need no GPU."""
 
     def decide(config: RunConfig, _checked: object, agents: Sequence[Agent]) -> MemoryDecision:
         names = [agent.name for agent in agents]
@@ -93,9 +93,11 @@ def train_until_one_has_learnt(run: LocalRun, monkeypatch: pytest.MonkeyPatch) -
 def test_a_run_is_the_same_to_the_last_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, level: OffloadLevel
 ) -> None:
-    """With checkpoints, an interruption in mid-step, and a resume into optimizers that are away."""
-    monkeypatch.setattr("hacrl.training.optimizer_block.PIECE", 3000)  # many of them
-    monkeypatch.setattr("hacrl.training.gradients.SMALL", 100)  # bytes: then small ones travel, too
+    """With checkpoints, an interruption within a step, and a resume into offloaded optimizers."""
+    monkeypatch.setattr("hacrl.training.optimizer_block.BLOCK_BYTES", 3000)  # many blocks
+    monkeypatch.setattr(
+        "hacrl.training.gradients.MIN_OFFLOAD_BYTES", 100
+    )  # bytes, so that small sums are offloaded too
     plain, parts = (chaos_config(tmp_path / name, 2, **KINDS[kind]) for name in ("plain", "parts"))
     run_locally(plain)
     watch = Watch()
@@ -114,9 +116,9 @@ def test_a_run_is_the_same_to_the_last_bit(
         assert all(parameter.isfinite().all() for parameter in parameters)
         weights_of[participant.name] = sum(parameter.nbytes for parameter in parameters)
         trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
-        moved += trained * (12 if kind == "bfloat16" else 8)  # moments, and masters that are no weights
+        moved += trained * (12 if kind == "bfloat16" else 8)  # moments, and masters that are not parameters
     if level == "all":
-        return  # sums of gradients come and go as well
+        return  # gradient sums are offloaded as well
     for name in weights_of:
         others = sum(weights_of.values()) - weights_of[name] if level == "weights" else 0
         assert watch.away["rollout", name] == watch.away["evaluate", name] == moved + others

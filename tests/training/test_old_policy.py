@@ -1,4 +1,4 @@
-"""Own rollouts of a sampler whose numbers are not the learner's: what is measured, and how it is learnt."""
+"""Own rollouts of a sampler with other numerics: the measured gap, and training with the learner's pi_old."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ from hacrl.models.agent import Agent
 from hacrl.models.packing_support import supports_packing
 from hacrl.rollouts.groups import PromptGroup
 from hacrl.training.batching import minibatches
+from hacrl.training.learn_stats import LearnStats
 from hacrl.training.learner import Learner
-from hacrl.training.metrics import LearnReport, LearnStats, learn_report
-from hacrl.training.old_policy import OldLogprobs, spread_out
+from hacrl.training.metrics import LearnReport, learn_report
+from hacrl.training.old_policy import OldPolicyLogprobs, evenly_spaced
 from hacrl.training.samples import LearnerSamples, SampleBuilder
 from hacrl.types import LearnerSample, Sampling
 from tests.support.engines import sample_rollouts
@@ -46,25 +47,25 @@ ADVANTAGES = (1.0, -0.5, 2.0, -1.5, 0.5, 1.0)
 
 def fresh() -> Agent:
     agent = sharpened(char_agent(), 10.0)
-    supports_packing(agent.model)  # found out by passes that are nobody's
+    supports_packing(agent.model)  # tried now, so that its passes are not counted below
     return agent
 
 
 def learner(agent: Agent, method: AnyMethodSettings = GSPO, exact: bool = False, **settings) -> Learner:
-    """Of an engine that is not exact, unless said otherwise."""
+    """Return a learner; by default its sampler is not exact."""
     learning = LearningSettings(**{"lr": 1e-2, "max_grad_norm": 1e9, **settings})
     return Learner(agent, make_method(method), learning, SAMPLING, exact_sampler=exact)
 
 
 def noisy(one: LearnerSample, noise: Sequence[float]) -> LearnerSample:
-    """As if the sampler's log-probabilities were off by this."""
+    """Return the sample with noise added to the sampler's log-probabilities."""
     assert one.behaviour_logprobs is not None
     logprobs = tuple(value + n for value, n in zip(one.behaviour_logprobs, noise, strict=True))
     return replace(one, behaviour_logprobs=logprobs, behaviour_logprob=math.fsum(logprobs))
 
 
 def noise(which: int) -> list[float]:
-    """Known, of either sign, different for every token."""
+    """Return known noise, of either sign, different for every token."""
     return [0.04 * (which + 1) - 0.05 * t for t in range(len(RESPONSES[which]))]
 
 
@@ -77,7 +78,7 @@ def six_own(agent: Agent) -> list[LearnerSample]:
 
 @contextmanager
 def counted(agent: Agent) -> Iterator[list[int]]:
-    """The number of sequences in every forward pass."""
+    """Record the number of sequences in every forward pass."""
     sizes: list[int] = []
     hook = agent.model.register_forward_hook(
         lambda _, __, kwargs, ___: sizes.append(len(kwargs["input_ids"])), with_kwargs=True
@@ -90,7 +91,7 @@ def report(stats: LearnStats) -> LearnReport:
     return learn_report(stats, LearnerSamples())
 
 
-def test_the_ratio_starts_at_exactly_one_whatever_the_sampler_said() -> None:
+def test_the_ratio_starts_at_exactly_one_for_any_sampler_logprobs() -> None:
     agent = fresh()
     samples = six_own(agent)
     corrected = learner(agent, lr=1e-9).learn(samples, updates=1, seed=0)
@@ -100,17 +101,17 @@ def test_the_ratio_starts_at_exactly_one_whatever_the_sampler_said() -> None:
     ratios = [math.exp(-math.fsum(noise(which)) / len(noise(which))) for which in range(6)]
     assert sorted(plain.sources["char"].ratios) == pytest.approx(sorted(ratios), abs=1e-5)
     assert min(abs(ratio - 1) for ratio in ratios) > 0.01
-    assert (plain.weights, plain.capped) == ([], [])
+    assert (plain.sampler_weights, plain.sampler_capped) == ([], [])
     # the losses: - mean(w A) with w the inverse of what the noise did to the whole response, at most 2
     w = [min(2.0, math.exp(-math.fsum(noise(which)))) for which in range(6)]
     expected = -math.fsum(x * a for x, a in zip(w, ADVANTAGES, strict=True)) / 6
     assert corrected.losses == pytest.approx([expected], abs=1e-5)
-    assert sorted(corrected.weights) == pytest.approx(sorted(w), rel=1e-4)
+    assert sorted(corrected.sampler_weights) == pytest.approx(sorted(w), rel=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_ratio_is_exactly_one_until_the_weights_move(dtype: torch.dtype) -> None:
-    """Whatever else is in a mini-batch: in bfloat16 other batches round otherwise."""
+    """For any other samples in a mini-batch: in bfloat16, rounding depends on the batch."""
     agent = fresh()
     agent.model.to(dtype)
     samples = [
@@ -124,7 +125,7 @@ def test_the_ratio_is_exactly_one_until_the_weights_move(dtype: torch.dtype) -> 
     assert min(abs(ratio - 1) for ratio in stats.sources["other"].ratios) > 0.01
 
 
-def test_auto_asks_whether_the_sampler_is_exact() -> None:
+def test_auto_recomputes_only_for_an_inexact_sampler() -> None:
     for exact, old_policy, corrects in (
         (True, "auto", False),
         (False, "auto", True),
@@ -133,15 +134,15 @@ def test_auto_asks_whether_the_sampler_is_exact() -> None:
     ):
         agent = fresh()
         stats = learner(agent, exact=exact, old_policy=old_policy).learn(six_own(agent), updates=1, seed=0)
-        assert bool(stats.weights) == corrects
+        assert bool(stats.sampler_weights) == corrects
         assert (stats.sources["char"].ratios == [1.0] * 6) == corrects
     agent = fresh()
-    unsaid = Learner(agent, make_method(GSPO), LearningSettings(), SAMPLING)  # exact unless said otherwise
-    assert unsaid.learn(six_own(agent), updates=1, seed=0).weights == []
+    default = Learner(agent, make_method(GSPO), LearningSettings(), SAMPLING)  # exact by default
+    assert default.learn(six_own(agent), updates=1, seed=0).sampler_weights == []
 
 
 def corrected_loss(model, one: LearnerSample, old_T: Tensor, cap: float, per_token: bool) -> Tensor:
-    """One response in plain torch; others' are compared with what their source sampled with."""
+    """Return the loss of one response in plain torch; cross responses use the source's log-probabilities."""
     now_T = plain_logprobs(model, one.prompt_ids, one.response_ids, SAMPLING)
     a = one.advantage
     if per_token:
@@ -192,14 +193,14 @@ def test_whole_steps_equal_plain_torch(method, updates: int, epochs: int, cap: f
         assert stats.losses == pytest.approx(losses, rel=1e-3, abs=1e-5)
         # a hundredth of what an update moves them: Adam makes much of rounding where a gradient is almost 0
         assert largest_difference(weights(agent), weights(plain)) < 3e-5
-        assert max(stats.weights) <= cap + 1e-6
-        assert 0 < sum(stats.capped) < len(stats.capped) or cap == 2.0
-        assert len(stats.weights) == 6 * epochs
+        assert max(stats.sampler_weights) <= cap + 1e-6
+        assert 0 < sum(stats.sampler_capped) < len(stats.sampler_capped) or cap == 2.0
+        assert len(stats.sampler_weights) == 6 * epochs
         if updates > 1:
             assert len({round(ratio, 5) for ratio in stats.sources["char"].ratios}) > 3  # it has moved
 
 
-def test_old_probabilities_cost_a_pass_only_for_what_is_learnt_after_the_first_update() -> None:
+def test_only_responses_of_later_updates_need_an_extra_pass() -> None:
     agent = fresh()
     samples = [*six_own(agent), *(replace(one, advantage=0.0) for one in six_own(agent))]
     cross = [sample(agent, which, 0.95, 1.0, own=False) for which in range(3)]
@@ -214,10 +215,10 @@ def test_old_probabilities_cost_a_pass_only_for_what_is_learnt_after_the_first_u
         assert extra is not None or 0 < spent < 6
         assert len(sizes) == used + spent
         assert len(stats.sampler_gaps) == sum(len(RESPONSES[which]) for which in range(6))  # each once
-        assert len(stats.weights) == 6 * epochs
+        assert len(stats.sampler_weights) == 6 * epochs
 
 
-def test_without_correction_no_pass_is_spent() -> None:
+def test_without_correction_there_is_no_extra_pass() -> None:
     agent = fresh()
     samples = six_own(agent)
     with counted(agent) as sizes:
@@ -228,30 +229,30 @@ def test_without_correction_no_pass_is_spent() -> None:
 
 
 @pytest.mark.parametrize("method", [GSPO, GrpoSettings()], ids=lambda settings: settings.name)
-def test_the_first_update_s_own_pass_does_what_a_pass_before_it_would(method) -> None:
+def test_the_first_updates_own_pass_gives_pi_old(method) -> None:
     agent = fresh()
     mine, samples = learner(agent, method), six_own(agent)
-    before = OldLogprobs()
+    before = OldPolicyLogprobs()
     with torch.no_grad():
         rows = [plain_logprobs(agent.model, s.prompt_ids, s.response_ids, SAMPLING) for s in samples]
     for one, logprobs_T in zip(samples, rows, strict=True):
         before.remember([one], logprobs_T.unsqueeze(0))
     given_BT = mine.loss_batch(samples, 0, before).behaviour_logprobs_BT
     for row, logprobs_T in zip(given_BT, rows, strict=True):
-        assert torch.equal(row[: len(logprobs_T)], logprobs_T)  # a pass that was made is not made again
+        assert torch.equal(row[: len(logprobs_T)], logprobs_T)  # a known pi_old is not recomputed
     gradients = []
-    for old in (before, OldLogprobs(), None):
+    for old in (before, OldPolicyLogprobs(), None):
         loss = mine.method.loss(mine.loss_batch(samples, 0, old)).loss_B.mean()
         gradients.append(torch.autograd.grad(loss, list(agent.model.parameters())))
-    for passed_before, itself, unsaid in zip(*gradients, strict=True):
+    for passed_before, itself, default in zip(*gradients, strict=True):
         torch.testing.assert_close(passed_before, itself, atol=1e-6, rtol=1e-4)
-        assert torch.equal(itself, unsaid)
+        assert torch.equal(itself, default)
     assert max(float(g.abs().max()) for g in gradients[0]) > 0.1
-    with pytest.raises(AssertionError, match="not looked at before the first update"):
-        mine.loss_batch(samples, 1, OldLogprobs())  # too late
+    with pytest.raises(AssertionError, match="no forward pass over this response before the update"):
+        mine.loss_batch(samples, 1, OldPolicyLogprobs())  # too late
 
 
-def test_others_rows_are_as_without_correction() -> None:
+def test_cross_rows_are_not_corrected() -> None:
     agent = fresh()
     samples = [
         sample(agent, 1, 0.9, advantage=1.0, own=False),
@@ -271,7 +272,7 @@ def test_others_rows_are_as_without_correction() -> None:
     assert torch.equal(corrected.sampler_logprobs_BT[1:3], plain.behaviour_logprobs_BT[1:3])
 
 
-def test_what_is_reported() -> None:
+def test_the_report_of_gap_and_weights() -> None:
     agent = fresh()
     stats = learner(agent, lr=1.0, mismatch_cap=1.01).learn(six_own(agent), updates=3, seed=0)
     values = [value for which in range(6) for value in noise(which)]
@@ -304,10 +305,10 @@ def test_a_step_without_own_signal_still_has_a_gap(old_policy: str, monkeypatch:
     assert report(learner(agent, NAIVE).learn([], updates=1, seed=0)).sampler_gap is None
 
 
-def test_a_few_are_taken_from_everywhere() -> None:
+def test_evenly_spaced_samples() -> None:
     agent = fresh()
     many = [sample(agent, 0, 1.0, float(i)) for i in range(24)]
-    taken = {n: [int(one.advantage) for one in spread_out(many[:n], 8)] for n in (0, 3, 8, 9, 24)}
+    taken = {n: [int(one.advantage) for one in evenly_spaced(many[:n], 8)] for n in (0, 3, 8, 9, 24)}
     assert taken == {
         0: [],
         3: [0, 1, 2],
@@ -317,7 +318,7 @@ def test_a_few_are_taken_from_everywhere() -> None:
     }
 
 
-def test_a_gap_is_taken_before_the_first_update_even_if_own_responses_come_after_it() -> None:
+def test_the_gap_is_measured_before_the_first_update_even_for_later_responses() -> None:
     agent = fresh()
     own, cross = six_own(agent)[0], sample(agent, 1, 0.95, 1.0, own=False)
     seed = next(s for s in range(9) if minibatches([own, cross], 2, 1, "mixed", s)[0] == [cross])
@@ -331,7 +332,7 @@ def test_a_gap_is_taken_before_the_first_update_even_if_own_responses_come_after
 
 
 @pytest.mark.parametrize("learn_stop_token", [True, False])
-def test_the_stop_token_counts_where_it_is_learnt(learn_stop_token: bool) -> None:
+def test_the_stop_token_counts_if_it_is_trained_on(learn_stop_token: bool) -> None:
     """The sampler is off by .5 at the stop token alone: w = exp(-.5), or 1 if it is not part of y."""
     agent = with_logit_bias(sharpened(char_agent()), {"<eos>": 3.0})
     one, sampling = problem("12+3:"), Sampling(8)
@@ -348,7 +349,7 @@ def test_the_stop_token_counts_where_it_is_learnt(learn_stop_token: bool) -> Non
     mine = Learner(agent, method, LearningSettings(lr=1e-9), sampling, exact_sampler=False)
     stats = mine.learn(samples, updates=2, seed=0)
     weight, gap = (math.exp(-0.5), 0.5) if learn_stop_token else (1.0, 0.0)
-    assert stats.weights == pytest.approx([weight] * len(rollouts), abs=1e-4)
+    assert stats.sampler_weights == pytest.approx([weight] * len(rollouts), abs=1e-4)
     assert report(stats).sampler_gap_max == pytest.approx(gap, abs=1e-4)
     assert len(stats.sampler_gaps) == sum(r.num_tokens - (not learn_stop_token) for r in rollouts)
 

@@ -1,4 +1,4 @@
-"""Master weights: what a float32 optimizer would do, whatever the precision of the parameters."""
+"""Master weights: the updates of a float32 optimizer, for parameters of any precision."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_small_steps_are_lost_on_bfloat16_and_kept_by_the_masters() -> None:
     assert mastered.tolist() == [1.0, 1.5]  # not yet visible
 
 
-def test_parameters_follow_once_the_masters_are_far_enough() -> None:
+def test_parameters_change_when_the_rounded_masters_do() -> None:
     # below 1 the numbers are 2**-8 apart: 1 becomes 1 - 2**-8 when the master passes the middle, 1 - 2**-9,
     # which is 0.00195 away: after 20 steps of 1e-4
     value = parameter([1.0])
@@ -103,7 +103,7 @@ def test_an_update_starts_from_zero() -> None:
     for _ in range(2):
         update(optimizer, (value * 3).sum())
         assert optimizer.gradients[0].item() == 3.0
-    value.grad = torch.ones_like(value)  # somebody else's
+    value.grad = torch.ones_like(value)  # not of this update
     update(optimizer, (value * 3).sum())
     assert optimizer.gradients[0].item() == 3.0
 
@@ -179,7 +179,7 @@ def test_clipping_by_hand(dtype: torch.dtype) -> None:
     assert gradients == pytest.approx([1.0, 1.5, 3.0], rel=1e-6)
 
 
-def test_an_update_without_signal_goes_on_with_the_momentum() -> None:
+def test_an_update_without_signal_applies_the_momentum() -> None:
     value, plain = parameter([1.0]), parameter([1.0], torch.float32)
     optimizer = adamw([value], lr=1e-3)
     expected = torch.optim.AdamW([plain], lr=1e-3, betas=BETAS, weight_decay=0.0)
@@ -197,11 +197,11 @@ def test_two_optimizers_may_take_turns_on_the_same_parameters() -> None:
     for optimizer in (first, second, first):
         update(optimizer, (value * 2).sum())
         assert optimizer.gradients[0].item() == 2.0
-    (value * 2).sum().backward()  # outside of any update nobody takes it away
+    (value * 2).sum().backward()  # outside of any update the gradient stays
     assert value.grad.item() == 2.0
 
 
-def test_a_state_from_before_the_first_update_is_restored_as_such() -> None:
+def test_a_state_from_before_the_first_update_is_restored() -> None:
     weight, other = parameter([1.0, 1.5]), parameter([1.0, 1.5])
     used, fresh = adamw([weight], lr=1e-2), adamw([other], lr=1e-2)
     beginning = {name: value.clone() for name, value in fresh.tensors().items()}

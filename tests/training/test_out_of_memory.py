@@ -27,8 +27,8 @@ from hacrl.config.schema import (
 from hacrl.errors import TrainingError
 from hacrl.models.agent import Agent
 from hacrl.training.batching import minibatches
+from hacrl.training.learn_stats import LearnStats
 from hacrl.training.learner import Learner
-from hacrl.training.metrics import LearnStats
 from hacrl.types import LearnerSample
 from tests.support.faults import (
     Raise,
@@ -51,7 +51,7 @@ AMPLE, SMALL = 128, 32
 
 @pytest.fixture(autouse=True)
 def _rows_are_padded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory is made to run out by the size of padded rows."""
+    """Disable packing: these tests let memory run out by the size of padded rows."""
     monkeypatch.setattr("hacrl.models.logprobs.MAX_PACKED_SHARE", 0.0)
 
 
@@ -75,7 +75,7 @@ def six(agent: Agent, own: tuple[bool, ...] = (True,) * 6) -> list[LearnerSample
 
 @dataclass
 class Outcome:
-    """All that a learner leaves behind."""
+    """The statistics and the state after some steps of a learner."""
 
     stats: list[LearnStats]
     weights: dict[str, Tensor]
@@ -83,7 +83,7 @@ class Outcome:
     versions: int
 
     def assert_equal(self, other: Outcome) -> None:
-        """To the bit, but for what is said about the fault."""
+        """Compare to the bit, without the notes and counts of the fault."""
         assert self.versions == other.versions
         for one, two in zip(self.stats, other.stats, strict=True):
             assert replace(one, oom_retries=0, notes=[]) == replace(two, oom_retries=0, notes=[])
@@ -93,7 +93,7 @@ class Outcome:
 
 
 def outcome(mine: Learner, samples: list[LearnerSample], updates: int = 2, steps: int = 2) -> Outcome:
-    """Of some steps."""
+    """Return the outcome of some steps."""
     stats = [mine.learn(samples, updates, seed) for seed in range(steps)]
     tensors = {name: value.clone() for name, value in mine.optimizer.tensors().items()}
     return Outcome(stats, weights(mine.agent), tensors, mine.agent.policy_version)
@@ -106,7 +106,7 @@ def more_than(tokens: int):
 @pytest.mark.parametrize("fail", [gpu_is_full, cpu_is_full, cublas_is_full])
 @pytest.mark.parametrize("where", ["forward", "backward"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_as_if_micro_batches_had_been_small_from_the_start(
+def test_results_equal_those_of_small_micro_batches_from_the_start(
     dtype: torch.dtype, where: Where, fail: Raise
 ) -> None:
     small, large = fresh(dtype), fresh(dtype)
@@ -124,14 +124,14 @@ def test_as_if_micro_batches_had_been_small_from_the_start(
     assert found.stats[1].notes == []
     assert found.stats[0].notes == [
         "agent 'ada': learning from 3 samples of up to 16 tokens at once did not fit into the memory of cpu; "
-        "learning.micro_batch_tokens counts as 32 instead of 128 from now on. The update was begun again, "
+        "learning.micro_batch_tokens counts as 32 instead of 128 from now on. The update was repeated, "
         "nothing is lost"
     ]
     assert mine.state_dict()["micro_batch_tokens"] == SMALL
 
 
-def test_the_small_budget_is_another_computation() -> None:
-    """Or else equality to the bit would say nothing."""
+def test_the_small_budget_rounds_differently() -> None:
+    """Otherwise equality to the bit would prove nothing."""
     for dtype in (torch.float32, torch.bfloat16):
         large, small = fresh(dtype), fresh(dtype)
         samples = six(large)
@@ -159,8 +159,8 @@ def test_gradients_of_micro_batches_that_did_fit_are_dropped(dtype: torch.dtype,
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("where", ["forward", "backward"])
-def test_a_recomputed_old_policy_is_computed_again(dtype: torch.dtype, where: Where) -> None:
-    """In the micro-batches of the attempt that succeeds, also where only the backward pass did not fit."""
+def test_the_old_policy_is_recomputed_in_every_attempt(dtype: torch.dtype, where: Where) -> None:
+    """pi_old comes from the successful attempt's micro-batches, also if only the backward pass failed."""
     small, large = fresh(dtype), fresh(dtype)
     samples = six(small)
     expected = outcome(learner(small, SMALL, exact=False), samples)
@@ -172,7 +172,7 @@ def test_a_recomputed_old_policy_is_computed_again(dtype: torch.dtype, where: Wh
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_the_passes_before_the_first_update_may_be_too_large(dtype: torch.dtype) -> None:
+def test_the_passes_before_the_first_update_may_run_out_of_memory(dtype: torch.dtype) -> None:
     small, large = fresh(dtype), fresh(dtype)
     samples = six(small)
     seed = next(s for s in range(50) if longest_first_batch(samples, s) <= 10)
@@ -192,7 +192,7 @@ def longest_first_batch(samples: list[LearnerSample], seed: int) -> int:
 
 
 def test_a_later_update_is_repeated_alone() -> None:
-    """The first one fits: it is made once, and the second starts from it."""
+    """The first update fits: it is made once, and the second starts from it."""
     small, large = fresh(), fresh()
     samples = six(small)
     seed = next(s for s in range(50) if longest_first_batch(samples, s) <= 10)  # 3 * 10 tokens
@@ -229,11 +229,11 @@ def test_a_sample_that_does_not_fit_alone_ends_the_run(where: Where) -> None:
     assert agent.policy_version == 0
 
 
-def test_memory_that_no_smaller_micro_batch_would_save() -> None:
-    """The optimizer's own."""
+def test_an_optimizer_that_does_not_fit_ends_the_run() -> None:
+    """Smaller micro-batches would not help."""
     agent = fresh()
     mine = learner(agent, AMPLE)
-    hook = mine.optimizer.pieces[0].adamw.register_step_pre_hook(lambda *_: gpu_is_full())
+    hook = mine.optimizer.blocks[0].adamw.register_step_pre_hook(lambda *_: gpu_is_full())
     with pytest.raises(TrainingError, match="weights, gradients and optimizer did not fit into the memory"):
         mine.learn(six(agent), 1, seed=0)
     hook.remove()
@@ -241,7 +241,7 @@ def test_memory_that_no_smaller_micro_batch_would_save() -> None:
     assert mine.state_dict()["micro_batch_tokens"] == AMPLE
 
 
-def test_other_errors_are_not_taken_for_it() -> None:
+def test_other_errors_are_raised() -> None:
     agent = fresh()
     samples = six(agent)
 
@@ -257,7 +257,7 @@ def test_other_errors_are_not_taken_for_it() -> None:
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
-def test_nothing_of_the_failed_attempt_is_held_by_the_next(where: Where) -> None:
+def test_a_failed_attempts_tensors_are_freed(where: Where) -> None:
     agent = fresh()
     samples = six(agent)
     outputs: list[weakref.ref[Tensor]] = []
@@ -287,8 +287,8 @@ def loaded(folder: Path, **options) -> Agent:
 
 
 @pytest.mark.parametrize("lora", [LoraSettings(rank=2, alpha=8.0), None], ids=["lora", "full"])
-def test_the_pass_of_the_reference_may_be_too_large(tmp_path: Path, lora: LoraSettings | None) -> None:
-    """With adapters: it fails while they are switched off."""
+def test_the_reference_pass_may_run_out_of_memory(tmp_path: Path, lora: LoraSettings | None) -> None:
+    """With adapters, it fails while they are disabled."""
     small, large = (loaded(tmp_path, lora=lora) for _ in range(2))
     samples = six(small)
     expected = outcome(learner(small, SMALL, KL), samples)
@@ -300,8 +300,8 @@ def test_the_pass_of_the_reference_may_be_too_large(tmp_path: Path, lora: LoraSe
     assert largest_difference(found.weights, before) > 5e-3
 
 
-def test_a_recomputation_may_be_too_large(tmp_path: Path) -> None:
-    """Gradient checkpointing switches layers' modes while they compute: all must be as before afterwards."""
+def test_a_recomputation_may_run_out_of_memory(tmp_path: Path) -> None:
+    """Gradient checkpointing changes layers' modes while they compute; all must be restored."""
     small, large = (loaded(tmp_path, gradient_checkpointing=True) for _ in range(2))
     samples = six(small)
     expected = outcome(learner(small, SMALL, KL), samples)
@@ -322,7 +322,7 @@ def test_a_recomputation_may_be_too_large(tmp_path: Path) -> None:
     assert not any(module._forward_pre_hooks for module in large.model.modules())
 
 
-def test_the_smaller_budget_goes_on_in_a_resumed_run() -> None:
+def test_a_resumed_run_keeps_the_smaller_budget() -> None:
     whole, first, second = fresh(), fresh(), fresh()
     samples = six(whole)
     with out_of_memory(whole.model, more_than(SMALL)):

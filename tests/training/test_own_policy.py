@@ -50,12 +50,17 @@ def learner(
 ) -> Learner:
     learning = LearningSettings(**{"lr": 1e-2, **settings})
     return Learner(
-        agent, make_method(method), learning, sampling, exact_sampler=exact, most_gap=rollout_limit(told)
+        agent,
+        make_method(method),
+        learning,
+        sampling,
+        exact_sampler=exact,
+        max_policy_gap=rollout_limit(told),
     )
 
 
 def said(agent: Agent, shifts: Sequence[float], own: bool = True, **options) -> list[LearnerSample]:
-    """22 tokens for each shift; the sampler's log-probabilities are higher than the learner's by that."""
+    """Return 22 tokens per shift; the sampler's log-probabilities exceed the learner's by the shift."""
     return [
         sample(agent, which, math.exp(-shift), 1.0 - 2 * (which % 2), own=own, **options)
         for shift in shifts
@@ -64,7 +69,7 @@ def said(agent: Agent, shifts: Sequence[float], own: bool = True, **options) -> 
 
 
 def honest(agent: Agent, sampling: Sampling, responses: int = 16) -> list[LearnerSample]:
-    """What the agent says to one prompt, as it was sampled."""
+    """Return samples of the agent's responses to one prompt."""
     one = problem("12+3:")
     rollouts = sample_rollouts(TransformersEngine(agent), [one], responses, sampling, seed=0)
     group = PromptGroup(one, {agent.name: tuple(judged(r, i % 2) for i, r in enumerate(rollouts))})
@@ -73,7 +78,7 @@ def honest(agent: Agent, sampling: Sampling, responses: int = 16) -> list[Learne
 
 
 def refused(mine: Learner, samples: Sequence[LearnerSample], updates: int = 1, seed: int = 0) -> str:
-    """What the error says; not a bit has moved."""
+    """Return the error's message after checking that no weight has changed."""
     before = everything(mine)
     with pytest.raises(TrainingError) as caught:
         mine.learn(samples, updates, seed)
@@ -85,7 +90,7 @@ def refused(mine: Learner, samples: Sequence[LearnerSample], updates: int = 1, s
 @DTYPES
 @EXACT
 @pytest.mark.parametrize("shifts", [(0.2, 0.2, 0.2), (0.3, -0.3, 0.0)], ids=str)
-def test_a_mean_above_the_limit_is_refused_before_anything_moves(dtype, exact, shifts) -> None:
+def test_a_mean_above_the_limit_is_refused_before_weights_change(dtype, exact, shifts) -> None:
     """66 tokens. In the second case sizes are .2 on average, while the differences are 0."""
     agent = fresh(dtype)
     message = refused(learner(agent, exact=exact), said(agent, shifts), updates=1)
@@ -105,7 +110,7 @@ def test_a_mean_above_the_limit_is_refused_before_anything_moves(dtype, exact, s
 @DTYPES
 @EXACT
 @pytest.mark.parametrize(("shift", "told"), [(0.1, None), (0.1, 0.001), (0.2, 0.25)])
-def test_a_mean_below_the_limit_is_learnt_from(dtype, exact, shift, told) -> None:
+def test_a_mean_below_the_limit_is_accepted(dtype, exact, shift, told) -> None:
     agent = fresh(dtype)
     before = weights(agent)
     stats = learner(agent, told=told, exact=exact).learn(said(agent, [shift] * 3), updates=2, seed=0)
@@ -142,7 +147,7 @@ def test_a_low_temperature_widens_the_limit_as_it_does_rounding() -> None:
         assert mine.learn(said(agent, [passes] * 3, sampling=sampling), updates=1, seed=0).updates == 1
 
 
-def test_greedy_responses_say_nothing_about_the_policy() -> None:
+def test_greedy_responses_are_not_compared() -> None:
     """They are drawn with probability 1, which is far from what the learner gives them."""
     agent, sampling = fresh(), Sampling(8, temperature=0.0)
     stats = learner(agent, sampling=sampling).learn(honest(agent, sampling), updates=1, seed=0)
@@ -152,7 +157,7 @@ def test_greedy_responses_say_nothing_about_the_policy() -> None:
 
 @DTYPES
 @pytest.mark.parametrize("sampling", [Sampling(8), Sampling(8, 0.3, top_k=5, top_p=0.8), Sampling(8, 0.02)])
-def test_what_the_agent_said_itself_passes(dtype: torch.dtype, sampling: Sampling) -> None:
+def test_the_agents_own_responses_are_accepted(dtype: torch.dtype, sampling: Sampling) -> None:
     agent = with_logit_bias(sharpened(char_agent()), {"<eos>": 1.0})
     agent.model.to(dtype)
     stats = learner(agent, sampling=sampling).learn(honest(agent, sampling, 64), updates=2, seed=0)
@@ -160,8 +165,8 @@ def test_what_the_agent_said_itself_passes(dtype: torch.dtype, sampling: Samplin
 
 
 @EXACT
-def test_after_the_first_update_nothing_is_compared(exact: bool) -> None:
-    """The first one moves the policy by much: later responses are far from it, as they should be."""
+def test_responses_are_compared_only_before_the_first_update(exact: bool) -> None:
+    """The first update changes the policy so much that later responses differ from it."""
     agent = fresh()
     stats = learner(agent, exact=exact, lr=0.5).learn(said(agent, [0.0] * 8), updates=2, seed=0)
     later = stats.sources["ada"].ratios[24:]
@@ -170,7 +175,7 @@ def test_after_the_first_update_nothing_is_compared(exact: bool) -> None:
 
 
 @EXACT
-def test_own_responses_of_later_updates_are_seen_before_the_first_one(exact: bool) -> None:
+def test_own_responses_of_later_updates_are_compared_before_the_first(exact: bool) -> None:
     agent = fresh()
     cross, own = sample(agent, 3, 1.0, 1.0, own=False), sample(agent, 3, math.exp(-2.0), 1.0)
     seed = next(s for s in range(9) if minibatches([own, cross], 2, 1, "mixed", s)[0] == [cross])
@@ -178,7 +183,7 @@ def test_own_responses_of_later_updates_are_seen_before_the_first_one(exact: boo
     assert "by 2 nats per token on average (at most 2, over 8 tokens), allowed are 1.2" in message
 
 
-def test_others_may_be_as_far_away_as_they_are() -> None:
+def test_cross_responses_are_not_compared() -> None:
     agent = fresh()
     samples = [*said(agent, [3.0] * 4, own=False), *said(agent, [0.0])]
     assert learner(agent, NAIVE).learn(samples, updates=1, seed=0).updates == 1
@@ -186,7 +191,7 @@ def test_others_may_be_as_far_away_as_they_are() -> None:
     assert (alone.updates, alone.sampler_gaps) == (1, [])
 
 
-def test_numbers_that_are_not_finite_are_the_matter_of_bad_updates() -> None:
+def test_non_finite_numbers_are_left_to_bad_updates() -> None:
     check_own_policy("ada", [math.nan, math.inf, -math.inf, *[0.1] * 64], SAMPLING, 0.15)
     check_own_policy("ada", [math.nan], SAMPLING, 0.15)
     agent = fresh()

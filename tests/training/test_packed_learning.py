@@ -70,7 +70,7 @@ def learn(agent: Agent, **settings):
 @pytest.mark.parametrize(("budget", "as_tree"), [(12, True), (4096, True), (4096, False)])
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("compiling", [False, True])
-def test_packed_and_compiled_learning_is_the_same(
+def test_packed_and_compiled_learning_gives_the_same_results(
     monkeypatch, checkpointing, compiling, budget, as_tree
 ) -> None:
     plain = fresh(checkpointing)
@@ -108,7 +108,7 @@ def test_layers_are_compiled_within_the_block_only(monkeypatch) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
-def test_a_model_that_was_compiled_is_not_kept(monkeypatch) -> None:
+def test_a_compiled_model_can_be_freed(monkeypatch) -> None:
     use_compiler(monkeypatch, partial(torch.compile, backend="aot_eager"))
     agent = fresh(False)
     assert learn(agent, compile=True).notes == []
@@ -121,7 +121,7 @@ def test_a_model_that_was_compiled_is_not_kept(monkeypatch) -> None:
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 @pytest.mark.parametrize("as_tree", [True, False])
 def test_all_that_learning_needs_is_compiled_once(monkeypatch, as_tree) -> None:
-    """It takes a minute for a real model: nothing is compiled that is not needed, and nothing twice."""
+    """Compiling takes a minute for a real model, so only what is needed is compiled, and only once."""
     from torch._dynamo.utils import counters
 
     pack(monkeypatch, as_tree)
@@ -149,7 +149,7 @@ def test_small_models_are_not_compiled_unless_asked_for(monkeypatch) -> None:
     assert not compiled.compiles_by_default(model)
 
 
-def test_what_cannot_be_compiled_is_said_and_done_without(monkeypatch) -> None:
+def test_learning_continues_without_compilation_if_it_fails(monkeypatch) -> None:
     def no_compiler(function, dynamic):
         def fail(*arguments, **keywords):
             raise RuntimeError("no C compiler found\nand much more")
@@ -162,11 +162,11 @@ def test_what_cannot_be_compiled_is_said_and_done_without(monkeypatch) -> None:
     assert found.losses == expected.losses
     assert found.notes == [
         "agent 'char': its layers could not be compiled (RuntimeError: no C compiler found), so learning is "
-        "slower than it could be. learning.compile=false says that it need not be tried"
+        "slower than it could be. learning.compile=false skips the attempt"
     ]
 
 
-def test_a_trial_without_memory_says_nothing_of_the_model(monkeypatch) -> None:
+def test_memory_that_runs_out_in_a_trial_is_not_a_compile_error(monkeypatch) -> None:
     def full(model, tokens) -> str | None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -176,7 +176,7 @@ def test_a_trial_without_memory_says_nothing_of_the_model(monkeypatch) -> None:
     assert (found.losses, found.notes, found.oom_retries) == (expected.losses, [], 0)
 
 
-def test_a_trial_without_memory_is_made_again_in_the_next_step(monkeypatch) -> None:
+def test_a_trial_that_ran_out_of_memory_is_repeated_in_the_next_step(monkeypatch) -> None:
     tried: list[int] = []
 
     def full_at_first(model, tokens) -> str | None:
@@ -200,8 +200,8 @@ def test_a_trial_without_memory_is_made_again_in_the_next_step(monkeypatch) -> N
 
 @pytest.mark.parametrize("unused_first", [False, True])
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
-def test_a_trial_goes_backwards_through_all_layers(monkeypatch, unused_first) -> None:
-    """Also if what comes first among the parameters is not used, like a part that sees pictures."""
+def test_a_trial_runs_backward_through_all_layers(monkeypatch, unused_first) -> None:
+    """Also if the first parameters are unused, e.g. those of a vision tower."""
     use_compiler(monkeypatch, partial(torch.compile, backend="aot_eager"))
     model = fresh(False).model
     if unused_first:
@@ -216,7 +216,7 @@ def test_a_trial_goes_backwards_through_all_layers(monkeypatch, unused_first) ->
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 def test_a_trial_keeps_no_logits(monkeypatch) -> None:
-    """Whoever spares memory tries as well; and memory that runs out in a trial costs a step its compiler."""
+    """A trial must not run out of memory: that would leave a step without compilation."""
     use_compiler(monkeypatch, partial(torch.compile, backend="aot_eager"))
     monkeypatch.setattr(output_layer, "MANUAL_BACKWARD_DEVICES", ("cpu",))
     asked = set_spare_memory(monkeypatch, 10**9)
@@ -228,8 +228,8 @@ def test_a_trial_keeps_no_logits(monkeypatch) -> None:
     assert len(asked) == 1  # as others do
 
 
-def test_a_compiler_that_fails_later_costs_an_attempt(monkeypatch) -> None:
-    """The trial was fine, but in a real batch something is new to it."""
+def test_an_update_is_repeated_if_the_compiler_fails_in_it(monkeypatch) -> None:
+    """The trial succeeds, but a real batch makes the compiler fail."""
     from torch._dynamo.exc import InternalTorchDynamoError
 
     calls = []
@@ -252,11 +252,11 @@ def test_a_compiler_that_fails_later_costs_an_attempt(monkeypatch) -> None:
     assert largest_difference(weights(agent), weights(plain)) == 0
     assert found.notes == [
         "agent 'char': its layers could not be compiled (InternalTorchDynamoError), so learning is slower "
-        "than it could be. learning.compile=false says that it need not be tried"
+        "than it could be. learning.compile=false skips the attempt"
     ]
 
 
-def test_other_errors_are_not_the_compilers(monkeypatch) -> None:
+def test_other_errors_are_not_taken_for_compile_errors(monkeypatch) -> None:
     calls = []
 
     def broken(function, dynamic):

@@ -83,8 +83,8 @@ def test_both_ratios_of_every_pair_from_scratch(runs: Runs, learn_stop_token: bo
     assert stops > 3
 
 
-def test_the_definitions_differ_where_tokens_do(runs: Runs) -> None:
-    """And the loss uses the one it is told to."""
+def test_the_definitions_differ_if_token_counts_do(runs: Runs) -> None:
+    """The loss uses the definition that the settings choose."""
     one, other = (
         runs(
             "char",

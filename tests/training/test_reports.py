@@ -1,19 +1,18 @@
-"""A step as plain numbers, by hand."""
+"""Reports of a step, by hand."""
 
 from __future__ import annotations
 
 from collections import Counter
 
 import pytest
+from hacrl.engines.judging import verify_rollouts
 
-from hacrl.engines.answering import verify_rollouts
+from hacrl.training.learn_stats import LearnStats, SourceStats
 from hacrl.training.metrics import (
     LearnReport,
-    LearnStats,
     RetokeniseReport,
     RolloutReport,
     SourceReport,
-    SourceStats,
     learn_report,
     rollout_report,
 )
@@ -23,7 +22,7 @@ from tests.support.sevens import SevensTask
 from tests.support.tiny import char_agent
 
 
-def test_rollouts() -> None:
+def test_the_rollout_report() -> None:
     agent = char_agent()
     texts = [("7", True), ("17", False), ("111", True), ("", True)]
     verified = verify_rollouts(SevensTask(), [rollout(agent, text, stopped) for text, stopped in texts])
@@ -37,7 +36,7 @@ def test_rollouts() -> None:
     )
 
 
-def test_learning() -> None:
+def test_the_learn_report() -> None:
     stats = LearnStats(
         losses=[0.5, -0.1],
         grad_norms=[3.0, 1.0],
@@ -47,8 +46,8 @@ def test_learning() -> None:
             "ada": SourceStats([1.0], [0.0], [1.0], [1.0]),
         },
         sampler_differences=[0.25, -0.5, 0.75, 0.5],
-        weights=[0.5, 2.0, 1.0],
-        capped=[0.0, 1.0, 0.0],
+        sampler_weights=[0.5, 2.0, 1.0],
+        sampler_capped=[0.0, 1.0, 0.0],
         bad_updates=3,
         oom_retries=1,
         notes=["something to know"],

@@ -15,7 +15,7 @@ from hacrl.config.schema import GspoSettings, LearningSettings, OffloadLevel
 from hacrl.errors import TrainingError
 from hacrl.memory.residency import Residency
 from hacrl.models.agent import Agent
-from hacrl.training.gradients import AwaySums
+from hacrl.training.gradients import OffloadedGradientSums
 from hacrl.training.learner import Learner
 from tests.support.faults import out_of_memory
 from tests.support.late_transfers import LateTransfers
@@ -124,7 +124,7 @@ def test_an_optimizer_that_streams_is_away_but_for_the_update() -> None:
     shared.residency.to_learn("ada")
     assert shared.away_per_parameter == 2 * 12
     seen = []
-    (piece,) = shared.learners["ada"].optimizer.pieces
+    (piece,) = shared.learners["ada"].optimizer.blocks
     hook = piece.adamw.register_step_pre_hook(lambda *_: seen.append(shared.away_per_parameter))
     shared.learn("ada")
     hook.remove()
@@ -134,10 +134,10 @@ def test_an_optimizer_that_streams_is_away_but_for_the_update() -> None:
 
 @pytest.mark.parametrize("level", ["optimizer", "stream", "weights", "all"])
 def test_agents_that_take_turns_learn_the_same(level: OffloadLevel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hacrl.training.gradients.SMALL", 100)  # bytes, so that some travel
+    monkeypatch.setattr("hacrl.training.gradients.MIN_OFFLOAD_BYTES", 100)  # bytes, so that some travel
     apart, shared = Shared("never"), Shared(level)
     for one in shared.learners.values():
-        assert isinstance(one.optimizer._sums, AwaySums) == (level == "all")
+        assert isinstance(one.optimizer._sums, OffloadedGradientSums) == (level == "all")
     for name in ("ada", "bob", "bob", "ada"):
         apart.learn(name)
         shared.learn(name)
@@ -152,7 +152,7 @@ def test_agents_that_take_turns_learn_the_same(level: OffloadLevel, monkeypatch:
 
 def test_memory_that_runs_out_in_learning_costs_the_same_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The samples have 16, 10, 5 and 4 tokens; only one or two of them fit at once."""
-    monkeypatch.setattr("hacrl.training.gradients.SMALL", 100)  # bytes, so that some travel
+    monkeypatch.setattr("hacrl.training.gradients.MIN_OFFLOAD_BYTES", 100)  # bytes, so that some travel
     found = []
     for shared in (Shared("never"), Shared("all")):
         shared.residency.to_generate("ada")

@@ -1,4 +1,4 @@
-"""What must not change a run, to the last bit, and what must."""
+"""Which changes of a config leave a run equal to the bit, and which do not."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_another_seed_gives_another_run(runs: Runs) -> None:
 
 
 def test_agents_differ_in_their_draws(runs: Runs) -> None:
-    """Two agents with equal weights must not say the same: rollouts are keyed by the agent's name."""
+    """Two agents with equal weights sample different responses: draws are keyed by the agent's name."""
     clone = runs.agent("char")
     run = runs("char", type(clone)(name="clone", model=clone.model), steps=1)
     said = {name: [v.rollout.text for v in run.watcher.rollouts[1, name]] for name in ("char", "clone")}
@@ -90,7 +90,7 @@ def test_hacpo_of_one_agent_is_gspo(runs: Runs) -> None:
 
 
 @pytest.mark.parametrize("method", ["gspo", "grpo"])
-def test_gspo_agents_do_not_touch_each_other(runs: Runs, method: str) -> None:
+def test_gspo_agents_do_not_influence_each_other(runs: Runs, method: str) -> None:
     together = runs("char", "pair", method=METHODS[method])
     for name in ("char", "pair"):
         alone = runs(name, method=METHODS[method])
@@ -98,15 +98,15 @@ def test_gspo_agents_do_not_touch_each_other(runs: Runs, method: str) -> None:
         assert_same_weights(alone.weights(name), together.weights(name))
 
 
-def test_hacpo_agents_do(runs: Runs) -> None:
+def test_hacpo_agents_influence_each_other(runs: Runs) -> None:
     together, alone = runs("char", "pair"), runs("char")
     assert_moved(together.weights("char"), alone.weights("char"))
     assert together.of("char")[0]["rollout"] == alone.of("char")[0]["rollout"]  # before anything is learnt
     assert together.of("char")[0]["learning"]["sources"].keys() == {"char", "pair"}
 
 
-def test_capabilities_count(runs: Runs) -> None:
-    """Agents of different capability: without omega in baseline and discrepancy the run is another one."""
+def test_capabilities_influence_the_update(runs: Runs) -> None:
+    """Agents differ in capability: without omega in baseline and discrepancy the weights differ."""
     blind = replace(HACPO, capability_baseline=False, discrepancy=False)
     seeing, unseeing = runs("char", "pair", steps=1), runs("char", "pair", steps=1, method=blind)
     assert seeing.of("char")[0]["capability"] < seeing.of("pair")[0]["capability"]
@@ -122,7 +122,7 @@ def test_evaluation_changes_nothing(runs: Runs) -> None:
     assert_same_weights(watched.weights("pair"), plain.weights("pair"))
 
 
-def test_whether_the_stop_token_is_learnt_is_an_option(runs: Runs) -> None:
+def test_learn_stop_token_changes_the_weights(runs: Runs) -> None:
     learnt, unlearnt = (
         runs("char", method=GSPO, steps=1, learning={"learn_stop_token": stop}) for stop in (True, False)
     )

@@ -39,7 +39,7 @@ def adapter_of(run: Run, agent: str) -> dict[str, Tensor]:
 
 
 def test_adapters_and_full_weights_in_one_run(runs: Runs) -> None:
-    """Each learns from the other, whichever way it is trained; the third trains in bfloat16."""
+    """All agents learn from each other; the third trains in bfloat16."""
     run = runs(
         runs.agent("char", lora=LORA),
         "twin",
@@ -61,8 +61,8 @@ def test_adapters_and_full_weights_in_one_run(runs: Runs) -> None:
     assert {value.dtype for value in run.weights("pair").values()} == {torch.bfloat16}
 
 
-def test_adapters_do_not_depend_on_who_else_is_there(runs: Runs) -> None:
-    """Their first weights come from the run's seed and the agent's name alone."""
+def test_initial_adapters_do_not_depend_on_other_agents(runs: Runs) -> None:
+    """Their initial weights depend on the run's seed and the agent's name alone."""
 
     def start(*agents: str, seed: int = 0, of: str = "char") -> dict[str, Tensor]:
         return adapter_of(runs(*(runs.agent(name, lora=LORA) for name in agents), steps=0, seed=seed), of)

@@ -1,4 +1,4 @@
-"""From everybody's rollouts to one learner's samples, two agents, two prompts, two responses each, by hand.
+"""One learner's samples from all rollouts by hand: two agents, two prompts, two responses each.
 
 Rewards and texts (ada writes characters, bob pairs of digits)::
 
@@ -108,7 +108,7 @@ def test_hacpo_advantages_reach_their_rollouts() -> None:
     )
 
 
-def test_gspo_learns_from_own_rollouts_alone() -> None:
+def test_gspo_uses_own_rollouts_only() -> None:
     # ada "1:" 1 0: mean .5, sigma sqrt(.5): ± .5 / sqrt(.5) = ± sqrt(.5); "23:" 0 0: nothing to compare
     root = math.sqrt(0.5)
     built = build("ada", GspoSettings(std=EXACT))
@@ -117,7 +117,7 @@ def test_gspo_learns_from_own_rollouts_alone() -> None:
     assert all(one.is_own for one in built.samples)
 
 
-def test_a_sample_is_the_learner_s_view() -> None:
+def test_a_cross_sample_has_the_learners_tokens() -> None:
     built = build("ada", NaiveSettings(std=EXACT))
     by_ids = {one.response_ids: one for one in built.samples}
     # bob's "119" is 2 pairs and a stop token with log-probabilities -.25, -.5, -.75; here it is
@@ -128,7 +128,7 @@ def test_a_sample_is_the_learner_s_view() -> None:
     assert by_ids[10, 1] == LearnerSample((4, 21), (10, 1), (-0.25, -0.5), -0.75, 2, "ada", True, 0.5)
 
 
-def test_stop_token_can_be_left_unlearnt() -> None:
+def test_the_stop_token_can_be_excluded() -> None:
     given = groups(
         {"1:": {"ada": [("7", 1), ("1", 0)], "bob": [("119", 1), ("", 0)]}},
         lambda agent, text, prompt: rollout(agent, text, stopped=text != "1", prompt=prompt),
@@ -156,7 +156,7 @@ def test_source_with_the_same_tokenizer_keeps_its_ids() -> None:
     assert [one.is_own for one in built.samples if one.source == "carl"] == [False, False]
 
 
-def test_every_lost_rollout_has_a_reason_and_still_counts_in_the_baseline() -> None:
+def test_every_dropped_rollout_has_a_reason_and_counts_in_the_baseline() -> None:
     answers = {"1:": {"ada": [("7", 1), ("1", 0)], "bob": [("7a", 1), ("1" * 70, 1)]}}
     built = build("ada", HacpoSettings(std=EXACT), given=groups(answers))
     # rewards 1 0 1 1 as in "1:" above: the advantages are 1 and -1, not those of ada's group alone

@@ -1,4 +1,4 @@
-"""Learning settings that cannot work name their key and value."""
+"""Errors of impossible learning settings name the key and the value."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_impossible_values(key: str, value: float, says: str) -> None:
         ("mismatch_cap", "high", ["learning.mismatch_cap", "'high'"]),
     ],
 )
-def test_a_recipe_that_is_wrong_about_the_old_policy(key: str, value: object, words: list[str]) -> None:
+def test_impossible_old_policy_settings(key: str, value: object, words: list[str]) -> None:
     agents = [{"name": "ada", "model": "bundled:qwen-small-a"}]
     with pytest.raises(ConfigError) as caught:
         build_config({"agents": agents, "output": "runs/x", "learning": {key: value}})
@@ -48,7 +48,7 @@ def test_a_recipe_that_is_wrong_about_the_old_policy(key: str, value: object, wo
         assert word in str(caught.value)
 
 
-def test_whose_old_policy() -> None:
+def test_old_policy_decides_whether_pi_old_is_recomputed() -> None:
     for exact in (True, False):
         assert LearningSettings().recomputes_old_policy(exact) == (not exact)
         assert LearningSettings(old_policy="learner").recomputes_old_policy(exact)
@@ -61,6 +61,6 @@ def test_number_of_updates() -> None:
     assert LearningSettings(updates_per_source=2, epochs=3, updates_per_step=5).updates(sources=2) == 5
 
 
-def test_a_pass_without_an_update_is_refused() -> None:
+def test_fewer_updates_than_epochs_are_refused() -> None:
     with pytest.raises(ValueError, match="updates_per_step=2 must be at least epochs=3"):
         LearningSettings(updates_per_step=2, epochs=3)

@@ -1,4 +1,4 @@
-"""On a CPU, too, samples with the same prompt are learnt from together, and it is computed once for them."""
+"""Samples with the same prompt share one computation of it in learning, on a CPU too."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROMPTS = [tuple(range(3, 15)), tuple(range(4, 16)), tuple(range(5, 17))]  # of 
 
 
 def learnt(budget: int) -> tuple[list[int], dict]:
-    """Tokens of every forward pass of a second update, and weights, from 4 responses of 3 to each prompt."""
+    """Return the tokens of each forward pass of a second update, and the weights; 4 responses per prompt."""
     agent = sharpened(char_agent(), 10.0)
     settings = LearningSettings(lr=1e-2, micro_batch_tokens=budget)
     learner = Learner(agent, make_method(GspoSettings(clip_low=0.9, clip_high=9.0)), settings, SAMPLING)
@@ -46,7 +46,7 @@ def learnt(budget: int) -> tuple[list[int], dict]:
 
 
 def fresh_samples(shapes: list[tuple[int, int, int]]) -> list[LearnerSample]:
-    """Of each so many tokens of a prompt of its own, so many responses, and so many tokens of each."""
+    """Return samples; each shape is (prompt tokens, number of responses, tokens per response)."""
     return [
         LearnerSample(
             prompt_ids=(3 + number, *range(4, 3 + prompt)),
@@ -63,7 +63,7 @@ def fresh_samples(shapes: list[tuple[int, int, int]]) -> list[LearnerSample]:
     ]
 
 
-def test_memory_that_runs_out_over_rows_that_were_counted_as_packed() -> None:
+def test_the_budget_shrinks_if_a_padded_micro_batch_was_counted_as_packed() -> None:
     """Two samples of 24 and 16 tokens are 40 laid end to end and 48 in rows, which saves too little.
 
     So they are computed in rows, though all samples together were cut as packed ones.
@@ -80,11 +80,11 @@ def test_memory_that_runs_out_over_rows_that_were_counted_as_packed() -> None:
     assert "counts as 20 instead of 40" in stats.notes[0]
 
 
-def test_copies_of_a_prompt_are_bounded() -> None:
-    """16 responses of 2 tokens to a prompt of 10 are 42 tokens, and see 192; 8 of them see 96."""
+def test_unshared_tokens_are_bounded() -> None:
+    """16 responses of 2 tokens to a prompt of 10 are 42 tokens if packed, 192 unshared; 8 are 96 unshared."""
     samples = fresh_samples([(10, 16, 2)])
     assert [len(one) for one in micro_batches(samples, 42, packed=True)] == [16]
-    assert [len(one) for one in micro_batches(samples, 42, packed=True, most_seen=168)] == [8, 8]
+    assert [len(one) for one in micro_batches(samples, 42, packed=True, max_unshared_tokens=168)] == [8, 8]
 
 
 @pytest.mark.parametrize(

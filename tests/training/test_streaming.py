@@ -1,4 +1,4 @@
-"""Optimizers whose masters and moments pass through a device a piece at a time; here it is the CPU."""
+"""Optimizers that stream masters and moments through a device block by block; it is the CPU here."""
 
 from __future__ import annotations
 
@@ -22,97 +22,97 @@ from tests.training.small_optimizers import (
 
 
 @pytest.fixture
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two tensors of 15 numbers with masters, 360 bytes, in a piece."""
-    monkeypatch.setattr("hacrl.training.optimizer_block.PIECE", 400)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of two tensors: 15 numbers with masters and moments are 180 bytes each."""
+    monkeypatch.setattr("hacrl.training.optimizer_block.BLOCK_BYTES", 400)
 
 
-@pytest.mark.usefixtures("small_pieces")
-def test_neighbours_are_in_a_piece_together() -> None:
+@pytest.mark.usefixtures("small_blocks")
+def test_neighbouring_weights_share_a_block() -> None:
     given = parameters((HALF, HALF, FULL, HALF, FULL, FULL, FULL))
     wide = nn.Parameter(torch.zeros(500, dtype=HALF))
-    numbers = [[weight.number for weight in piece.weights] for piece in adamw([*given, wide]).pieces]
+    numbers = [[weight.number for weight in block.weights] for block in adamw([*given, wide]).blocks]
     # bytes: 180, 180, 120, 180, 120, 120, 120, 6000
     assert numbers == [[0, 1], [2, 3], [4, 5, 6], [7]]
 
 
-class Counting(LateTransfers):
-    """The most bytes that were not away at any time, of those that had been."""
+class PeakTransfers(LateTransfers):
+    """Records the most bytes on the device at a time, of tensors that were offloaded before."""
 
     def __init__(self) -> None:
         super().__init__(CPU)
-        self.most_here = 0
+        self.peak = 0
         self._all = 0
 
-    def leave(self, copies, after, **named):
-        copying = super().leave(copies, after, **named)
+    def to_host(self, copies, after, **named):
+        pending = super().to_host(copies, after, **named)
         self._all = max(self._all, self.away)
-        return copying
+        return pending
 
-    def come_back(self, copies, after, **named):
-        copying = super().come_back(copies, after, **named)
-        self.most_here = max(self.most_here, self._all - self.away)
-        return copying
+    def to_device(self, copies, after, **named):
+        pending = super().to_device(copies, after, **named)
+        self.peak = max(self.peak, self._all - self.away)
+        return pending
 
 
-@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("dtypes", [(HALF,) * 9, (FULL,) * 8, (HALF, FULL) * 4], ids=len)
-def test_updates_that_stream_are_the_same(dtypes) -> None:
+def test_streamed_updates_equal_those_on_the_device(dtypes) -> None:
     plain, moved = parameters(dtypes), parameters(dtypes)
-    expected, optimizer, move = adamw(plain), adamw(moved), Counting()
+    expected, optimizer, move = adamw(plain), adamw(moved), PeakTransfers()
     optimizer.offload(move)
-    optimizer.stream_through(move)
+    optimizer.stream(move)
     for seed in range(4):
         update(expected, plain, seed)
         update(optimizer, moved, seed)
         for one, other in zip(plain, moved, strict=True):
             assert torch.equal(one, other)
         assert move.away == 60 * dtypes.count(HALF) + 120 * len(dtypes)
-        optimizer.zero_gradients()  # as the next update does, and nothing comes for it
+        optimizer.zero_gradients()  # as the next update does: nothing is reloaded for it
         assert move.away == 60 * dtypes.count(HALF) + 120 * len(dtypes)
     assert_equal(optimizer.tensors(), expected.tensors())
-    assert 0 < move.most_here <= 400  # a piece; the one before may still be leaving
+    assert 0 < move.peak <= 400  # a block; the one before may still be offloading
 
 
 def under_way(optimizer: MasterWeightAdamW, move: LateTransfers) -> list[list[bool]]:
-    """Of an update: whether a copy of each piece is under way whenever one is asked for."""
+    """Return, for each reload of an update, whether each block has a pending copy."""
     found: list[list[bool]] = []
-    real = move.come_back
+    real = move.to_device
 
     def asked(copies, after, **named):
-        found.append([bool(piece.luggage._copying.copies) for piece in optimizer.pieces])
+        found.append([bool(block.group._pending.copies) for block in optimizer.blocks])
         return real(copies, after, **named)
 
-    move.come_back = asked
+    move.to_device = asked
     optimizer.wait()
     optimizer.zero_gradients()
     optimizer.step()
     return found
 
 
-@pytest.mark.usefixtures("small_pieces")
-def test_memory_is_asked_for_when_that_of_an_earlier_piece_is_free() -> None:
-    """Nobody waits for copies on a device, so that all pieces would be there at once."""
+@pytest.mark.usefixtures("small_blocks")
+def test_a_block_is_reloaded_when_the_memory_of_an_earlier_block_is_free() -> None:
+    """Without waiting, Python would allocate all blocks at once."""
     given = parameters((HALF,) * 10)
     optimizer, move = adamw(given), transfers()
     optimizer.offload(move)
-    optimizer.stream_through(move)
+    optimizer.stream(move)
     update(optimizer, given, 0)
     done = under_way(optimizer, move)
-    # the third is asked for when the first has left and the second is leaving, and so on
+    # the third is reloaded when the first is offloaded and the second is offloading, and so on
     assert len(done) == 5
     assert done[2] == [False, True, False, False, False]
     assert done[3] == [False, False, True, False, False]
     assert done[4] == [False, False, False, True, False]
 
 
-@pytest.mark.usefixtures("small_pieces")
-def test_a_large_tensor_passes_through_alone() -> None:
-    """Pieces of 360 and 360, 6000, and 360 bytes; 800 may be there at a time."""
+@pytest.mark.usefixtures("small_blocks")
+def test_a_large_tensor_streams_alone() -> None:
+    """Blocks of 360, 360, 6000 and 360 bytes; 800 bytes may be on the device at a time."""
     given = [*parameters((HALF,) * 4), nn.Parameter(torch.zeros(500, dtype=HALF)), *parameters((HALF,) * 2)]
     optimizer, move = adamw(given), transfers()
     optimizer.offload(move)
-    optimizer.stream_through(move)
+    optimizer.stream(move)
     optimizer.zero_gradients()
     optimizer.step()
     assert under_way(optimizer, move) == [
@@ -123,96 +123,98 @@ def test_a_large_tensor_passes_through_alone() -> None:
     ]
 
 
-@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("trained_before", [False, True])
-def test_a_state_is_loaded_into_an_optimizer_that_streams(
+def test_a_state_is_loaded_into_a_streaming_optimizer(
     trained_before: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dtypes = (HALF, FULL) * 4
     plain, moved = parameters(dtypes), parameters(dtypes)
-    expected, optimizer, move = adamw(plain), adamw(moved), Counting()
+    expected, optimizer, move = adamw(plain), adamw(moved), PeakTransfers()
     for seed in range(2):
         update(expected, plain, seed)
     optimizer.offload(move)
-    optimizer.stream_through(move)
+    optimizer.stream(move)
     if trained_before:
         update(optimizer, moved, 7)
     optimizer.wait()
-    real = move.come_back
+    real = move.to_device
 
-    def come_back(copies, after, **named):
-        assert not any(piece.luggage._copying.copies for piece in optimizer.pieces)  # the last one has left
+    def to_device(copies, after, **named):
+        assert not any(
+            block.group._pending.copies for block in optimizer.blocks
+        )  # the last block is offloaded
         return real(copies, after, **named)
 
     with monkeypatch.context() as patch:
-        patch.setattr(move, "come_back", come_back)
+        patch.setattr(move, "to_device", to_device)
         optimizer.load_tensors({name: value.clone() for name, value in expected.tensors().items()})
     assert move.away == 4 * 60 + 8 * 120
-    assert move.most_here <= 400  # a piece at a time
+    assert move.peak <= 400  # one block at a time
     assert_equal(optimizer.tensors(), expected.tensors())
     update(expected, plain, 3)
     update(optimizer, moved, 3)
     assert_equal(optimizer.tensors(), expected.tensors())
 
 
-def test_pieces_share_the_machines_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twelve tensors with a master and two moments each, three to a piece; a place has 512 bytes."""
-    monkeypatch.setattr("hacrl.training.optimizer_block.PIECE", 600)
+def test_blocks_share_host_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve tensors with a master and two moments each, three to a block; a host buffer has 512 bytes."""
+    monkeypatch.setattr("hacrl.training.optimizer_block.BLOCK_BYTES", 600)
     given = parameters((HALF,) * 12)
     optimizer, move = adamw(given), transfers()
-    optimizer.stream_through(move)
+    optimizer.stream(move)
     for seed in range(3):
         update(optimizer, given, seed)
-    # 9 places of a piece are 4608 bytes, for which memory is handed out in 8192; the rest is the next one's
+    # 9 buffers of a block are 4608 bytes, in a chunk of 8192; the next block uses the rest
     assert move.pieces == [8192, 1024, 8192, 1024]
     assert sum(move.pieces) == 36 * 512
 
 
 def full_at(move: LateTransfers, *attempts: int):
-    """A device without room for some of what is to come back, counted from one."""
-    real, asked = move.come_back, []
+    """Return a ``to_device`` that runs out of memory at the given calls, counted from one."""
+    real, asked = move.to_device, []
 
-    def come_back(copies, after, **named):
+    def to_device(copies, after, **named):
         asked.append(1)
         if len(asked) in attempts:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return real(copies, after, **named)
 
-    return come_back
+    return to_device
 
 
-@pytest.mark.usefixtures("small_pieces")
-def test_a_piece_without_room_comes_when_the_others_have_left(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("small_blocks")
+def test_a_reload_is_retried_after_the_other_blocks_are_offloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, moved = parameters((HALF,) * 8), parameters((HALF,) * 8)
     expected, optimizer, move = adamw(plain), adamw(moved), transfers()
     optimizer.offload(move)
-    optimizer.stream_through(move)
+    optimizer.stream(move)
     with monkeypatch.context() as patch:
-        patch.setattr(move, "come_back", full_at(move, 3))
+        patch.setattr(move, "to_device", full_at(move, 3))
         update(optimizer, moved, 0)
     update(expected, plain, 0)
     assert_equal(optimizer.tensors(), expected.tensors())
 
 
-@pytest.mark.usefixtures("small_pieces")
-def test_an_update_that_ends_in_the_middle_is_not_taken_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("small_blocks")
+def test_an_interrupted_update_is_detected_and_can_continue(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, moved = parameters((HALF,) * 8), parameters((HALF,) * 8)
     expected, optimizer, move = adamw(plain), adamw(moved), transfers()
     optimizer.offload(move)
-    optimizer.stream_through(move)
+    optimizer.stream(move)
     before = {name: value.clone() for name, value in optimizer.tensors().items()}
     with monkeypatch.context() as patch:
-        patch.setattr(move, "come_back", full_at(move, 3, 4))
+        patch.setattr(move, "to_device", full_at(move, 3, 4))
         with pytest.raises(torch.OutOfMemoryError):
             update(optimizer, moved, 0)
     for use in (optimizer.tensors, optimizer.zero_gradients):
-        with pytest.raises(TrainingError, match=r"middle of an update: 2 of 4 parts .*hacrl resume"):
+        with pytest.raises(TrainingError, match=r"middle of an update: 2 of 4 blocks .*hacrl resume"):
             use()
-    optimizer.step()  # there is room again: it goes on where it was
+    optimizer.step()  # memory is free again: the update continues
     update(expected, plain, 0)
     assert_equal(optimizer.tensors(), expected.tensors())
     with monkeypatch.context() as patch:
-        patch.setattr(move, "come_back", full_at(move, 3, 4))
+        patch.setattr(move, "to_device", full_at(move, 3, 4))
         with pytest.raises(torch.OutOfMemoryError):
             update(optimizer, moved, 1)
     optimizer.load_tensors(before)  # as a resumed run does
@@ -229,7 +231,7 @@ def test_a_failed_update_keeps_no_gradients(monkeypatch: pytest.MonkeyPatch) -> 
     def full(*_) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(optimizer.pieces[0].adamw, "step", full)
+    monkeypatch.setattr(optimizer.blocks[0].adamw, "step", full)
     with pytest.raises(torch.OutOfMemoryError):
         optimizer.step()
     optimizer.offload(transfers())

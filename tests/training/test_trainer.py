@@ -17,7 +17,7 @@ from hacrl.engines.hf.engine import TransformersEngine
 from hacrl.models.agent import Agent
 from hacrl.seeding import derive_seed
 from hacrl.tasks.registry import TASKS
-from hacrl.training.accuracy import accuracy_by_problem
+from hacrl.training.metrics import accuracy_by_problem
 from hacrl.types import Rollout, Sampling, Verdict
 from tests.support.engines import sample_rollouts
 from tests.support.sevens import SevensTask

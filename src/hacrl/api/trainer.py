@@ -18,7 +18,7 @@ from hacrl.runs.results import RunResult
 from hacrl.runs.resume import resume_point_of
 from hacrl.runs.run import LocalRun
 from hacrl.tracking.progress import RunProgress
-from hacrl.training.accuracy import Accuracy
+from hacrl.training.metrics import Accuracy
 from hacrl.training.observer import Observer
 
 

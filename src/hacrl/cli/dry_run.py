@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from textwrap import wrap
 
 from hacrl.config.load import config_to_yaml
-from hacrl.memory.plan import DeviceMemory, what_leaves
+from hacrl.memory.estimate import DeviceMemory
+from hacrl.memory.offload_plan import describe_offload
 from hacrl.models.footprint import Footprint
 from hacrl.runs.dry_run import AgentPlan, DryRun
 
@@ -112,7 +113,7 @@ def _device_lines(memory: DeviceMemory) -> Iterator[str]:
         return
     yield f"{memory.device} ({agents}): needs about {_gib(memory.needed)} GiB, {available}"
     if memory.offload != "never":
-        yield f"  {what_leaves(memory.offload, 'it')}: {_gib(memory.host)} GiB of host memory"
+        yield f"  {describe_offload(memory.offload, 'it')}: {_gib(memory.host)} GiB of host memory"
     if memory.fits:
         return
     yield f"WARNING: the run does not fit on {memory.device}. Each of these changes helps:"

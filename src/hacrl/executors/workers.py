@@ -81,8 +81,8 @@ def make_worker(
         rollout.sampling,
         settings.lr,
         exact_sampler=engine.shares_weights and agent.model.dtype == torch.float32,
-        leaves=transfers,
-        most_gap=rollout_limit(settings.vllm.max_logprob_gap),
+        offload_to=transfers,
+        max_policy_gap=rollout_limit(settings.vllm.max_logprob_gap),
     )
     builder = SampleBuilder(
         agent, method, learning.learn_stop_token, learning.max_cross_rollouts, retokeniser

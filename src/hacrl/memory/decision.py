@@ -6,17 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hacrl.config.schema import FEW_TOKENS, OffloadLevel, RunConfig
-from hacrl.memory.engine_sleep import settle_engines
-from hacrl.memory.plan import (
-    Sized,
+from hacrl.memory.engine_sleep import decide_engine_memory
+from hacrl.memory.estimate import (
+    AgentShapes,
     agents_by_device,
-    available_bytes,
     choose_micro_batch_tokens,
+    device_bytes,
     footprints,
-    offload_note,
     offload_plans,
-    peak_with,
 )
+from hacrl.memory.offload_plan import offload_note, peak_bytes
 from hacrl.models.agent import Agent
 from hacrl.models.footprint import ParameterCounts
 from hacrl.models.lm_head import separate_head
@@ -41,7 +40,7 @@ def decide_memory(config: RunConfig, checked: CheckedTask, agents: Sequence[Agen
     if all(agent.device.type == "cpu" for agent in agents):
         return MemoryDecision(levels, {agent.name: tokens or FEW_TOKENS for agent in agents}, config)
     sized = _sized(config, checked, agents)
-    config, settled = settle_engines(config, sized)
+    config, settled = decide_engine_memory(config, sized)
     sizes = choose_micro_batch_tokens(config, sized)
     if asked == "never":
         return MemoryDecision(levels, sizes, config, settled)
@@ -59,19 +58,19 @@ def decide_memory(config: RunConfig, checked: CheckedTask, agents: Sequence[Agen
             )
         else:
             level = plans[device].level
-            before = peak_with("never", [known[name] for name in names])
-            note = offload_note(device, plans[device], asked, before, available_bytes(device))
+            before = peak_bytes("never", [known[name] for name in names])
+            note = offload_note(device, plans[device], asked, before, device_bytes(device))
         levels |= dict.fromkeys(names, level)
         notes += [note] if note else []
     return MemoryDecision(levels, sizes, config, tuple(notes))
 
 
-def _sized(config: RunConfig, checked: CheckedTask, agents: Sequence[Agent]) -> Sized:
+def _sized(config: RunConfig, checked: CheckedTask, agents: Sequence[Agent]) -> AgentShapes:
     """What is known of agents that are loaded: everything."""
     settings = {one.name: one for one in config.agents}
     problems = (*checked.train, *checked.test)
     longest = {agent.name: max(len(agent.encode_prompt(one)) for one in problems) for agent in agents}
-    return Sized(
+    return AgentShapes(
         devices={agent.name: str(agent.device) for agent in agents},
         configs={agent.name: agent.model.config for agent in agents},
         prompt_tokens=longest,

@@ -1,7 +1,7 @@
-"""Which vLLM engines stay awake while agents learn, and what share of a GPU each takes.
+"""Decide which vLLM engines sleep while agents learn, and what share of a GPU each engine takes.
 
-An engine that sleeps leaves its memory to whoever learns. One that stays awake need not be woken, and answers
-beside the others. What the user has said about any of this is left as it is.
+A sleeping engine gives its memory to learning. An engine that stays awake need not be woken, and generates
+concurrently with others. Settings that the user has made are not changed.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ import torch
 
 from hacrl.config.schema import MOST_MEMORY, AgentSettings, RunConfig
 from hacrl.engines.registry import kind_of
-from hacrl.memory.plan import (
-    COMFORTABLE,
-    Sized,
+from hacrl.memory.estimate import (
+    AgentShapes,
     agents_by_device,
-    available_bytes,
+    canonical,
     choose_micro_batch_tokens,
+    device_bytes,
     footprints,
     offload_plans,
-    same_name,
 )
+from hacrl.memory.offload_plan import COMFORTABLE
 
 
-def settle_engines(config: RunConfig, sized: Sized) -> tuple[RunConfig, tuple[str, ...]]:
-    """The run with ``memory`` and ``sleep`` of its engines decided; sentences about that for the user."""
-    asked = [agent for agent in config.agents if kind_of(config, agent).takes_gpu_share]
-    if not asked:
+def decide_engine_memory(config: RunConfig, shapes: AgentShapes) -> tuple[RunConfig, tuple[str, ...]]:
+    """Return the run with ``vllm.memory`` and ``vllm.sleep`` decided, and notes about it for the user."""
+    agents = [agent for agent in config.agents if kind_of(config, agent).takes_gpu_share]
+    if not agents:
         return config, ()
     from hacrl.engines.vllm.launch import sleeps
 
-    shares = _shares(config, sized, asked)
-    config = _told(config, {name: {"memory": share} for name, share in shares.items()})
+    shares = _shares(config, shapes, agents)
+    config = _with_vllm(config, {name: {"memory": share} for name, share in shares.items()})
     undecided = [
         agent.name
-        for agent in asked
+        for agent in agents
         if agent.vllm.url is None and agent.vllm.sleep is None
-        if sleeps(torch.device(sized.devices[agent.name]), agent.vllm)
+        if sleeps(torch.device(shapes.devices[agent.name]), agent.vllm)
     ]
-    awake = _told(config, {name: {"sleep": False} for name in undecided})
-    if not undecided or not _learns_as_well(awake, config, sized, undecided):
+    awake = _with_vllm(config, {name: {"sleep": False} for name in undecided})
+    if not undecided or not _costs_no_learning(awake, config, shapes, undecided):
         return config, ()
     note = (
         f"there is room for the vLLM engines of {', '.join(undecided)} beside learning: they stay awake. "
@@ -52,59 +52,62 @@ def settle_engines(config: RunConfig, sized: Sized) -> tuple[RunConfig, tuple[st
     return awake, (note,)
 
 
-def _shares(config: RunConfig, sized: Sized, asked: Iterable[AgentSettings]) -> dict[str, float]:
-    """Of a GPU, for the engines of which nobody has said it: what the responses of a step need."""
-    known = footprints(config, sized)
+def _shares(config: RunConfig, shapes: AgentShapes, agents: Iterable[AgentSettings]) -> dict[str, float]:
+    """Return the share of a GPU that a step's responses need, for engines without ``vllm.memory``."""
+    known = footprints(config, shapes)
     shares = {}
-    for agent in asked:
+    for agent in agents:
         if agent.vllm.memory is not None:
             continue
-        found, device = known.get(agent.name), sized.devices[agent.name]
-        taken = found.taken_by_engine if found is not None and device != "cpu" else 0
-        share = math.ceil(1000 * taken / available_bytes(device)) / 1000
-        # none is known on a device of its own; a cache of a fixed size may be larger, but needs no share
+        footprint, device = known.get(agent.name), shapes.devices[agent.name]
+        needed = footprint.taken_by_engine if footprint is not None and device != "cpu" else 0
+        share = math.ceil(1000 * needed / device_bytes(device)) / 1000
+        # 0 if not known, as for an engine with devices of its own. A KV cache of a fixed size may need more
+        # than MOST_MEMORY, but does not depend on the share.
         shares[agent.name] = min(share or MOST_MEMORY, MOST_MEMORY)
     return shares
 
 
-def _learns_as_well(awake: RunConfig, asleep: RunConfig, sized: Sized, names: Iterable[str]) -> bool:
-    """Whether nothing more has to leave a GPU, and as many tokens are learnt from at a time."""
-    tokens = choose_micro_batch_tokens(awake, sized)
-    if tokens != choose_micro_batch_tokens(asleep, sized):
+def _costs_no_learning(
+    awake: RunConfig, asleep: RunConfig, shapes: AgentShapes, names: Iterable[str]
+) -> bool:
+    """Return whether micro-batches and offload levels are the same with awake as with sleeping engines."""
+    tokens = choose_micro_batch_tokens(awake, shapes)
+    if tokens != choose_micro_batch_tokens(asleep, shapes):
         return False
-    plans, before = (offload_plans(run, sized, footprints(run, sized, tokens)) for run in (awake, asleep))
-    guests = _guests(awake, sized)
-    homes = agents_by_device(sized).items()
-    devices = [device for device, agents in homes if device in guests or set(names) & set(agents)]
+    plans, before = (offload_plans(run, shapes, footprints(run, shapes, tokens)) for run in (awake, asleep))
+    foreign = _foreign_engines(awake, shapes)
+    by_device = agents_by_device(shapes).items()
+    devices = [device for device, agents in by_device if device in foreign or set(names) & set(agents)]
     return all(
         device in plans
         and plans[device].level == before[device].level
-        and plans[device].needed + guests.get(device, 0) + others_bytes(device)
-        <= COMFORTABLE * available_bytes(device)
+        and plans[device].needed + foreign.get(device, 0) + other_processes_bytes(device)
+        <= COMFORTABLE * device_bytes(device)
         for device in devices
     )
 
 
-def _guests(config: RunConfig, sized: Sized) -> dict[str, int]:
-    """Device with learners -> bytes of engines there whose agents live elsewhere."""
+def _foreign_engines(config: RunConfig, shapes: AgentShapes) -> dict[str, int]:
+    """Return device with learners -> bytes of engines there whose agents learn on other devices."""
     found: dict[str, int] = {}
     for agent in config.agents:
-        home = same_name(sized.devices[agent.name])
-        for place in {f"cuda:{number}" for number in agent.vllm.devices or ()} - {home}:
-            if kind_of(config, agent).takes_gpu_share and place in agents_by_device(sized):
-                taken = int((agent.vllm.memory or MOST_MEMORY) * available_bytes(place))
-                found[place] = found.get(place, 0) + taken
+        own = canonical(shapes.devices[agent.name])
+        for device in {f"cuda:{number}" for number in agent.vllm.devices or ()} - {own}:
+            if kind_of(config, agent).takes_gpu_share and device in agents_by_device(shapes):
+                taken = int((agent.vllm.memory or MOST_MEMORY) * device_bytes(device))
+                found[device] = found.get(device, 0) + taken
     return found
 
 
-def others_bytes(device: str) -> int:
-    """Of a GPU that other processes hold now."""
+def other_processes_bytes(device: str) -> int:
+    """Return the bytes of a GPU's memory that other processes use now."""
     free, total = torch.cuda.mem_get_info(device)
     return total - free - torch.cuda.memory_reserved(device)
 
 
-def _told(config: RunConfig, changes: Mapping[str, dict[str, Any]]) -> RunConfig:
-    """The run with other ``vllm`` settings of some agents."""
+def _with_vllm(config: RunConfig, changes: Mapping[str, dict[str, Any]]) -> RunConfig:
+    """Return the run with changed ``vllm`` settings; ``changes`` are by agent name."""
     return replace(
         config,
         agents=tuple(

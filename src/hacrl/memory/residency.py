@@ -13,7 +13,7 @@ from hacrl.errors import TrainingError
 from hacrl.models.agent import Agent
 from hacrl.models.device import free_failed_attempt, is_out_of_memory
 from hacrl.training.learner import Learner
-from hacrl.training.offload import CudaTransfers, Luggage, Transfers
+from hacrl.training.offload import CudaTransfers, OffloadGroup, Transfers
 from hacrl.training.optimizer import MasterWeightAdamW
 
 
@@ -25,7 +25,7 @@ class _Resident:
     model: Any
     optimizer: MasterWeightAdamW
     transfers: Transfers
-    weights: Luggage | None  # None: weights stay
+    weights: OffloadGroup | None  # None: weights stay
 
     def optimizer_leaves(self) -> None:
         self.optimizer.offload(self.transfers)
@@ -35,11 +35,11 @@ class _Resident:
             parameters = list(self.model.parameters())
             for parameter in parameters:
                 parameter.grad = None
-            self.weights.leave(parameters)
+            self.weights.offload(parameters)
 
     def weights_come_back(self) -> None:
         if self.weights is not None:
-            self.weights.come_back()
+            self.weights.reload()
 
     def wait_for_weights(self) -> None:
         """Anybody may read weights at any time, and nothing goes without them: they are waited for."""
@@ -70,9 +70,9 @@ class Residency:
         transfers = self.transfers(agent, level)
         if transfers is None:
             return
-        weights = Luggage(transfers) if level in WEIGHTS_LEAVE else None
+        weights = OffloadGroup(transfers) if level in WEIGHTS_LEAVE else None
         if level in STREAMING:
-            learner.optimizer.stream_through(transfers, with_gradients=level == "all")
+            learner.optimizer.stream(transfers, offload_gradients=level == "all")
         self._residents[agent.name] = _Resident(
             agent.name, agent.model, learner.optimizer, transfers, weights
         )
@@ -98,8 +98,8 @@ class Residency:
         resident = self._residents.get(name)
         if resident is None:
             return
-        self._make_room(name, keep_optimizer=not resident.optimizer.streams)
-        self._bring(resident, "optimizer", resident.optimizer.bring_back)
+        self._make_room(name, keep_optimizer=not resident.optimizer.is_streaming)
+        self._bring(resident, "optimizer", resident.optimizer.reload)
 
     def leave(self, name: str) -> None:
         """All of an agent's that may leave does; returns when its memory is free, for other processes too."""
@@ -115,7 +115,9 @@ class Residency:
 
     def everyone_home(self) -> None:
         """After the last phase: weights are where their owner had put them, or stay if there is no room."""
-        away = [one for one in self._residents.values() if one.weights is not None and one.weights.is_away]
+        away = [
+            one for one in self._residents.values() if one.weights is not None and one.weights.is_offloaded
+        ]
         for one in self._residents.values() if away else ():
             one.optimizer_leaves()
         for one in away:

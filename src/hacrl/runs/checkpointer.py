@@ -22,10 +22,9 @@ from hacrl.memory import host as host_memory
 from hacrl.models.device import is_out_of_memory
 from hacrl.runs.checkpoint import CheckpointContent, CheckpointId, CheckpointStore
 from hacrl.runs.folder import RunFolder
-from hacrl.training.accuracy import Accuracy
-from hacrl.training.metrics import StepReport
+from hacrl.training.metrics import Accuracy, StepReport
 from hacrl.training.observer import Observer
-from hacrl.training.offload import places_like
+from hacrl.training.offload import HostAllocator
 from hacrl.training.trainer import Trainer
 from hacrl.types import Problem
 
@@ -120,7 +119,9 @@ def _allocate_buffers(tensors: Mapping[_Key, Tensor]) -> dict[_Key, _Buffer]:
     _check_free_memory(needed)
     try:
         # Pinned memory is allocated in large pieces. Other buffers are allocated, and freed, one by one.
-        memory = dict(zip(gpus, places_like(list(gpus.values()), _pinned_if_possible), strict=True))
+        memory = dict(
+            zip(gpus, HostAllocator(_pinned_if_possible).buffers_like(list(gpus.values())), strict=True)
+        )
         memory |= {key: torch.empty_like(layout, device="cpu") for key, layout in others.items()}
     except RuntimeError as error:
         if not is_out_of_memory(error):
@@ -151,12 +152,12 @@ def _bytes_in_pieces(layouts: Sequence[Tensor]) -> int:
         sizes.append(size)
         return torch.empty(size, dtype=torch.uint8, device="meta")
 
-    places_like(layouts, count)
+    HostAllocator(count).buffers_like(layouts)
     return sum(sizes)
 
 
 def _check_free_memory(needed: int) -> None:
-    left = host_memory.bytes_left() if needed else None
+    left = host_memory.free_bytes() if needed else None
     if left is None:
         return
     reserved = max(RESERVED_BYTES, int(RESERVED_SHARE * left))

@@ -16,8 +16,8 @@ from hacrl.config.schema import AgentSettings, RunConfig
 from hacrl.engines.registry import check_engines, engine_notes
 from hacrl.errors import ModelError, TaskError
 from hacrl.executors.registry import find_executor
-from hacrl.memory.engine_sleep import settle_engines
-from hacrl.memory.plan import DeviceMemory, Sized, device_memory, footprints
+from hacrl.memory.engine_sleep import decide_engine_memory
+from hacrl.memory.estimate import AgentShapes, DeviceMemory, device_memory, footprints
 from hacrl.models.footprint import Footprint, known_config
 from hacrl.models.loading import load_model_config, load_text_codec
 from hacrl.models.tokenizing import TextCodec
@@ -78,8 +78,8 @@ def dry_run(config: RunConfig, overwrite: bool = False) -> DryRun:
             if task is not None:
                 task.close()
     prompts = {name: _longest_prompt(codec, checked) for name, codec in codecs.items() if checked is not None}
-    sized = Sized(devices, configs, prompts)
-    settled, notes = settle_engines(config, sized)
+    sized = AgentShapes(devices, configs, prompts)
+    settled, notes = decide_engine_memory(config, sized)
     known = footprints(settled, sized)
     for agent in config.agents:
         if agent.name in configs and agent.name not in known:

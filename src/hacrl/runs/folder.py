@@ -31,8 +31,7 @@ from hacrl.config.schema import RunConfig
 from hacrl.errors import CheckpointError, ConfigError
 from hacrl.files import publish_folder, write_json, write_text
 from hacrl.plain_text import json_text, printable
-from hacrl.training.accuracy import Accuracy
-from hacrl.training.metrics import StepReport
+from hacrl.training.metrics import Accuracy, StepReport
 from hacrl.training.observer import Observer
 
 LOCK = ".lock"

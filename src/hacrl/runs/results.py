@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hacrl.files import JsonLines, Record, UnreadableFileError, as_record, read_jsonl
-from hacrl.training.accuracy import Accuracy
-from hacrl.training.metrics import StepReport
+from hacrl.training.metrics import Accuracy, StepReport
 from hacrl.training.observer import Observer
 
 

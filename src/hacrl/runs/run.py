@@ -25,7 +25,7 @@ from hacrl.tasks.base import CheckedTask, Task
 from hacrl.tasks.registry import make_task
 from hacrl.tasks.stream import ProblemStream
 from hacrl.tracking.registry import make_trackers
-from hacrl.training.accuracy import Accuracy
+from hacrl.training.metrics import Accuracy
 from hacrl.training.observer import Observer, Observers
 from hacrl.training.reporter import Reporter, TrainingInterrupted
 from hacrl.training.trainer import Trainer

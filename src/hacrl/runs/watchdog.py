@@ -14,8 +14,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from hacrl.plain_text import printable
-from hacrl.training.accuracy import Accuracy
-from hacrl.training.metrics import StepReport
+from hacrl.training.metrics import Accuracy, StepReport
 from hacrl.training.observer import Observer, Phase
 from hacrl.types import VerifiedRollout
 

@@ -16,7 +16,7 @@ from rich.table import Table
 from hacrl.plain_text import markdown_text
 from hacrl.runs.results import RunResult
 from hacrl.tracking.console import unstyled
-from hacrl.training.accuracy import Accuracy
+from hacrl.training.metrics import Accuracy
 
 
 @dataclass(frozen=True)

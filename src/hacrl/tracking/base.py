@@ -13,8 +13,7 @@ from hacrl.errors import ConfigError
 from hacrl.plain_text import printable
 from hacrl.tracking.samples import RolloutRow, sample_rows
 from hacrl.tracking.scalars import Scalars, evaluation_scalars, step_scalars
-from hacrl.training.accuracy import Accuracy
-from hacrl.training.metrics import StepReport
+from hacrl.training.metrics import Accuracy, StepReport
 from hacrl.training.observer import Observer, Phase
 from hacrl.types import VerifiedRollout
 

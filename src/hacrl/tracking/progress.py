@@ -15,8 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from hacrl.tracking.console import print_unstyled, unstyled
-from hacrl.training.accuracy import Accuracy
-from hacrl.training.metrics import StepReport
+from hacrl.training.metrics import Accuracy, StepReport
 from hacrl.training.observer import Observer, Phase
 from hacrl.types import VerifiedRollout
 

@@ -16,8 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any, get_args
 
-from hacrl.training.accuracy import Accuracy
-from hacrl.training.metrics import AgentReport, LearnReport, StepReport
+from hacrl.training.metrics import Accuracy, AgentReport, LearnReport, StepReport
 from hacrl.types import VerdictLabel
 
 Scalars = dict[str, float]

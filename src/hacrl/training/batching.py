@@ -1,6 +1,6 @@
-"""How a step's samples are cut into mini-batches (one update each) and micro-batches (one forward each).
+"""Cut a step's samples into mini-batches (one update each) and micro-batches (one forward pass each).
 
-How many tokens one forward pass of a learner may have: fewer, once memory has run out.
+A token budget bounds the micro-batches. When memory runs out, the budget shrinks and the update is repeated.
 """
 
 from __future__ import annotations
@@ -19,88 +19,89 @@ from hacrl.models.lm_head import logit_caching
 from hacrl.models.logprobs import uses_packing
 from hacrl.models.packing import TokenPair, packed_tokens, padded_tokens
 from hacrl.models.packing_support import has_fused_attention
-from hacrl.training.metrics import LearnStats
+from hacrl.training.learn_stats import LearnStats
 from hacrl.types import LearnerSample
-
-
-def ordered(
-    samples: Sequence[LearnerSample], order: MinibatchOrder, rng: random.Random
-) -> list[LearnerSample]:
-    """Shuffled: own and others' together, or own first."""
-    shuffled = list(samples)
-    rng.shuffle(shuffled)
-    if order == "self_first":
-        shuffled.sort(key=lambda sample: not sample.is_own)  # stable: each part stays shuffled
-    return shuffled
 
 
 def minibatches(
     samples: Sequence[LearnerSample], updates: int, epochs: int, order: MinibatchOrder, seed: int
 ) -> list[list[LearnerSample]]:
-    """``updates`` mini-batches over ``epochs`` passes, of equal size but for one sample.
+    """Return ``updates`` mini-batches over ``epochs`` shuffled passes, of equal size but for one sample.
 
-    With fewer samples than updates some mini-batches are empty and make no update.
+    With fewer samples than updates, the empty mini-batches are left out.
     """
     rng = random.Random(seed)
-    passes = [ordered(samples, order, rng) for _ in range(epochs)]
-    stream = [sample for one_pass in passes for sample in one_pass]
+    stream = []
+    for _ in range(epochs):
+        shuffled = list(samples)
+        rng.shuffle(shuffled)
+        if order == "self_first":
+            shuffled.sort(key=lambda sample: not sample.is_own)  # stable: each part stays shuffled
+        stream += shuffled
     edges = [len(stream) * i // updates for i in range(updates + 1)]
-    cut = [stream[start:end] for start, end in pairwise(edges)]
-    return [minibatch for minibatch in cut if minibatch]
+    batches = [stream[start:end] for start, end in pairwise(edges)]
+    return [minibatch for minibatch in batches if minibatch]
 
 
 def micro_batches(
-    samples: Sequence[LearnerSample], token_budget: int, packed: bool = False, most_seen: int | None = None
+    samples: Sequence[LearnerSample],
+    token_budget: int,
+    packed: bool = False,
+    max_unshared_tokens: int | None = None,
 ) -> list[list[LearnerSample]]:
-    """Groups that fit the budget, longest first: padded ones of similar length, packed ones by prompt.
+    """Return groups of samples that fit the budget, longest first; a longer sample has a group of its own.
 
-    Longest first, so that running out of memory shows in the first forward pass, not in the last.
-    A sample longer than the budget goes alone. Packed ones are as few as the budget allows and about equal:
-    a GPU has done a small one before Python has launched the next. ``most_seen``: their tokens, with a prompt
-    for each of them.
+    Longest first, so that memory runs out in the first forward pass if it does. Padded groups have samples of
+    similar length. Packed groups have samples of the same prompt together, because a prompt is computed once
+    for all of them. There are as few packed groups as the budget allows, of about equal size: a GPU would
+    finish a small one before Python has launched the next.
+
+    ``max_unshared_tokens`` bounds a packed group's tokens when each response is counted with its own prompt.
     """
     if not packed:
         return list(_cut(sorted(samples, key=sample_length, reverse=True), token_budget, packed))
     in_order = _by_prompt(samples)
-    fewest = len(list(_cut(in_order, token_budget, packed, most_seen)))
-    too_low, enough = 0, token_budget
+    fewest = len(list(_cut(in_order, token_budget, packed, max_unshared_tokens)))
+    too_low, enough = 0, token_budget  # find the lowest budget that needs no more groups
     while enough - too_low > max(1, token_budget // 256):
         between = (too_low + enough) // 2
-        if len(list(_cut(in_order, between, packed, most_seen))) > fewest:
+        if len(list(_cut(in_order, between, packed, max_unshared_tokens))) > fewest:
             too_low = between
         else:
             enough = between
-    return list(_cut(in_order, enough, packed, most_seen))
+    return list(_cut(in_order, enough, packed, max_unshared_tokens))
 
 
 def _cut(
-    in_order: Sequence[LearnerSample], most_tokens: int, packed: bool, most_seen: int | None = None
+    in_order: Sequence[LearnerSample], token_budget: int, packed: bool, max_unshared_tokens: int | None = None
 ) -> Iterator[list[LearnerSample]]:
-    """Groups of neighbours, each as large as it may be."""
+    """Yield groups of neighbours, each as large as it may be."""
     batch: list[LearnerSample] = []
-    tokens = seen = 0
+    tokens = unshared = 0
     for sample in in_order:
         length = sample_length(sample)
         if not batch:
-            more = length
-        elif packed:  # a prompt that the one before has is there already
+            added = length
+        elif packed:  # without the prompt if the sample before has the same one
             same = sample.prompt_ids == batch[-1].prompt_ids
-            more = len(sample.response_ids) + (0 if same else len(sample.prompt_ids))
+            added = len(sample.response_ids) + (0 if same else len(sample.prompt_ids))
         else:
-            more = sample_length(batch[0])
-        is_too_much = tokens + more > most_tokens or (most_seen is not None and seen + length > most_seen)
+            added = sample_length(batch[0])
+        is_too_much = tokens + added > token_budget or (
+            max_unshared_tokens is not None and unshared + length > max_unshared_tokens
+        )
         if batch and is_too_much:
             yield batch
-            batch, tokens, seen, more = [], 0, 0, length
+            batch, tokens, unshared, added = [], 0, 0, length
         batch.append(sample)
-        tokens += more
-        seen += length
+        tokens += added
+        unshared += length
     if batch:
         yield batch
 
 
 def _by_prompt(samples: Sequence[LearnerSample]) -> list[LearnerSample]:
-    """Those with the same prompt together, since it is computed once for all of them."""
+    """Return the samples longest first, then with those of one prompt together."""
     groups: dict[tuple[int, ...], list[LearnerSample]] = {}
     for sample in sorted(samples, key=sample_length, reverse=True):
         groups.setdefault(sample.prompt_ids, []).append(sample)
@@ -108,12 +109,12 @@ def _by_prompt(samples: Sequence[LearnerSample]) -> list[LearnerSample]:
 
 
 def batch_tokens(samples: Sequence[LearnerSample], packed: bool) -> int:
-    """Tokens that a forward pass over these samples computes."""
+    """Return how many tokens a forward pass over these samples computes."""
     return (packed_tokens if packed else padded_tokens)(token_pairs(samples))
 
 
 def token_pairs(samples: Sequence[LearnerSample]) -> list[TokenPair]:
-    """Prompt and response of each."""
+    """Return prompt and response tokens of each sample."""
     return [(sample.prompt_ids, sample.response_ids) for sample in samples]
 
 
@@ -124,18 +125,18 @@ def loss_masks(samples: Sequence[LearnerSample]) -> list[tuple[bool, ...]] | Non
 
 
 def sample_length(sample: LearnerSample) -> int:
-    """Tokens of prompt and response."""
+    """Return the number of tokens of prompt and response."""
     return len(sample.prompt_ids) + len(sample.response_ids)
 
 
 Result = TypeVar("Result")
-# Where attention has no kernel for shared prompts, every response gets a copy of its prompt's keys: so many
-# times the budget, counted with their prompts, are learnt from at a time.
-SEEN = 4
+# Without a fused kernel for shared prompts, attention copies a prompt's keys for every response. So a packed
+# micro-batch has at most this many times the budget, when each response is counted with its own prompt.
+UNSHARED_BUDGET_FACTOR = 4
 
 
-class _TooLargeError(Exception):
-    """Memory ran out over a micro-batch."""
+class _MicroBatchTooLargeError(Exception):
+    """Memory ran out in the forward or backward pass of a micro-batch."""
 
     def __init__(self, samples: Sequence[LearnerSample], packed: bool) -> None:
         self.samples = len(samples)
@@ -145,10 +146,10 @@ class _TooLargeError(Exception):
 
 
 class TokenBudget:
-    """Most tokens of a micro-batch, padding included. Shrinks when memory runs out, for the whole run.
+    """The most tokens of a micro-batch, padding included. It shrinks when memory runs out, for the whole run.
 
-    ``keeps_logits``: where there is room. Once memory has run out none are; that comes first, and no number
-    depends on it.
+    ``keeps_logits``: keep logits for the backward pass where memory allows it. When memory runs out, logits
+    are recomputed from then on, which changes no number; only after that does the budget shrink.
     """
 
     def __init__(self, tokens: int, agent: Agent, keeps_logits: bool) -> None:
@@ -156,54 +157,55 @@ class TokenBudget:
         self._agent = agent
         self._keeps_logits = keeps_logits
         self._has_kept_logits = False
-        self._counts_packed = False  # tokens of the last samples that were cut
+        self._counts_packed = False  # how the last samples were counted
 
     def micro_batches(self, samples: Sequence[LearnerSample]) -> list[list[LearnerSample]]:
-        """The samples in groups that fit."""
+        """Return the samples in groups that fit the budget."""
         if not samples:
             return []
         self._counts_packed = self._are_packed(samples)
         has_kernel = has_fused_attention(self._agent.model)
-        most_seen = None if has_kernel else SEEN * self.tokens
-        return micro_batches(samples, self.tokens, self._counts_packed, most_seen)
+        max_unshared_tokens = None if has_kernel else UNSHARED_BUDGET_FACTOR * self.tokens
+        return micro_batches(samples, self.tokens, self._counts_packed, max_unshared_tokens)
 
     def _are_packed(self, samples: Sequence[LearnerSample]) -> bool:
-        """By what they are counted: a GPU without a kernel for it pads attention of all to one size."""
+        """Return whether to count packed tokens: without a fused kernel, a GPU pads attention."""
         model = self._agent.model
         if model.device.type == "cuda":
             return has_fused_attention(model)
         return uses_packing(model, token_pairs(samples))
 
     @contextmanager
-    def charged_to(self, micro_batch: Sequence[LearnerSample]) -> Iterator[None]:
-        """Memory that runs out within the block has run out because of these samples."""
-        with logit_caching(self._keeps_logits) as waiting:
+    def guard(self, micro_batch: Sequence[LearnerSample]) -> Iterator[None]:
+        """Within the block, attribute running out of memory to this micro-batch."""
+        with logit_caching(self._keeps_logits) as kept_logits:
             try:
                 yield
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
-                # counted as it was cut, also if it is computed in rows after all: or nothing would shrink
-                raise _TooLargeError(micro_batch, self._counts_packed) from error
+                # Counted like the samples were cut, even if the model has padded them: counted otherwise, the
+                # micro-batch might be within the budget, and the budget would not shrink.
+                raise _MicroBatchTooLargeError(micro_batch, self._counts_packed) from error
             finally:
-                self._has_kept_logits |= waiting.any_cached
+                self._has_kept_logits |= kept_logits.any_cached
 
-    def fit(self, attempt: Callable[[], Result], stats: LearnStats) -> Result:
-        """What ``attempt`` gives in micro-batches that fit: until they do, it is begun again."""
+    def retry_until_it_fits(self, attempt: Callable[[], Result], stats: LearnStats) -> Result:
+        """Return ``attempt()``. When a guarded micro-batch runs out of memory, use less and repeat it."""
         while True:
             try:
                 return attempt()
-            except _TooLargeError as error:
+            except _MicroBatchTooLargeError as error:
                 free_failed_attempt(error, self._agent.device)
-                stats.notes.append(self._make_room(error))
+                stats.notes.append(self._use_less_memory(error))
                 stats.oom_retries += 1
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
-                raise self.hopeless(error, "weights, gradients and optimizer") from error
+                raise self._does_not_fit(error, "weights, gradients and optimizer") from error
 
-    def hopeless(self, error: BaseException, what: str) -> TrainingError:
-        """The error for memory that runs out however small the micro-batches are."""
+    def _does_not_fit(self, error: BaseException, what: str) -> TrainingError:
+        """Return the error for memory that runs out however small the micro-batches are."""
         free_failed_attempt(error, self._agent.device)
         name = self._agent.name
         return TrainingError(
@@ -213,27 +215,28 @@ class TokenBudget:
             "rollout.max_new_tokens, or, if vLLM engines stay awake there, set vllm.sleep=true"
         )
 
-    def _make_room(self, error: _TooLargeError) -> str:
-        """For the next attempt; a sentence about it."""
+    def _use_less_memory(self, error: _MicroBatchTooLargeError) -> str:
+        """Recompute logits, or else shrink the budget; return a note for the user."""
         if not self._has_kept_logits:
             return self._shrink(error)
-        # in another micro-batch, maybe: what was free then need not be in one piece now
+        # Also if only another micro-batch kept logits: they can have fragmented the free memory.
         self._keeps_logits = self._has_kept_logits = False
         return (
             f"agent {self._agent.name!r}: learning from {error} at once did not fit into the memory of "
-            f"{self._agent.device} beside logits that wait for the backward pass; from now on they are made "
-            "again in it. The update was begun again, nothing is lost"
+            f"{self._agent.device} beside logits kept for the backward pass; from now on the backward pass "
+            "recomputes them. The update was repeated, nothing is lost"
         )
 
-    def _shrink(self, error: _TooLargeError) -> str:
-        """Halve, until a micro-batch like the one that failed would be smaller; a sentence about it."""
+    def _shrink(self, error: _MicroBatchTooLargeError) -> str:
+        """Halve the budget until it excludes the micro-batch that failed; return a note for the user."""
         if error.samples == 1:
-            raise self.hopeless(error, f"learning from a single sample of {error.longest} tokens") from error
+            what = f"learning from a single sample of {error.longest} tokens"
+            raise self._does_not_fit(error, what) from error
         before = self.tokens
         while self.tokens >= error.tokens:
             self.tokens //= 2
         return (
             f"agent {self._agent.name!r}: learning from {error} at once did not fit into the memory of "
             f"{self._agent.device}; learning.micro_batch_tokens counts as {self.tokens} instead of {before} "
-            "from now on. The update was begun again, nothing is lost"
+            "from now on. The update was repeated, nothing is lost"
         )

@@ -1,8 +1,8 @@
-"""Sums of gradients over the backward passes of an update.
+"""Gradient sums over the backward passes of an update, on the device or offloaded between passes.
 
-They are needed on the device only when a gradient has just been computed, and in the update: 4 bytes of each
-weight that may wait in the machine's memory meanwhile. Then they come a little before their turn, in the
-order in which gradients came in the update's first pass, and leave at once. The numbers are the same.
+A sum is needed on the device only when a backward pass has computed its gradient, and in the update.
+Offloaded sums save 4 bytes per 16-bit weight. They are prefetched in the order in which gradients came in
+the update's first pass, and offloaded again at once. Both kinds give the same numbers to the bit.
 """
 
 from __future__ import annotations
@@ -14,210 +14,213 @@ import torch
 from torch import Tensor
 
 from hacrl.models.device import is_out_of_memory
-from hacrl.training.offload import GivenPlaces, Luggage, Transfers, places_like
+from hacrl.training.offload import HostAllocator, HostBuffers, OffloadGroup, Transfers
 from hacrl.training.optimizer_block import Weight
 
-COMING = 2**28  # bytes that are enough to come ahead of their turn
-LEAVING = 2**29  # bytes on their way out: if there are more, the device waits for them
-SMALL = 2**20  # bytes that are not worth a journey
+PREFETCH_BYTES = 2**28  # prefetch sums until they are as large as this
+MAX_HELD_BYTES = 2**29  # device memory of sums that are being offloaded; with more, the device waits
+MIN_OFFLOAD_BYTES = 2**20  # smaller sums stay on the device
 
 
-class Sums:
-    """On the device."""
+class GradientSums:
+    """Gradient sums that stay on the device."""
 
     def __init__(self, weights: Sequence[Weight]) -> None:
         self._weights = list(weights)
 
-    def begin(self) -> None:
-        """An update."""
+    def begin_update(self) -> None:
+        """Set all sums to zero."""
         for weight in self._weights:
             weight.zero_gradient()
 
     def add(self, weight: Weight) -> None:
-        """What a backward pass has just found for a weight that is not its own master."""
-        weight.take_gradient(weight.parameter)
+        """Add the gradient that a backward pass has just computed for a 16-bit weight."""
+        weight.add_gradient()
 
     def norm(self) -> Tensor:
-        """Of all sums together."""
+        """Return the norm of all sums together."""
         return torch.nn.utils.get_total_norm([weight.gradient for weight in self._weights])
 
     def scale(self, factor: Tensor) -> None:
-        """All of them, before the update is made."""
+        """Multiply all sums by ``factor`` before the update uses them."""
         gradients = [weight.gradient for weight in self._weights]
         if gradients:
             torch._foreach_mul_(gradients, factor)
 
-    def bring(self, weights: Iterable[Weight]) -> None:
-        """Begin to bring those of some weights that are about to be updated."""
+    def reload(self, weights: Iterable[Weight]) -> None:
+        """Start to copy the sums of weights that are about to be updated to the device."""
 
-    def ready(self, weights: Iterable[Weight]) -> None:
-        """What the device computes from now on finds them whole and scaled."""
+    def prepare(self, weights: Iterable[Weight]) -> None:
+        """Make the device wait for these sums, and scale them."""
 
-    def drop(self, weights: Iterable[Weight]) -> None:
-        """These weights have been updated."""
+    def discard(self, weights: Iterable[Weight]) -> None:
+        """Drop the sums of weights that have been updated."""
 
-    def let_go(self) -> None:
-        """Of all memory on the device, until the next update begins."""
+    def free(self) -> None:
+        """Free all device memory until the next update begins."""
         for weight in self._weights:
-            weight.drop_gradient()
+            weight.free_gradient()
 
     def wait(self) -> None:
-        """Until nothing is on its way."""
+        """Return when all copies are finished."""
 
 
-class AwaySums(Sums):
-    """In the machine's memory, but for small ones and those that torch adds up itself, in float32."""
+class OffloadedGradientSums(GradientSums):
+    """Gradient sums in the machine's memory, except small ones and those of float32 parameters."""
 
     def __init__(self, weights: Sequence[Weight], transfers: Transfers) -> None:
         super().__init__(weights)
-        away = [weight for weight in weights if _is_worth_it(weight)]
-        places = places_like([weight.master for weight in away], transfers.host_memory)  # now or never
-        self._luggage = {
-            weight.number: Luggage(transfers, GivenPlaces([place]), lingers=True)
-            for weight, place in zip(away, places, strict=True)
+        offloaded = [
+            weight
+            for weight in weights
+            if not weight.is_own_master and weight.master.nbytes >= MIN_OFFLOAD_BYTES
+        ]
+        # all host memory is allocated now, so that training cannot run out of it later
+        buffers = HostAllocator(transfers.allocate_host).buffers_like([w.master for w in offloaded])
+        self._groups = {
+            weight.number: OffloadGroup(transfers, _always(buffer), hold_memory=True)
+            for weight, buffer in zip(offloaded, buffers, strict=True)
         }
-        self._here = Sums([weight for weight in weights if weight.number not in self._luggage])
-        self._norms: dict[int, Tensor] = {}  # of those that hold something
-        self._turns: dict[int, int] = {}  # in which gradients came
-        self._in_turn: list[Weight] = []
-        self._ahead: list[Weight] = []  # whose sum has come before its turn
-        self._leaving: deque[Weight] = deque()
+        self._on_device = GradientSums([weight for weight in weights if weight.number not in self._groups])
+        self._norms: dict[int, Tensor] = {}  # of the sums that have a gradient
+        self._order: list[Weight] = []  # in which gradients came in the update's first pass
+        self._positions: dict[int, int] = {}  # number of a weight -> its index in that order
+        self._prefetched: list[Weight] = []
+        self._offloading: deque[Weight] = deque()  # their device memory may still be held
         self._factor: Tensor | None = None
         self._scaled: set[int] = set()
 
-    def begin(self) -> None:
-        """See :class:`Sums`. Nothing is zeroed that is away: no sum holds anything yet."""
-        self._forget()
-        self._here.begin()
+    def begin_update(self) -> None:
+        """Forget all sums. Offloaded ones are not zeroed: each starts from zeros at its first gradient."""
+        self._reset()
+        self._on_device.begin_update()
 
     @torch.no_grad()
     def add(self, weight: Weight) -> None:
-        """See :class:`Sums`."""
+        """Reload the weight's sum, add the gradient, offload the sum, and prefetch the next ones."""
         number = weight.number
-        if number not in self._luggage:
-            self._here.add(weight)
+        if number not in self._groups:
+            self._on_device.add(weight)
             return
         if number not in self._norms:
-            self._turns[number] = len(self._in_turn)
-            self._in_turn.append(weight)
-            self._begin_sum(weight)
-        luggage = self._luggage[number]
-        luggage.come_back()
-        luggage.ready()
-        weight.take_gradient(weight.parameter)
+            self._positions[number] = len(self._order)
+            self._order.append(weight)
+            self._start_sum(weight)
+        group = self._groups[number]
+        group.reload()
+        group.wait_on_device()
+        weight.add_gradient()
         self._norms[number] = _norm(weight.gradient)
-        luggage.leave([weight.gradient])
-        self._leaving.append(weight)
-        self._look_ahead(self._turns[number])
+        group.offload([weight.gradient])
+        self._offloading.append(weight)
+        self._prefetch_after(self._positions[number])
 
     def norm(self) -> Tensor:
-        """To the bit as if all were here. The passes are over."""
-        self._look_ahead(len(self._in_turn))
-        self._make_room(0)
+        """Return the norm of all sums, to the bit as if all were on the device. The passes are over."""
+        self._prefetch_after(len(self._order))
+        self._release_memory(down_to=0)
         found: Tensor = torch.linalg.vector_norm(torch.stack([*map(self._norm_of, self._weights)]))
         return found
 
     def scale(self, factor: Tensor) -> None:
-        """See :class:`Sums`. Those that are away are, when they have come."""
-        self._here.scale(factor)
+        """Scale the sums on the device; :meth:`prepare` scales offloaded ones after they are copied back."""
+        self._on_device.scale(factor)
         self._factor = factor
 
     @torch.no_grad()
-    def bring(self, weights: Iterable[Weight]) -> None:
-        """See :class:`Sums`. Zeros, if no pass had a gradient."""
-        for weight, luggage in self._travelling(weights):
+    def reload(self, weights: Iterable[Weight]) -> None:
+        """Start to copy these sums to the device. A sum that no pass had a gradient for becomes zeros."""
+        for weight, group in self._offloaded(weights):
             if weight.number in self._norms:
-                luggage.come_back()
-            elif weight.summed is None or luggage.is_away:
-                self._begin_sum(weight)
+                group.reload()
+            elif weight.gradient_sum is None or group.is_offloaded:
+                self._start_sum(weight)
 
     @torch.no_grad()
-    def ready(self, weights: Iterable[Weight]) -> None:
-        """See :class:`Sums`."""
-        for weight, luggage in self._travelling(weights):
-            luggage.ready()
+    def prepare(self, weights: Iterable[Weight]) -> None:
+        """Make the device wait for these sums, and scale those that are not scaled yet."""
+        for weight, group in self._offloaded(weights):
+            group.wait_on_device()
             if self._factor is not None and weight.number not in self._scaled:
                 weight.gradient.mul_(self._factor)
                 self._scaled.add(weight.number)
 
-    def drop(self, weights: Iterable[Weight]) -> None:
-        """See :class:`Sums`. Their places are kept."""
-        for weight, luggage in self._travelling(weights):
+    def discard(self, weights: Iterable[Weight]) -> None:
+        """Drop these sums; their host buffers are kept."""
+        for weight, group in self._offloaded(weights):
             self._norms.pop(weight.number, None)
-            if weight.summed is not None:
-                luggage.drop([weight.summed])
+            if weight.gradient_sum is not None:
+                group.discard([weight.gradient_sum])
 
-    def let_go(self) -> None:
-        """See :class:`Sums`."""
-        self._forget()
-        self._here.let_go()
+    def free(self) -> None:
+        """Free all device memory until the next update begins."""
+        self._reset()
+        self._on_device.free()
 
     def wait(self) -> None:
-        """See :class:`Sums`."""
-        for luggage in self._luggage.values():
-            luggage.wait()
+        """Return when all copies are finished."""
+        for group in self._groups.values():
+            group.wait()
 
-    def _travelling(self, weights: Iterable[Weight]) -> list[tuple[Weight, Luggage]]:
-        return [
-            (weight, self._luggage[weight.number]) for weight in weights if weight.number in self._luggage
-        ]
+    def _offloaded(self, weights: Iterable[Weight]) -> list[tuple[Weight, OffloadGroup]]:
+        return [(weight, self._groups[weight.number]) for weight in weights if weight.number in self._groups]
 
-    def _forget(self) -> None:
-        self._make_room(0)
-        self.drop(self._weights)
-        for weight, _ in self._travelling(self._weights):
+    def _reset(self) -> None:
+        self._release_memory(down_to=0)
+        self.discard(self._weights)
+        for weight, _ in self._offloaded(self._weights):
             weight.parameter.grad = None
-        self._turns.clear()
-        self._in_turn.clear()
-        self._ahead.clear()
+        self._positions.clear()
+        self._order.clear()
+        self._prefetched.clear()
         self._scaled.clear()
         self._factor = None
 
-    def _begin_sum(self, weight: Weight) -> None:
-        """Zeros on the device; what is in the machine's memory is not looked at."""
-        self._luggage[weight.number].renew()
-        weight.zero_sum()
+    def _start_sum(self, weight: Weight) -> None:
+        """Allocate the sum on the device and set it to zeros; the host buffer is not read."""
+        self._groups[weight.number].allocate()
+        weight.zero_gradient_sum()
 
     def _norm_of(self, weight: Weight) -> Tensor:
-        if weight.number not in self._luggage:
+        if weight.number not in self._groups:
             return _norm(weight.gradient)
         found = self._norms.get(weight.number)
         return torch.zeros((), device=weight.parameter.device) if found is None else found
 
-    def _make_room(self, most: int) -> None:
-        """Until no more is leaving."""
-        size = sum(weight.gradient.nbytes for weight in self._leaving)
-        while size > most:
-            gone = self._leaving.popleft()
-            self._luggage[gone.number].release()
-            size -= gone.gradient.nbytes
+    def _release_memory(self, down_to: int) -> None:
+        """Release device memory of sums that are being offloaded, until at most so many bytes are held."""
+        size = sum(weight.gradient.nbytes for weight in self._offloading)
+        while size > down_to:
+            weight = self._offloading.popleft()
+            self._groups[weight.number].release()
+            size -= weight.gradient.nbytes
 
-    def _look_ahead(self, turn: int) -> None:
-        """Bring the next sum, and more if they are small; those whose turn has passed unused leave."""
-        for weight in self._ahead:
-            luggage = self._luggage[weight.number]
-            if self._turns[weight.number] < turn and not luggage.is_away:
-                luggage.leave([weight.gradient])
-                self._leaving.append(weight)
-        self._make_room(LEAVING)
-        self._ahead, size = [], 0
-        for weight in self._in_turn[turn + 1 :]:
-            if self._ahead and size >= COMING:
+    def _prefetch_after(self, position: int) -> None:
+        """Prefetch the sums that follow ``position``. Offload prefetched ones that this pass has skipped."""
+        for weight in self._prefetched:
+            group = self._groups[weight.number]
+            if self._positions[weight.number] < position and not group.is_offloaded:
+                group.offload([weight.gradient])
+                self._offloading.append(weight)
+        self._release_memory(down_to=MAX_HELD_BYTES)
+        self._prefetched, size = [], 0
+        for weight in self._order[position + 1 :]:
+            if self._prefetched and size >= PREFETCH_BYTES:
                 break
             try:
-                self._luggage[weight.number].come_back()
+                self._groups[weight.number].reload()
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
-                break  # it will come when it has to
-            self._ahead.append(weight)
+                break  # it is reloaded when its gradient comes
+            self._prefetched.append(weight)
             size += weight.gradient.nbytes
 
 
-def _is_worth_it(weight: Weight) -> bool:
-    return not weight.is_own_master and weight.master.nbytes >= SMALL
+def _always(buffer: Tensor) -> HostBuffers:
+    return lambda _: [buffer]
 
 
 def _norm(gradient: Tensor) -> Tensor:
-    """To the bit what :func:`torch.nn.utils.get_total_norm` finds for a tensor among others."""
+    """Return the norm, to the bit as :func:`torch.nn.utils.get_total_norm` computes it within a list."""
     return torch._foreach_norm([gradient])[0] if gradient.is_cuda else torch.linalg.vector_norm(gradient)

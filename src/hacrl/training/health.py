@@ -1,4 +1,4 @@
-"""Noticing that an agent's policy has collapsed: it earns nothing, says nothing, or never ends."""
+"""Detect that an agent's policy has collapsed: no reward, no text, or no response that stops."""
 
 from __future__ import annotations
 
@@ -7,67 +7,67 @@ from collections.abc import Mapping, Sequence
 from hacrl.config.schema import CollapseSettings
 from hacrl.types import VerifiedRollout
 
-Signs = dict[str, int]  # sign -> steps in a row it has been seen
-_WORDS = {
+_SYMPTOMS = {
     "no_reward": "has had no reward",
-    "no_text": "has said nothing",
+    "no_text": "has written no text",
     "no_stop": "has not ended a single response",
 }
 
 
-class CollapseWatch:
-    """Counts, agent by agent, for how long each sign has been there."""
+class CollapseDetector:
+    """Counts for each agent how many steps in a row it has shown each symptom."""
 
     def __init__(self, agents: Sequence[str], settings: CollapseSettings) -> None:
         self._settings = settings
-        self._seen: dict[str, Signs] = {agent: dict.fromkeys(_WORDS, 0) for agent in agents}
-        self._told: set[str] = set()
+        # agent -> symptom -> steps in a row
+        self._counts: dict[str, dict[str, int]] = {agent: dict.fromkeys(_SYMPTOMS, 0) for agent in agents}
+        self._reported: set[str] = set()
         self.paused: set[str] = set()
 
-    def look(self, rollouts: Mapping[str, Sequence[VerifiedRollout]]) -> list[str]:
-        """Take in one step; sentences about agents that have collapsed now."""
+    def update(self, rollouts: Mapping[str, Sequence[VerifiedRollout]]) -> list[str]:
+        """Count one step; return a note for each agent that has now collapsed."""
         if not self._settings.steps:
             return []
         notes = []
         for agent, verified in rollouts.items():
             self._count(agent, verified)
-            bad = [sign for sign, steps in self._seen[agent].items() if steps >= self._settings.steps]
-            if bad and agent not in self._told:
-                self._told.add(agent)
-                notes.append(self._sentence(agent, bad))
+            found = [name for name, steps in self._counts[agent].items() if steps >= self._settings.steps]
+            if found and agent not in self._reported:
+                self._reported.add(agent)
+                notes.append(self._note(agent, found))
                 if self._settings.action == "pause":
                     self.paused.add(agent)
-            elif not bad:
-                self._told.discard(agent)
+            elif not found:
+                self._reported.discard(agent)
         return notes
 
     def _count(self, agent: str, verified: Sequence[VerifiedRollout]) -> None:
-        signs = {
-            "no_reward": all(one.reward <= 0 for one in verified),
-            "no_text": all(not one.rollout.text.strip() for one in verified),
-            "no_stop": all(one.rollout.finish_reason != "stop" for one in verified),
+        shown = {
+            "no_reward": all(response.reward <= 0 for response in verified),
+            "no_text": all(not response.rollout.text.strip() for response in verified),
+            "no_stop": all(response.rollout.finish_reason != "stop" for response in verified),
         }
-        for sign, is_there in signs.items():
-            self._seen[agent][sign] = self._seen[agent][sign] + 1 if is_there else 0
+        for symptom, is_shown in shown.items():
+            self._counts[agent][symptom] = self._counts[agent][symptom] + 1 if is_shown else 0
 
-    def _sentence(self, agent: str, signs: Sequence[str]) -> str:
-        words = " and ".join(_WORDS[sign] for sign in signs)
-        done = (
-            "It is paused; the others go on"
+    def _note(self, agent: str, symptoms: Sequence[str]) -> str:
+        listed = " and ".join(_SYMPTOMS[symptom] for symptom in symptoms)
+        action = (
+            "The agent is paused; the other agents continue"
             if self._settings.action == "pause"
-            else "collapse.action=pause would leave it out"
+            else "Set collapse.action=pause to pause such agents"
         )
-        return f"agent {agent} {words} for {self._settings.steps} steps: its policy has collapsed. {done}"
+        return f"agent {agent} {listed} for {self._settings.steps} steps: its policy has collapsed. {action}"
 
     def state_dict(self) -> dict[str, object]:
-        """JSON-ready, for exact resume."""
-        return {"seen": self._seen, "told": sorted(self._told), "paused": sorted(self.paused)}
+        """Return the counts as JSON values, for exact resume."""
+        return {"counts": self._counts, "reported": sorted(self._reported), "paused": sorted(self.paused)}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Restore what :meth:`state_dict` gave."""
-        seen, told, paused = state["seen"], state["told"], state["paused"]
-        assert isinstance(seen, dict)
-        assert isinstance(told, list)
+        """Restore what :meth:`state_dict` returned."""
+        counts, reported, paused = state["counts"], state["reported"], state["paused"]
+        assert isinstance(counts, dict)
+        assert isinstance(reported, list)
         assert isinstance(paused, list)
-        self._seen = {agent: dict(signs) for agent, signs in seen.items()}
-        self._told, self.paused = set(told), set(paused)
+        self._counts = {agent: dict(symptoms) for agent, symptoms in counts.items()}
+        self._reported, self.paused = set(reported), set(paused)

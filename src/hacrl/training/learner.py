@@ -1,4 +1,4 @@
-"""One agent's updates of one step."""
+"""One agent's learner: turn a step's samples into parameter updates."""
 
 from __future__ import annotations
 
@@ -32,33 +32,41 @@ from hacrl.models.packing import packed_tokens
 from hacrl.models.packing_support import packed_sequences
 from hacrl.models.reference_policy import make_reference
 from hacrl.training.batching import TokenBudget, loss_masks, minibatches, token_pairs
-from hacrl.training.deferred import ReadLater
 from hacrl.training.gradient_checkpointing import checkpointed_layers
-from hacrl.training.metrics import LearnStats, PassResult
+from hacrl.training.learn_stats import DeferredReader, LearnStats, MicroBatchResult
 from hacrl.training.offload import Transfers
-from hacrl.training.old_policy import OldLogprobs, first_uses, sampler_differences, spread_out
+from hacrl.training.old_policy import (
+    OldPolicyLogprobs,
+    evenly_spaced,
+    first_occurrences,
+    sampler_differences,
+)
 from hacrl.training.optimizer import MasterWeightAdamW
 from hacrl.types import LearnerSample, LossBatch, Sampling
 
-GAP_SAMPLES = 8  # enough to see a sampler go wrong in a step from which nothing is learnt
+# Own samples whose sampler gap is measured in a step that trains on none: enough to notice a broken sampler.
+GAP_SAMPLES = 8
 
 
 @dataclass
 class _Step:
     """A step under way."""
 
-    batches: list[list[LearnerSample]]  # one per update
+    minibatches: list[list[LearnerSample]]  # one per update
     stats: LearnStats = field(default_factory=LearnStats)
-    old: OldLogprobs = field(default_factory=OldLogprobs)
+    old: OldPolicyLogprobs = field(default_factory=OldPolicyLogprobs)
 
 
 class Learner:
     """Turns samples into parameter updates of one agent.
 
-    Memory that runs out and numbers that are not finite cost an attempt or an update, not the run.
-    ``exact_sampler``: own rollouts come with the numbers this learner would compute, to float32 rounding.
-    ``leaves``: what sends its optimizer away as it is made. ``most_gap``: own responses that are further from
-    its policy, in nats per token on average, are refused; without it any may be learnt from.
+    When memory runs out, the update is repeated with less memory. When loss or gradient is not finite, the
+    update is left out. Neither ends the run.
+
+    ``exact_sampler``: own rollouts have the log-probabilities that this learner would compute, to float32
+    rounding. ``offload_to``: offload optimizer state with these transfers as soon as it is made.
+    ``max_policy_gap``: refuse own responses whose log-probabilities differ from the learner's by more nats
+    per token on average.
     """
 
     def __init__(
@@ -70,15 +78,15 @@ class Learner:
         lr: float | None = None,
         *,
         exact_sampler: bool = True,
-        leaves: Transfers | None = None,
-        most_gap: float = math.inf,
+        offload_to: Transfers | None = None,
+        max_policy_gap: float = math.inf,
     ) -> None:
         check_trainable(agent.model, agent.name)
         self.agent = agent
         self.method = method
         self._settings = settings
         self._sampling = sampling
-        self._most_gap = most_gap
+        self._max_policy_gap = max_policy_gap
         self._recomputes_old = settings.recomputes_old_policy(exact_sampler)
         self._reference = make_reference(agent.model) if method.needs_reference else None
         self.optimizer = MasterWeightAdamW(
@@ -86,92 +94,104 @@ class Learner:
             lr=lr or settings.lr,
             betas=(settings.beta1, settings.beta2),
             weight_decay=settings.weight_decay,
-            leaves=leaves,
+            offload_to=offload_to,
         )
-        # whoever sends things away or computes them again wants memory, not speed
-        spares_memory = leaves is not None or agent.model.is_gradient_checkpointing
+        # an agent with offloading or gradient checkpointing is short of memory: it does not keep logits
+        saves_memory = offload_to is not None or agent.model.is_gradient_checkpointing
         tokens = settings.micro_batch_tokens or FEW_TOKENS
-        self._budget = TokenBudget(tokens, agent, keeps_logits=not spares_memory)
-        self._compiles: bool | None = None  # not tried yet
-        self._tries_again = False  # in the next step: there was no room to try
+        self._budget = TokenBudget(tokens, agent, keeps_logits=not saves_memory)
+        self._compiles: bool | None = None  # None: not tried yet
+        self._retries_compiling = False  # in the next step: memory ran out in the trial
         self._bad_in_a_row = 0  # updates left out since the last one that was made
 
     def state_dict(self) -> dict[str, int]:
-        """What lasts from step to step besides weights and the optimizer's tensors; JSON-ready."""
+        """Return the state that lasts from step to step besides weights and optimizer tensors, as JSON."""
         return {"micro_batch_tokens": self._budget.tokens, "bad_updates_in_a_row": self._bad_in_a_row}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Restore what :meth:`state_dict` gave; without a size of micro-batches, that stays as it is."""
+        """Restore what :meth:`state_dict` returned; a missing micro-batch size leaves the present one."""
         self._budget.tokens = state.get("micro_batch_tokens", self._budget.tokens)
         self._bad_in_a_row = state["bad_updates_in_a_row"]
 
     def learn(self, samples: Sequence[LearnerSample], updates: int, seed: int) -> LearnStats:
-        """One update per mini-batch; ``u`` counts those made within the step."""
+        """Make up to ``updates`` updates, one per mini-batch of the samples, and return their statistics."""
+        if self._retries_compiling:
+            self._compiles, self._retries_compiling = None, False
         settings = self._settings
-        if self._tries_again:
-            self._compiles, self._tries_again = None, False
         step = _Step(minibatches(samples, updates, settings.epochs, settings.minibatch_order, seed))
         with current_device(self.agent.device):
             try:
-                for number in range(len(step.batches)):
+                for number in range(len(step.minibatches)):
                     self._update(step, number)
-            finally:  # also of an update that was left out or broken off
+            finally:
                 self.optimizer.end_update()
         return step.stats
 
     def _update(self, step: _Step, number: int) -> None:
-        try:
-            update = self._budget.fit(partial(self._gradients, step, number), step.stats)
-        except Exception as error:
-            if not self._compiles or not is_compile_error(error):
-                raise
-            free_failed_attempt(error, self.agent.device)
-            self._do_without_compiling(f"{type(error).__name__}", step.stats)
-            update = self._budget.fit(partial(self._gradients, step, number), step.stats)
-        # before weights move, and at no cost: reading the loss has brought these numbers, too
-        check_own_policy(self.agent.name, update.sampler_differences, self._sampling, self._most_gap)
+        """Compute one update's gradients, check them, and update the weights unless they are not finite."""
+        update = self._gradients(step, number)
+        check_own_policy(self.agent.name, update.sampler_differences, self._sampling, self._max_policy_gap)
         if not update.is_finite:
             self._leave_out(update, step, number)
             return
-        self._budget.fit(self.optimizer.step, step.stats)
+        self._budget.retry_until_it_fits(self.optimizer.step, step.stats)
         self.agent.policy_version += 1
         self._bad_in_a_row = 0
         step.stats.add(update)
 
     def _gradients(self, step: _Step, number: int) -> LearnStats:
-        """Gradients of one update, and what was seen on the way. May be broken off and begun again."""
-        seen = LearnStats()
-        if number == 0:  # pi_old belongs to the attempt: it depends on the size of micro-batches
-            step.old = OldLogprobs()
-            self._before_the_first_update(step, seen)
-        minibatch = step.batches[number]
+        """Compute the gradients of one update, repeated with less memory or without compilation if needed."""
+        attempt = partial(self._attempt_gradients, step, number)
+        try:
+            return self._budget.retry_until_it_fits(attempt, step.stats)
+        except Exception as error:
+            if not self._compiles or not is_compile_error(error):
+                raise
+            free_failed_attempt(error, self.agent.device)
+            self._stop_compiling(f"{type(error).__name__}", step.stats)
+            return self._budget.retry_until_it_fits(attempt, step.stats)
+
+    def _attempt_gradients(self, step: _Step, number: int) -> LearnStats:
+        """Sum and clip the gradients of one mini-batch; return the update's statistics."""
+        update = LearnStats()
+        if number == 0:  # in every attempt anew: pi_old depends on the size of micro-batches
+            step.old = OldPolicyLogprobs()
+            self._run_before_first_update(step, update)
+        minibatch = step.minibatches[number]
         active = [sample for sample in minibatch if self._carries_signal(sample)]
-        seen.skipped = len(minibatch) - len(active)
+        update.skipped = len(minibatch) - len(active)
         self.optimizer.zero_gradients()
         losses: list[float] = []
-        results = ReadLater[PassResult](lambda result: losses.append(seen.record(result)))
+        results = DeferredReader[MicroBatchResult](lambda result: losses.append(update.record(result)))
         for micro_batch in self._micro_batches(active, own_apart=number > 0):
-            with (
-                self._budget.charged_to(micro_batch),
-                self._compiled(micro_batch, step.stats),
-                packed_sequences(
-                    self.agent.model, uses_packing(self.agent.model, token_pairs(micro_batch))
-                ),  # backward, too
-                checkpointed_layers(self.agent.model),
-            ):
-                batch = self.loss_batch(micro_batch, step.stats.updates, step.old)
-                terms = self.method.loss(batch)
-                # the mean is over the whole mini-batch: samples without signal count with loss 0
-                loss = terms.loss_B.sum() / len(minibatch)
-                loss.backward()  # type: ignore[no-untyped-call]
-                results.add(PassResult(micro_batch, loss, batch, terms))
+            results.add(self._backward(micro_batch, len(minibatch), step))
         results.finish()
-        seen.losses.append(sum(losses, 0.0))
-        seen.grad_norms.append(self.optimizer.clip_gradients(self._settings.max_grad_norm))
-        return seen
+        update.losses.append(sum(losses, 0.0))
+        update.grad_norms.append(self.optimizer.clip_gradients(self._settings.max_grad_norm))
+        return update
+
+    def _backward(
+        self, micro_batch: list[LearnerSample], minibatch_size: int, step: _Step
+    ) -> MicroBatchResult:
+        """Run one micro-batch forward and backward.
+
+        The loss is the mean over the whole mini-batch: samples without signal count with loss 0.
+        """
+        model = self.agent.model
+        with (
+            self._budget.guard(micro_batch),
+            self._compiled_layers(micro_batch, step.stats),
+            packed_sequences(model, uses_packing(model, token_pairs(micro_batch))),
+            checkpointed_layers(model),
+        ):
+            batch = self.loss_batch(micro_batch, step.stats.updates, step.old)
+            terms = self.method.loss(batch)
+            loss = terms.loss_B.sum() / minibatch_size
+            loss.backward()  # type: ignore[no-untyped-call]
+            return MicroBatchResult(micro_batch, loss, batch, terms)
 
     def _leave_out(self, update: LearnStats, step: _Step, number: int) -> None:
-        """An update whose numbers are not finite is not made; too many in a row mean that none will be."""
+        """Count an update that is not finite; raise if there are too many in a row."""
         step.stats.add_bad(update)
         self._bad_in_a_row += 1
         most = self._settings.max_bad_updates
@@ -182,49 +202,52 @@ class Learner:
         if self._bad_in_a_row >= most:
             raise TrainingError(
                 f"{what}, {self._bad_in_a_row} in a row (learning.max_bad_updates={most}); the weights were "
-                "left as they were. Lower learning.lr, or check the model's weights and dtype"
+                "not changed. Lower learning.lr, or check the model's weights and dtype"
             )
         if step.stats.bad_updates == 1:
             step.stats.notes.append(
-                f"{what}: it was left out, the weights are as they were. {most} such updates in a row would "
-                "end the run (learning.max_bad_updates)"
+                f"{what}: the update was left out, the weights were not changed. {most} such updates in a "
+                "row end the run (learning.max_bad_updates)"
             )
 
-    def _before_the_first_update(self, step: _Step, seen: LearnStats) -> None:
-        """Passes at the weights that sampled: for pi_old of later updates, and so that there is always a gap.
+    def _run_before_first_update(self, step: _Step, update: LearnStats) -> None:
+        """Run forward passes at the weights that sampled, for pi_old of later updates and the sampler gap.
 
-        Own responses of the first update are left out, since its own forward pass will do.
+        Own responses of the first update need no such pass: its own forward pass gives the same numbers. If
+        no pass over own responses would be made at all, a few are run so that the gap is always measured.
         """
-        own = first_uses([sample for sample in minibatch if sample.is_own] for minibatch in step.batches)
+        own = first_occurrences(
+            [sample for sample in minibatch if sample.is_own] for minibatch in step.minibatches
+        )
         first, *later = [[sample for sample in samples if self._carries_signal(sample)] for samples in own]
         needed = later if self._recomputes_old else []
         if not first and not any(needed):
-            needed = [spread_out([sample for samples in own for sample in samples], GAP_SAMPLES)]
+            needed = [evenly_spaced([sample for samples in own for sample in samples], GAP_SAMPLES)]
 
-        def compare(passed: tuple[Sequence[LearnerSample], HostCopy]) -> None:
-            samples, logprobs = passed
-            seen.sampler_differences += sampler_differences(samples, *logprobs.wait())
+        def measure_gap(result: tuple[Sequence[LearnerSample], HostCopy]) -> None:
+            samples, logprobs = result
+            update.sampler_differences += sampler_differences(samples, *logprobs.wait())
 
-        passes = ReadLater(compare)
+        results = DeferredReader(measure_gap)
         for samples in needed:
             for micro_batch in self._budget.micro_batches(samples):
                 with (
-                    self._budget.charged_to(micro_batch),
-                    self._compiled(micro_batch, step.stats),
+                    self._budget.guard(micro_batch),
+                    self._compiled_layers(micro_batch, step.stats),
                     torch.no_grad(),
                 ):
                     logprobs_BT, _ = self._logprobs(micro_batch)
                     step.old.remember(micro_batch, logprobs_BT)
-                passes.add((micro_batch, HostCopy(logprobs_BT)))
-        passes.finish()
+                results.add((micro_batch, HostCopy(logprobs_BT)))
+        results.finish()
 
     def _micro_batches(
         self, samples: Sequence[LearnerSample], own_apart: bool
     ) -> Iterator[list[LearnerSample]]:
-        """With a pi_old recomputed beforehand, own responses by themselves, as they were then.
+        """Yield micro-batches; own responses separately if their pi_old was recomputed beforehand.
 
-        In low precision a response's log-probability depends on what it is batched with, by as much as
-        the clip range is wide; in equal batches the ratio is exactly 1 until the weights move.
+        In low precision a response's log-probability depends on the other samples in its batch, by as much as
+        the clip range is wide. In equal batches the ratio is exactly 1 until the weights move.
         """
         parts = [samples]
         if own_apart and self._recomputes_old:
@@ -232,49 +255,52 @@ class Learner:
         for part in parts:
             yield from self._budget.micro_batches(part)
 
-    def _compiled(
+    def _compiled_layers(
         self, micro_batch: Sequence[LearnerSample], stats: LearnStats
     ) -> AbstractContextManager[None]:
-        """With the model's layers compiled, if that is wanted and works; whether it does is tried once."""
+        """Return a block in which the model's layers are compiled, if that is wanted and works.
+
+        The first call tries whether it works.
+        """
         model = self.agent.model
         if self._compiles is None:
             wanted = compiles_by_default(model) if self._settings.compile is None else self._settings.compile
             try:
-                with checkpointed_layers(model):  # as learning will
+                with checkpointed_layers(model):  # as in training
                     tokens = packed_tokens(token_pairs(micro_batch))
                     problem = find_compile_problem(model, tokens) if wanted else None
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
                 free_failed_attempt(error, self.agent.device)
-                self._tries_again, wanted, problem = True, False, None
+                self._retries_compiling, wanted, problem = True, False, None
             self._compiles = wanted
             if problem is not None:
-                self._do_without_compiling(problem, stats)
+                self._stop_compiling(problem, stats)
         return compiled(model, self._compiles)
 
-    def _do_without_compiling(self, problem: str, stats: LearnStats) -> None:
+    def _stop_compiling(self, problem: str, stats: LearnStats) -> None:
         self._compiles = False
         stats.notes.append(
             f"agent {self.agent.name!r}: its layers could not be compiled ({problem}), so learning is slower "
-            "than it could be. learning.compile=false says that it need not be tried"
+            "than it could be. learning.compile=false skips the attempt"
         )
 
     def _carries_signal(self, sample: LearnerSample) -> bool:
         return sample.advantage != 0 or (self._reference is not None and sample.is_own)
 
     def _logprobs(self, samples: Sequence[LearnerSample], model: Any = None) -> tuple[Tensor, Tensor]:
-        """(B, T) and mask, by this agent's model or the given one."""
+        """Return log-probabilities (B, T) by ``model`` or this agent's own, and the loss mask (B, T)."""
         model = self.agent.model if model is None else model
         pairs, masks = token_pairs(samples), loss_masks(samples)
         return response_logprobs(model, pairs, self._sampling, self.agent.device, masks)
 
     def loss_batch(
-        self, samples: Sequence[LearnerSample], updates_done: int, old: OldLogprobs | None = None
+        self, samples: Sequence[LearnerSample], updates_done: int, old: OldPolicyLogprobs | None = None
     ) -> LossBatch:
-        """One micro-batch as tensors: a forward pass of this agent, and of the reference if there is one.
+        """Return one micro-batch as tensors, after a forward pass of the agent and of the reference, if any.
 
-        ``old`` knows pi_old of own responses if they are recomputed and an update has been made.
+        ``old`` must hold pi_old of own responses if it is recomputed and an update of the step was made.
         """
         device = self.agent.device
         logprobs_BT, mask_BT = self._logprobs(samples)
@@ -302,15 +328,17 @@ class Learner:
             updates_done=updates_done,
             reference_logprobs_BT=reference_BT,
         )
-        return self._with_old_policy(batch, samples, old or OldLogprobs()) if self._recomputes_old else batch
+        if self._recomputes_old:
+            return self._with_old_policy(batch, samples, old or OldPolicyLogprobs())
+        return batch
 
     def _with_old_policy(
-        self, batch: LossBatch, samples: Sequence[LearnerSample], old: OldLogprobs
+        self, batch: LossBatch, samples: Sequence[LearnerSample], old: OldPolicyLogprobs
     ) -> LossBatch:
-        """The batch with this learner's pi_old in own rows, and the sampler's beside it."""
+        """Return the batch with this learner's pi_old in own rows, and the sampler's numbers separately."""
         if batch.updates_done == 0:
             old.remember(samples, batch.logprobs_BT)
-        old_BT = old.in_place_of(batch.behaviour_logprobs_BT, samples)
+        old_BT = old.replace_own(batch.behaviour_logprobs_BT, samples)
         return replace(
             batch,
             behaviour_logprobs_BT=old_BT,
@@ -325,5 +353,5 @@ def _per_response_token(sample: LearnerSample) -> Sequence[float]:
     logprobs = sample.behaviour_logprobs
     if logprobs is None or len(logprobs) == len(sample.loss_mask):
         return logprobs or ()
-    left = iter(logprobs)
-    return [next(left) if is_action else 0.0 for is_action in sample.loss_mask]
+    remaining = iter(logprobs)
+    return [next(remaining) if is_action else 0.0 for is_action in sample.loss_mask]

@@ -1,85 +1,85 @@
-"""Who may watch a run. Watching never changes it."""
+"""The interface for watching a run. Watching never changes a run."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from hacrl.training.accuracy import Accuracy
-from hacrl.training.metrics import StepReport
+from hacrl.training.metrics import Accuracy, StepReport
 from hacrl.types import VerifiedRollout
 
 Phase = Literal["evaluate", "sync", "rollout", "verify", "learn", "save"]
 
 
 class Observer:
-    """Does nothing; subclasses override what they care about."""
+    """Receives a run's events and does nothing. Subclasses override the events they use."""
 
     def on_phase(self, step: int, phase: Phase, agent: str) -> None:
-        """Work of one kind begins for one agent. Step 0 is before training.
+        """Handle the start of a phase of one agent. Step 0 is before training.
 
-        Agents that answer side by side begin when each one's engine is ready.
+        Agents that generate concurrently start the phase when their own engine is ready.
         """
 
     def on_response(self, agent: str) -> None:
-        """One response of an agent has ended; others are still under way."""
+        """Handle the end of one response of an agent, while its other responses are still generated."""
 
     def on_rollouts(self, step: int, agent: str, rollouts: Sequence[VerifiedRollout]) -> None:
-        """All of one agent's verified rollouts of a step."""
+        """Handle all of one agent's verified rollouts of a step."""
 
     def on_step(self, report: StepReport, seconds: Mapping[str, float]) -> None:
-        """A step is done; ``seconds`` by "phase/agent", and of the "whole" step in this process.
+        """Handle the end of a step.
 
-        Phases of agents that answer side by side overlap.
+        ``seconds`` has a time for each "phase/agent", and for the "whole" step in this process. Phases of
+        agents that generate concurrently overlap.
         """
 
     def on_evaluation(self, step: int, accuracies: Mapping[str, Accuracy]) -> None:
-        """Every agent was evaluated after ``step`` steps."""
+        """Handle an evaluation of every agent after ``step`` steps."""
 
     def on_note(self, step: int, note: str) -> None:
-        """Something the user should know, in a sentence. Step 0 is before training."""
+        """Handle a sentence that the user should read. Step 0 is before training."""
 
     def on_end(self) -> None:
-        """The run is over, whatever its outcome."""
+        """Handle the end of the run, successful or not."""
 
 
 class Observers(Observer):
-    """Several observers as one."""
+    """Passes every event to several observers."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = tuple(observers)
 
     def on_phase(self, step: int, phase: Phase, agent: str) -> None:
-        """Tell all."""
+        """Pass the event on."""
         for observer in self._observers:
             observer.on_phase(step, phase, agent)
 
     def on_response(self, agent: str) -> None:
-        """Tell all."""
+        """Pass the event on."""
         for observer in self._observers:
             observer.on_response(agent)
 
     def on_rollouts(self, step: int, agent: str, rollouts: Sequence[VerifiedRollout]) -> None:
-        """Tell all."""
+        """Pass the event on."""
         for observer in self._observers:
             observer.on_rollouts(step, agent, rollouts)
 
     def on_step(self, report: StepReport, seconds: Mapping[str, float]) -> None:
-        """Tell all."""
+        """Pass the event on."""
         for observer in self._observers:
             observer.on_step(report, seconds)
 
     def on_evaluation(self, step: int, accuracies: Mapping[str, Accuracy]) -> None:
-        """Tell all."""
+        """Pass the event on."""
         for observer in self._observers:
             observer.on_evaluation(step, accuracies)
 
     def on_note(self, step: int, note: str) -> None:
-        """Tell all."""
+        """Pass the event on."""
         for observer in self._observers:
             observer.on_note(step, note)
 
     def on_end(self) -> None:
-        """Tell all."""
+        """Pass the event on."""
         for observer in self._observers:
             observer.on_end()

@@ -1,8 +1,9 @@
-"""Tensors that leave their device for the machine's memory while nobody works with them, and come back.
+"""Offload tensors from a device to the machine's memory, and reload them.
 
-A tensor stays the same object and only its memory changes, so optimizers and modules need not know; while it
-is away, it is an ordinary tensor of the CPU. Copies run beside what the device computes. Who reads or writes
-the tensors says so before: :meth:`Luggage.ready` for the device, :meth:`Luggage.wait` for the CPU.
+An offloaded tensor stays the same Python object: only its memory changes, to ordinary memory of the CPU. So
+optimizers and modules need not know about it. Copies run asynchronously beside the device's computation.
+Before anything reads or writes the tensors, the owner calls :meth:`OffloadGroup.wait_on_device` for use on
+the device or :meth:`OffloadGroup.wait` for use on the CPU.
 """
 
 from __future__ import annotations
@@ -16,57 +17,64 @@ from torch import Tensor
 
 from hacrl.errors import TrainingError
 
-CHUNK = 2**30  # bytes: pinned memory is handed out in powers of two, so tensors share pieces of such a size
-ALIGNED = 512  # where in a piece a tensor may begin
+# Bytes. torch hands out pinned memory in powers of two, so tensors share chunks of such a size.
+HOST_CHUNK = 2**30
+ALIGNMENT = 512  # bytes: a tensor begins at a multiple of this within a chunk
 
 
 @dataclass(frozen=True)
 class Copy:
-    """What is copied where."""
+    """One copy: from ``source`` to ``target``."""
 
     source: Tensor
     target: Tensor
 
 
-class Copying(Protocol):
-    """Copies under way."""
+class PendingCopies(Protocol):
+    """Copies that have been started and may not have finished."""
 
-    def ready(self) -> None:
-        """Whatever is asked of the device from now on happens after the copies; does not wait."""
+    def wait_on_device(self) -> None:
+        """Make all later work of the device wait for the copies. Return at once."""
         ...
 
     def wait(self) -> None:
-        """Return when the copies are done."""
+        """Return when the copies are finished."""
         ...
 
 
 class Transfers(Protocol):
-    """Moves tensors between a device and the machine's memory; ``after`` are copies of the same tensors.
+    """Starts copies between one device and the machine's memory.
 
-    ``kept``: whoever asks keeps the device's side of the copies until it has asked them to be ready.
+    ``after`` are earlier copies of the same tensors: the new ones start when those have finished.
+    ``caller_holds_memory``: the caller keeps the device's side of the copies alive until it has called
+    :meth:`PendingCopies.wait_on_device`.
     """
 
     device: torch.device
 
-    def host_memory(self, size: int) -> Tensor:
-        """So many bytes of the machine's memory."""
+    def allocate_host(self, size: int) -> Tensor:
+        """Return ``size`` bytes of the machine's memory."""
         ...
 
-    def leave(self, copies: Sequence[Copy], after: Copying | None, *, kept: bool = False) -> Copying:
-        """Copy from the device; unless they are kept, the sources may be dropped at once."""
+    def to_host(
+        self, copies: Sequence[Copy], after: PendingCopies | None, *, caller_holds_memory: bool = False
+    ) -> PendingCopies:
+        """Start to copy from the device. Unless the caller holds them, sources may be freed at once."""
         ...
 
-    def come_back(self, copies: Sequence[Copy], after: Copying | None, *, kept: bool = False) -> Copying:
-        """Copy to the device, into memory that was just allocated."""
+    def to_device(
+        self, copies: Sequence[Copy], after: PendingCopies | None, *, caller_holds_memory: bool = False
+    ) -> PendingCopies:
+        """Start to copy into device memory that was just allocated."""
         ...
 
 
-class _CudaCopying:
+class _CudaPendingCopies:
     def __init__(self, device: torch.device, event: torch.cuda.Event) -> None:
         self._device = device
         self.event = event
 
-    def ready(self) -> None:
+    def wait_on_device(self) -> None:
         torch.cuda.current_stream(self._device).wait_event(self.event)
 
     def wait(self) -> None:
@@ -74,218 +82,215 @@ class _CudaCopying:
 
 
 class CudaTransfers:
-    """Between a GPU and pinned memory, both directions at once, on streams of their own.
+    """Copies between a GPU and pinned memory, with one CUDA stream for each direction.
 
-    Device memory belongs to the stream of those who compute, so that they can use it for anything else once
-    it is free; ``record_stream`` keeps the allocator from handing it out while a copy still needs it. What is
-    kept needs no such thing: it is free for whatever is computed after the copy.
+    Device memory is allocated on the stream that computes, which can reuse it for anything once it is free.
+    ``record_stream`` keeps the allocator from handing it out while a copy still needs it. Memory that the
+    caller holds does not need ``record_stream``: the caller frees it only for work that runs after the copy.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._leaving = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._coming = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._to_host = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._to_device = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def host_memory(self, size: int) -> Tensor:
-        """Pinned, without which copies would not run beside anything."""
+    def allocate_host(self, size: int) -> Tensor:
+        """Return ``size`` bytes of pinned memory: copies of pageable memory would block the CPU."""
         try:
             return torch.empty(size, dtype=torch.uint8, pin_memory=True)
         except RuntimeError as error:
             raise TrainingError(
-                f"the machine has no {size / 2**30:.2f} GiB left to pin for what leaves {self.device}: "
-                "set learning.offload=never (or weights instead of all, stream instead of weights) or "
-                "agents.NAME.lora, or use a machine with more memory"
+                f"the machine has no {size / 2**30:.2f} GiB of memory left to pin for tensors offloaded from "
+                f"{self.device}: set learning.offload=never (or weights instead of all, stream instead of "
+                "weights) or agents.NAME.lora, or use a machine with more memory"
             ) from error
 
-    def leave(self, copies: Sequence[Copy], after: Copying | None, *, kept: bool = False) -> Copying:
-        """See :class:`Transfers`."""
-        return self._copy(copies, after, self._leaving, [] if kept else [copy.source for copy in copies])
+    def to_host(
+        self, copies: Sequence[Copy], after: PendingCopies | None, *, caller_holds_memory: bool = False
+    ) -> PendingCopies:
+        """Start to copy from the GPU."""
+        to_record = [] if caller_holds_memory else [copy.source for copy in copies]
+        return self._copy(copies, after, self._to_host, to_record)
 
-    def come_back(self, copies: Sequence[Copy], after: Copying | None, *, kept: bool = False) -> Copying:
-        """See :class:`Transfers`."""
-        return self._copy(copies, after, self._coming, [] if kept else [copy.target for copy in copies])
+    def to_device(
+        self, copies: Sequence[Copy], after: PendingCopies | None, *, caller_holds_memory: bool = False
+    ) -> PendingCopies:
+        """Start to copy to the GPU."""
+        to_record = [] if caller_holds_memory else [copy.target for copy in copies]
+        return self._copy(copies, after, self._to_device, to_record)
 
     def _copy(
         self,
         copies: Sequence[Copy],
-        after: Copying | None,
+        after: PendingCopies | None,
         stream: torch.cuda.Stream,
-        lent: Sequence[Tensor],
-    ) -> Copying:
-        # What was asked for before comes first: the last update of what leaves, and the last use of memory
-        # that the allocator has just handed out for what comes back.
+        to_record: Sequence[Tensor],
+    ) -> PendingCopies:
+        # The copies wait for the work queued so far: the last update of tensors to offload, or the last use
+        # of memory that the allocator has just handed out for tensors to reload.
         stream.wait_stream(torch.cuda.current_stream(self.device))
-        if isinstance(after, _CudaCopying):  # the other direction's, of the same tensors
+        if isinstance(after, _CudaPendingCopies):  # in the other direction, on another stream
             stream.wait_event(after.event)
         with torch.cuda.stream(stream):
             for copy in copies:
                 copy.target.copy_(copy.source, non_blocking=True)
-            for tensor in lent:
+            for tensor in to_record:
                 tensor.record_stream(stream)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(stream)
-        return _CudaCopying(self.device, event)
+        return _CudaPendingCopies(self.device, event)
 
 
-class Luggage:
-    """Tensors of one owner that leave and come back together. Their place in the machine's memory is kept.
+# Returns one tensor in the machine's memory for each given one, of the same shape, strides and type.
+HostBuffers = Callable[[Sequence[Tensor]], list[Tensor]]
 
-    ``lingers``: memory that they leave is free for others when the owner says so (:meth:`release`), not when
-    the copy is done. Then Python, which runs ahead of the device, need not wait for copies to have room.
+
+class OffloadGroup:
+    """Tensors of one owner that are offloaded and reloaded together. Their host buffers are kept for reuse.
+
+    ``hold_memory``: device memory of offloaded tensors becomes free when the owner calls :meth:`release`, not
+    when the copy has finished. Then Python, which runs ahead of the device, need not wait for copies before
+    it allocates.
     """
 
-    def __init__(self, transfers: Transfers, places: Places | None = None, *, lingers: bool = False) -> None:
-        self.is_away = False
-        self._lingers = lingers
-        self._left: list[Tensor] = []  # memory that is not free yet
+    def __init__(
+        self, transfers: Transfers, host_buffers: HostBuffers | None = None, *, hold_memory: bool = False
+    ) -> None:
+        self.is_offloaded = False
+        self._hold_memory = hold_memory
+        self._held: list[Tensor] = []  # device memory of offloaded tensors that is not released yet
         self._transfers = transfers
-        self._places: Places = places or HostPlaces(transfers.host_memory)
-        self._tensors: list[Tensor] = []  # all that were ever taken along
-        self._hosts: list[Tensor] = []  # where each of them goes
-        self._copying: Copying | None = None  # the last one of all; each comes after the one before
+        self._host_buffers = host_buffers or HostAllocator(transfers.allocate_host).buffers_like
+        self._tensors: list[Tensor] = []  # every tensor that was ever offloaded
+        self._hosts: list[Tensor] = []  # the host buffer of each
+        self._pending: PendingCopies | None = None  # the last copies; each waits for the ones before
 
     @property
     def host_bytes(self) -> int:
-        """Of the machine's memory, as handed out."""
-        return sum({host.untyped_storage().data_ptr(): _size(host) for host in self._hosts}.values())
+        """Bytes of the machine's memory that were allocated for the host buffers."""
+        storages = [host.untyped_storage() for host in self._hosts]
+        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
     @torch.no_grad()
-    def leave(self, tensors: Sequence[Tensor]) -> None:
-        """Begin to copy the tensors out; their device memory is free for others once that is done."""
-        if self.is_away:
+    def offload(self, tensors: Sequence[Tensor]) -> None:
+        """Start to copy the tensors to the host. Their device memory is free when the copies have finished.
+
+        Tensors may be added from call to call, never removed.
+        """
+        if self.is_offloaded:
             return
-        self._make_places(tensors)
+        self._add_host_buffers(tensors)
         copies = [Copy(tensor.data, host) for tensor, host in zip(self._tensors, self._hosts, strict=True)]
-        self._copying = self._transfers.leave(copies, self._copying, kept=self._lingers)
-        self._left = [copy.source for copy in copies] if self._lingers else []
-        self._put(self._hosts, away=True)
+        self._pending = self._transfers.to_host(copies, self._pending, caller_holds_memory=self._hold_memory)
+        self._held = [copy.source for copy in copies] if self._hold_memory else []
+        self._set_memory(self._hosts, is_offloaded=True)
 
     @torch.no_grad()
-    def come_back(self) -> None:
-        """Begin to copy the tensors back. If there is no memory for them, all stay where they are."""
-        if not self.is_away:
+    def reload(self) -> None:
+        """Start to copy the tensors back. If device memory runs out, all tensors stay offloaded."""
+        if not self.is_offloaded:
             return
         self.release()
-        copies = [Copy(host, memory) for host, memory in zip(self._hosts, self._device_memory(), strict=True)]
-        self._copying = self._transfers.come_back(copies, self._copying, kept=self._lingers)
-        self._put([copy.target for copy in copies], away=False)
+        targets = self._allocate_on_device()
+        copies = [Copy(host, target) for host, target in zip(self._hosts, targets, strict=True)]
+        self._pending = self._transfers.to_device(
+            copies, self._pending, caller_holds_memory=self._hold_memory
+        )
+        self._set_memory(targets, is_offloaded=False)
 
     @torch.no_grad()
-    def drop(self, tensors: Sequence[Tensor]) -> None:
-        """As if they left, but nothing is copied: what they held is lost."""
-        if not self.is_away:
-            self.ready()  # a copy may still be on its way into that memory
-            self._make_places(tensors)
-            self._put(self._hosts, away=True)
+    def discard(self, tensors: Sequence[Tensor]) -> None:
+        """Free the tensors' device memory without a copy: their numbers are lost."""
+        if not self.is_offloaded:
+            self.wait_on_device()  # a copy may still be writing into that memory
+            self._add_host_buffers(tensors)
+            self._set_memory(self._hosts, is_offloaded=True)
 
     @torch.no_grad()
-    def renew(self) -> None:
-        """As if they came back, but nothing is copied: what they hold is undefined."""
-        if self.is_away:
+    def allocate(self) -> None:
+        """Give offloaded tensors device memory without a copy: their numbers are undefined."""
+        if self.is_offloaded:
             self.release()
-            self._put(self._device_memory(), away=False)
+            self._set_memory(self._allocate_on_device(), is_offloaded=False)
 
     def release(self) -> None:
-        """Whatever the device computes from now on may use the memory that lingering tensors have left."""
-        if self._left:
-            self.ready()
-            self._left = []
+        """Free the held device memory for later work of the device."""
+        if self._held:
+            self.wait_on_device()
+            self._held = []
 
-    def ready(self) -> None:
-        """What the device computes from now on finds the tensors whole."""
-        if self._copying is not None:
-            self._copying.ready()
+    def wait_on_device(self) -> None:
+        """Make all later work of the device wait for the copies. Return at once."""
+        if self._pending is not None:
+            self._pending.wait_on_device()
 
     def wait(self) -> None:
-        """Until the tensors are whole, wherever they are."""
-        if self._copying is not None:
-            self._copying.wait()
+        """Return when the copies are finished."""
+        if self._pending is not None:
+            self._pending.wait()
 
-    def _put(self, memories: Sequence[Tensor], away: bool) -> None:
+    def _set_memory(self, memories: Sequence[Tensor], is_offloaded: bool) -> None:
         for tensor, memory in zip(self._tensors, memories, strict=True):
             tensor.data = memory
-        self.is_away = away
+        self.is_offloaded = is_offloaded
 
-    def _device_memory(self) -> list[Tensor]:
+    def _allocate_on_device(self) -> list[Tensor]:
         device = self._transfers.device
         return [
             torch.empty_strided(host.size(), host.stride(), dtype=host.dtype, device=device)
             for host in self._hosts
         ]
 
-    def _make_places(self, tensors: Sequence[Tensor]) -> None:
-        """For those not seen before: moments exist from the first update on only."""
+    def _add_host_buffers(self, tensors: Sequence[Tensor]) -> None:
+        """Make host buffers for new tensors, e.g. the moments, which exist from the first update on."""
         known = {id(tensor) for tensor in self._tensors}
         new = [tensor for tensor in tensors if id(tensor) not in known]
-        assert len(new) + len(known) == len(tensors), "luggage is never left behind"
-        self._hosts += self._places.like(new)
-        self._tensors += new
+        assert len(new) + len(known) == len(tensors), "tensors may be added to a group, never removed"
+        if new:
+            self._hosts += self._host_buffers(new)
+            self._tensors += new
 
 
-class Places(Protocol):
-    """Places in the machine's memory."""
+class HostAllocator:
+    """Places host buffers side by side in a few large chunks. The rest of a chunk is used by later buffers.
 
-    def like(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """A tensor of the same shape, strides and type for each."""
-        ...
-
-
-class HostPlaces:
-    """Places for tensors side by side in a few pieces of memory; what is left of one is used later."""
+    ``allocate`` returns a chunk of the given size in bytes. ``expected``: bytes of all buffers to come, if
+    that is known.
+    """
 
     def __init__(self, allocate: Callable[[int], Tensor], expected: int = 0) -> None:
         self._allocate = allocate
-        self._expected = expected  # bytes that will be asked for in all, if that is known
-        self._pieces: list[Tensor] = []  # what is left of each
+        self._expected = expected
+        self._free: list[Tensor] = []  # the unused rest of each chunk
 
-    def like(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """See :class:`Places`."""
+    def buffers_like(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return a buffer of the same shape, strides and type for each tensor."""
         sizes = [_aligned(_extent(tensor) * tensor.element_size()) for tensor in tensors]
-        left = max(sum(sizes), self._expected)
-        places: dict[int, Tensor] = {}
-        for index in sorted(range(len(tensors)), key=lambda which: sizes[which], reverse=True):
+        remaining = max(sum(sizes), self._expected)
+        buffers: dict[int, Tensor] = {}
+        for index in sorted(range(len(tensors)), key=lambda i: sizes[i], reverse=True):
             tensor, size = tensors[index], sizes[index]
-            number = next((i for i, piece in enumerate(self._pieces) if len(piece) >= size), None)
+            number = next((i for i, chunk in enumerate(self._free) if len(chunk) >= size), None)
             if number is None:
-                number = len(self._pieces)
-                self._pieces.append(self._allocate(_power_of_two(max(size, min(left, CHUNK)))))
-            taken, self._pieces[number] = self._pieces[number][:size], self._pieces[number][size:]
-            flat = taken[: _extent(tensor) * tensor.element_size()].view(tensor.dtype)
-            places[index] = flat.as_strided(tensor.size(), tensor.stride())
-            left -= size
+                number = len(self._free)
+                self._free.append(self._allocate(_power_of_two(max(size, min(remaining, HOST_CHUNK)))))
+            memory, self._free[number] = self._free[number][:size], self._free[number][size:]
+            flat = memory[: _extent(tensor) * tensor.element_size()].view(tensor.dtype)
+            buffers[index] = flat.as_strided(tensor.size(), tensor.stride())
+            remaining -= size
         self._expected = max(0, self._expected - sum(sizes))
-        return [places[index] for index in range(len(tensors))]
-
-
-class GivenPlaces:
-    """Those that were made before, in the order of asking."""
-
-    def __init__(self, places: Sequence[Tensor]) -> None:
-        self._given = list(places)
-
-    def like(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """See :class:`Places`."""
-        return [self._given.pop(0) for _ in tensors]
-
-
-def places_like(tensors: Sequence[Tensor], allocate: Callable[[int], Tensor]) -> list[Tensor]:
-    """A place for each, in memory of their own."""
-    return HostPlaces(allocate).like(tensors)
+        return [buffers[index] for index in range(len(tensors))]
 
 
 def _extent(tensor: Tensor) -> int:
-    """Numbers between the first and the last in memory, both included."""
+    """Return the count of numbers from the tensor's first to its last in memory."""
     if tensor.numel() == 0:
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
 
 
-def _size(host: Tensor) -> int:
-    return host.untyped_storage().nbytes()
-
-
 def _aligned(size: int) -> int:
-    return -(-size // ALIGNED) * ALIGNED
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def _power_of_two(size: int) -> int:

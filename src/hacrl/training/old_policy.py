@@ -1,4 +1,4 @@
-"""pi_old of own responses by the learner's own forward pass, for samplers whose numerics are not its own."""
+"""pi_old of own responses, recomputed by the learner's forward pass for samplers with other numerics."""
 
 from __future__ import annotations
 
@@ -10,46 +10,49 @@ from torch import Tensor
 from hacrl.types import LearnerSample
 
 
-class OldLogprobs:
-    """log pi_old per token of one step's own responses: at the weights before the step's first update.
+class OldPolicyLogprobs:
+    """log pi_old per token of one step's own responses, at the weights before the step's first update.
 
-    A response of the first update needs no forward pass before it, the update's own is that. It is
-    remembered in case the response comes again.
+    The first update's own forward pass gives pi_old of its responses, so they need no pass before it. Their
+    log-probabilities are remembered because a response may come again in a later update.
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, Tensor] = {}  # by identity: two rollouts may say the same
+        self._logprobs: dict[int, Tensor] = {}  # by id(sample): two rollouts may have equal tokens
 
     def remember(self, samples: Sequence[LearnerSample], logprobs_BT: Tensor) -> None:
-        """Keep the own rows of a forward pass that was made before the first update."""
+        """Store the own rows of a forward pass that was made before the first update."""
         for sample, logprobs_T in zip(samples, logprobs_BT.detach(), strict=True):
-            if sample.is_own and id(sample) not in self._known:
-                self._known[id(sample)] = logprobs_T[: len(sample.response_ids)].clone()
+            if sample.is_own and id(sample) not in self._logprobs:
+                self._logprobs[id(sample)] = logprobs_T[: len(sample.response_ids)].clone()
 
-    def in_place_of(self, behaviour_BT: Tensor, samples: Sequence[LearnerSample]) -> Tensor:
-        """The given rows with own ones replaced, (B, T)."""
+    def replace_own(self, behaviour_BT: Tensor, samples: Sequence[LearnerSample]) -> Tensor:
+        """Return ``behaviour_BT`` with own rows replaced by log pi_old, (B, T)."""
         old_BT = behaviour_BT.clone()
         for row, sample in enumerate(samples):
             if sample.is_own:
-                assert id(sample) in self._known, "an own response was not looked at before the first update"
-                known_T = self._known[id(sample)]
-                old_BT[row, : len(known_T)] = known_T
+                assert id(sample) in self._logprobs, "no forward pass over this response before the update"
+                logprobs_T = self._logprobs[id(sample)]
+                old_BT[row, : len(logprobs_T)] = logprobs_T
         return old_BT
 
 
 def sampler_differences(samples: Iterable[LearnerSample], logprobs_BT: Tensor) -> list[float]:
-    """log pi_sampler - log pi_old of every own action token, from a forward pass before the first update."""
+    """Return log pi_sampler - log pi_old of every own action token.
+
+    ``logprobs_BT`` come from a forward pass before the step's first update.
+    """
     differences: list[float] = []
-    for sample, learners in zip(samples, logprobs_BT.tolist(), strict=True):
+    for sample, learner_T in zip(samples, logprobs_BT.tolist(), strict=True):
         if sample.is_own and sample.behaviour_logprobs is not None:
-            actions = compress(learners, sample.loss_mask)  # leaves out observations and padding
+            actions = compress(learner_T, sample.loss_mask)  # without observations and padding
             pairs = zip(sample.behaviour_logprobs, actions, strict=True)
             differences += [sampler - learner for sampler, learner in pairs]
     return differences
 
 
-def first_uses(minibatches: Iterable[Sequence[LearnerSample]]) -> list[list[LearnerSample]]:
-    """The mini-batches with every sample only where it comes first: in a second epoch it comes again."""
+def first_occurrences(minibatches: Iterable[Sequence[LearnerSample]]) -> list[list[LearnerSample]]:
+    """Return the mini-batches without samples that an earlier mini-batch has: a second epoch repeats them."""
     seen: set[int] = set()
     firsts = []
     for minibatch in minibatches:
@@ -58,6 +61,6 @@ def first_uses(minibatches: Iterable[Sequence[LearnerSample]]) -> list[list[Lear
     return firsts
 
 
-def spread_out(samples: Sequence[LearnerSample], most: int) -> list[LearnerSample]:
-    """At most so many, evenly from all."""
+def evenly_spaced(samples: Sequence[LearnerSample], most: int) -> list[LearnerSample]:
+    """Return at most ``most`` of the samples, evenly spaced."""
     return list(samples[:: -(-len(samples) // most) or 1])

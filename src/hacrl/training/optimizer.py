@@ -1,14 +1,14 @@
-"""AdamW that can train 16-bit weights.
+"""AdamW for 16-bit weights, with float32 masters and optimizer state that can be offloaded.
 
-A step of a usual learning rate is smaller than the distance between neighbouring bfloat16 numbers, so
-16-bit weights would not move. Parameters below float32 therefore get a float32 master copy: gradients
-are summed for it, the optimizer moves it, and the parameter is its rounded image. A float32 parameter
-is its own master.
+A step of a usual learning rate is smaller than the distance between neighbouring bfloat16 numbers, so 16-bit
+weights would not move. Each parameter below float32 therefore has a float32 master copy: gradients are summed
+for it in float32, AdamW updates it, and the parameter is the master, rounded. A float32 parameter is its own
+master.
 
-Masters and moments, 12 bytes per 16-bit weight, are needed for the update alone, not by the passes before it.
-They may be in the machine's memory while the agent is not learning (:meth:`MasterWeightAdamW.offload`), or
-always (:meth:`MasterWeightAdamW.stream_through`): then an update takes them through the device, a piece after
-the other. Sums of gradients, 4 bytes more, may be there as well. The numbers are the same.
+Masters and moments, 12 bytes per 16-bit weight, are needed only in the update. They can be offloaded while
+the agent does not learn (:meth:`MasterWeightAdamW.offload`), or always (:meth:`MasterWeightAdamW.stream`):
+then an update streams them through the device block by block. Gradient sums, 4 more bytes per weight, can be
+offloaded as well. The numbers do not depend on any of this.
 """
 
 from __future__ import annotations
@@ -22,16 +22,20 @@ from torch.utils.hooks import RemovableHandle
 
 from hacrl.errors import TrainingError
 from hacrl.models.device import free_failed_attempt, is_out_of_memory
-from hacrl.training import optimizer_block as optimizer_piece
-from hacrl.training.gradients import AwaySums, Sums
-from hacrl.training.offload import HostPlaces, Transfers
-from hacrl.training.optimizer_block import Piece, in_pieces, moved_bytes
+from hacrl.training import optimizer_block
+from hacrl.training.gradients import GradientSums, OffloadedGradientSums
+from hacrl.training.offload import HostAllocator, HostBuffers, Transfers
+from hacrl.training.optimizer_block import OptimizerBlock, state_bytes, weight_blocks
 
-STREAMED_AT_ONCE = 2  # pieces on the device while updates stream: one leaves while the next one comes
+STREAMED_BLOCKS = 2  # on the device while an update streams: one is offloaded while the next is reloaded
 
 
 class MasterWeightAdamW:
-    """AdamW over float32 masters; 12 bytes per parameter for 16-bit weights besides their gradient."""
+    """AdamW over float32 masters, in blocks.
+
+    ``offload_to``: offload each block's masters as soon as they are made, so that the device never holds all
+    of them.
+    """
 
     def __init__(
         self,
@@ -40,28 +44,27 @@ class MasterWeightAdamW:
         betas: tuple[float, float],
         weight_decay: float,
         *,
-        leaves: Transfers | None = None,
+        offload_to: Transfers | None = None,
     ) -> None:
-        """``leaves``: masters are sent away as they are made, so that never all of them are there."""
-        self._places: HostPlaces | None = None
-        self._expected = sum(map(moved_bytes, parameters))
-        self.pieces: list[Piece] = []
-        for weights in in_pieces(parameters):
-            self.pieces.append(Piece(weights, lr, betas, weight_decay))
-            if leaves is not None:
-                self.pieces[-1].leave(leaves, self._host_places(leaves))
-                if len(self.pieces) >= STREAMED_AT_ONCE:
-                    self.pieces[-STREAMED_AT_ONCE].wait()
-        self._weights = [weight for piece in self.pieces for weight in piece.weights]
-        self._sums = Sums(self._weights)
+        self._host_allocator: HostAllocator | None = None  # one for all blocks
+        self._host_bytes = sum(map(state_bytes, parameters))
+        self.blocks: list[OptimizerBlock] = []
+        for weights in weight_blocks(parameters):
+            self.blocks.append(OptimizerBlock(weights, lr, betas, weight_decay))
+            if offload_to is not None:
+                self.blocks[-1].offload(offload_to, self._host_buffers(offload_to))
+                if len(self.blocks) >= STREAMED_BLOCKS:
+                    self.blocks[-STREAMED_BLOCKS].wait()
+        self._weights = [weight for block in self.blocks for weight in block.weights]
+        self._sums = GradientSums(self._weights)
         self._hooks: list[RemovableHandle] = []
-        self._streams_through: Transfers | None = None
-        self._updated = 0  # pieces of a streamed update under way
+        self._stream_through: Transfers | None = None
+        self._blocks_updated = 0  # of a streamed update under way
 
     @property
-    def streams(self) -> bool:
-        """Whether masters and moments are on the device for updates only."""
-        return self._streams_through is not None
+    def is_streaming(self) -> bool:
+        """Whether masters and moments are on the device only in updates."""
+        return self._stream_through is not None
 
     @property
     def masters(self) -> list[Tensor]:
@@ -70,16 +73,16 @@ class MasterWeightAdamW:
 
     @property
     def gradients(self) -> list[Tensor]:
-        """Of the masters, since the update began."""
+        """The gradient sums of the update under way, in the order of the parameters."""
         return [weight.gradient for weight in self._weights]
 
     def zero_gradients(self) -> None:
-        """Begin an update: until its step, gradients of 16-bit parameters are summed in float32."""
+        """Begin an update: until :meth:`end_update`, sum gradients of 16-bit parameters in float32."""
         self.end_update()
-        self._check_whole()
-        self.bring_back()
-        self._updated = 0
-        self._sums.begin()
+        self._check_consistent()
+        self.reload()
+        self._blocks_updated = 0
+        self._sums.begin_update()
         for weight in self._weights:
             if not weight.is_own_master:
                 hook = weight.parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
@@ -89,121 +92,120 @@ class MasterWeightAdamW:
 
     @torch.no_grad()
     def clip_gradients(self, max_norm: float) -> float:
-        """Scale the gradients down to ``max_norm``; returns their norm before."""
+        """Scale the gradients down to ``max_norm``; return their norm before."""
         norm = self._sums.norm()
         self._sums.scale(torch.clamp(max_norm / (norm + 1e-6), max=1.0))
         return float(norm)
 
     def step(self) -> None:
-        """Move the masters, then round them into the parameters."""
-        if self._streams_through is not None:
-            self._stream(self._streams_through)
+        """Update the masters, then round them into the parameters."""
+        if self._stream_through is not None:
+            self._streamed_step(self._stream_through)
         else:
-            self.bring_back()
-            for piece in self.pieces:
-                piece.step()
+            self.reload()
+            for block in self.blocks:
+                block.step()
         self.end_update()
 
-    def _stream(self, transfers: Transfers) -> None:
-        """Every piece comes, while the one before leaves, is updated, and leaves.
+    def _streamed_step(self, transfers: Transfers) -> None:
+        """Reload, update and offload block after block; a block is reloaded while the one before offloads.
 
-        Python runs ahead of the device and would ask for the memory of all pieces at once, so it waits until
-        that of earlier ones is free. An update that was broken off goes on where it was.
+        Python runs ahead of the device and would allocate the memory of all blocks at once, so it waits until
+        earlier blocks' memory is free. An interrupted update continues with the first block not yet updated.
         """
-        there: deque[Piece] = deque()  # or leaving
-        room = STREAMED_AT_ONCE * optimizer_piece.PIECE
-        while self._updated < len(self.pieces):
-            piece = self.pieces[self._updated]
-            while there and sum(one.moved_bytes for one in (*there, piece)) > room:
-                there.popleft().wait()
-            self._bring_one(piece)
-            self._sums.ready(piece.weights)
-            piece.step()
-            self._updated += 1
-            piece.leave(transfers, self._host_places(transfers))
-            self._sums.drop(piece.weights)
-            there.append(piece)
+        on_device: deque[OptimizerBlock] = deque()  # or being offloaded
+        most = STREAMED_BLOCKS * optimizer_block.BLOCK_BYTES
+        while self._blocks_updated < len(self.blocks):
+            block = self.blocks[self._blocks_updated]
+            while on_device and sum(b.state_bytes for b in (*on_device, block)) > most:
+                on_device.popleft().wait()
+            self._reload_block(block)
+            self._sums.prepare(block.weights)
+            block.step()
+            self._blocks_updated += 1
+            block.offload(transfers, self._host_buffers(transfers))
+            self._sums.discard(block.weights)
+            on_device.append(block)
 
-    def _bring_one(self, piece: Piece) -> None:
-        """If need be when everything else has left: an update must not end in the middle."""
+    def _reload_block(self, block: OptimizerBlock) -> None:
+        """Start to reload the block. If memory runs out, retry once after all other blocks are offloaded."""
         try:
-            self._bring(piece)
+            self._start_reload(block)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
             self.wait()
-            free_failed_attempt(error, piece.weights[0].parameter.device)
-            self._bring(piece)
+            free_failed_attempt(error, block.weights[0].parameter.device)
+            self._start_reload(block)
 
-    def _bring(self, piece: Piece) -> None:
-        piece.come_back()
-        self._sums.bring(piece.weights)
+    def _start_reload(self, block: OptimizerBlock) -> None:
+        block.reload()
+        self._sums.reload(block.weights)
 
-    def stream_through(self, transfers: Transfers, with_gradients: bool = False) -> None:
-        """From now on masters and moments are in the machine's memory, and on the device for updates only.
+    def stream(self, transfers: Transfers, offload_gradients: bool = False) -> None:
+        """From now on keep masters and moments offloaded, and stream them through the device in updates.
 
-        Sums of gradients as well, if asked for: but for updates and their turn in backward passes.
+        ``offload_gradients``: keep gradient sums offloaded between backward passes as well.
         """
-        self._streams_through = transfers
-        if with_gradients and not isinstance(self._sums, AwaySums):
-            self._sums = AwaySums(self._weights, transfers)
+        self._stream_through = transfers
+        if offload_gradients and not isinstance(self._sums, OffloadedGradientSums):
+            self._sums = OffloadedGradientSums(self._weights, transfers)
 
     def offload(self, transfers: Transfers) -> None:
-        """Begin to send masters and moments away, and let go of gradients; between updates only.
+        """Start to offload masters and moments, and free gradients; between updates only.
 
-        A parameter that is its own master stays: it is a weight.
+        A parameter that is its own master stays on the device.
         """
         self.end_update()
-        self._sums.let_go()
-        for piece in self.pieces:
-            piece.leave(transfers, self._host_places(transfers))
+        self._sums.free()
+        for block in self.blocks:
+            block.offload(transfers, self._host_buffers(transfers))
 
-    def bring_back(self) -> None:
-        """Begin to bring back what was sent away and does not stream; :meth:`step` waits for it."""
-        if not self.streams:
-            for piece in self.pieces:
-                piece.come_back()
+    def reload(self) -> None:
+        """Start to reload offloaded state that does not stream; :meth:`step` waits for it."""
+        if not self.is_streaming:
+            for block in self.blocks:
+                block.reload()
 
     def wait(self) -> None:
-        """Until masters and moments are whole, wherever they are, and nothing else is on its way."""
-        for piece in self.pieces:
-            piece.wait()
+        """Return when all copies of masters, moments and gradient sums are finished."""
+        for block in self.blocks:
+            block.wait()
         self._sums.wait()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Masters and moments, numbered in the order of the parameters: all that a resumed run needs.
-
-        They are where they are now, on the device or away from it.
-        """
-        self._check_whole()
+        """Return masters and moments by weight number, wherever they are: all that a resumed run needs."""
+        self._check_consistent()
         self.wait()
-        return {name: value for piece in self.pieces for name, value in piece.tensors()}
+        return {name: value for block in self.blocks for name, value in block.tensors()}
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what :meth:`tensors` gave; parameters become the masters' rounded images.
+        """Restore what :meth:`tensors` returned, and round the masters into the parameters.
 
-        What is away is away again afterwards.
+        State that was offloaded is offloaded again afterwards.
         """
-        self._updated = 0
-        for piece in self.pieces:
-            piece.load_tensors(tensors)
-            if self.streams:
-                piece.wait()  # before the next one needs its memory
+        self._blocks_updated = 0
+        for block in self.blocks:
+            block.load_tensors(tensors)
+            if self.is_streaming:
+                block.wait()  # the next block needs its device memory
 
     def end_update(self) -> None:
-        """Between updates the parameters are anybody's, e.g. another optimizer's."""
+        """Stop summing gradients: between updates, other code may use the parameters' gradients."""
         while self._hooks:
             self._hooks.pop().remove()
 
-    def _check_whole(self) -> None:
-        """Weights of which some have been updated and some have not are nobody's policy."""
-        if 0 < self._updated < len(self.pieces):
+    def _check_consistent(self) -> None:
+        """Raise if an interrupted update has changed some of the weights and not the others."""
+        if 0 < self._blocks_updated < len(self.blocks):
             raise TrainingError(
-                f"memory ran out in the middle of an update: {self._updated} of {len(self.pieces)} parts of "
-                "the weights were updated. Go on from the last checkpoint (hacrl resume), with more room"
+                f"memory ran out in the middle of an update: {self._blocks_updated} of {len(self.blocks)} "
+                "blocks of the weights were updated. Resume from the last checkpoint (hacrl resume) with "
+                "more free memory"
             )
 
-    def _host_places(self, transfers: Transfers) -> HostPlaces:
-        """One for all pieces, which share what they are given of the machine's memory."""
-        self._places = self._places or HostPlaces(transfers.host_memory, self._expected)
-        return self._places
+    def _host_buffers(self, transfers: Transfers) -> HostBuffers:
+        self._host_allocator = self._host_allocator or HostAllocator(
+            transfers.allocate_host, self._host_bytes
+        )
+        return self._host_allocator.buffers_like

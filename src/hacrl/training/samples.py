@@ -1,10 +1,9 @@
-"""From everybody's verified rollouts to one learner's samples.
+"""Turn all agents' verified rollouts of a step into one learner's samples.
 
-Which responses of others a learner learns from, if it may not learn from all.
-
-With n agents every learner has n * G responses per prompt, so that learning costs n^2 in all. A cap on
-others' responses keeps it linear in n. What is left out is left out of the loss alone: baselines and
-capabilities take every reward, which costs nothing.
+With n agents and G responses each, every learner has n * G responses per prompt, so learning costs n^2 in
+all. ``max_cross_rollouts`` limits how many responses of other agents a learner trains on, which keeps the
+cost linear in n. Responses over the limit are left out of the loss only: baselines and capabilities use
+every reward.
 """
 
 from __future__ import annotations
@@ -26,46 +25,57 @@ from hacrl.types import LearnerSample, Rollout
 
 @dataclass
 class LearnerSamples:
-    """The samples of one step, and which rollouts did not become one."""
+    """The samples of one step, and how many rollouts did not become one."""
 
     samples: list[LearnerSample] = field(default_factory=list)
     dropped: Counter[tuple[str, DropReason]] = field(default_factory=Counter)  # by source and reason
-    length_ratios: dict[str, list[float]] = field(default_factory=dict)  # retokenised: own tokens / source's
-    left_out: Counter[str] = field(default_factory=Counter)  # by source; never tried because of the cap
+    # by source: learner's tokens per source token, of each retokenised response
+    length_ratios: dict[str, list[float]] = field(default_factory=dict)
+    left_out: Counter[str] = field(default_factory=Counter)  # by source: over max_cross_rollouts
 
     def add(self, sample: LearnerSample) -> None:
-        """One more."""
+        """Append a sample, and record its length ratio if it was retokenised."""
         self.samples.append(sample)
         if sample.behaviour_logprobs is None:
             ratio_of_lengths = sample.loss_tokens / sample.source_length
             self.length_ratios.setdefault(sample.source, []).append(ratio_of_lengths)
 
 
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One response to one prompt, which a learner may train on."""
+
+    source: str
+    index: int  # among the source's responses to the prompt
+    reward: float
+    advantage: float  # for this learner
+
+
 @dataclass
-class _Prompt:
-    """One prompt's responses on their way."""
+class _PromptState:
+    """The responses to one prompt while samples are made from them."""
 
     group: PromptGroup
-    trying: list[Candidate]
-    waiting: list[Candidate]  # others' beyond the cap, in the order in which they replace what is lost
-    samples: dict[tuple[str, int], LearnerSample] = field(default_factory=dict)  # by source and place
+    to_try: list[Candidate]
+    reserves: list[Candidate]  # of other agents, over the limit; the next one replaces a dropped response
+    samples: dict[tuple[str, int], LearnerSample] = field(default_factory=dict)  # by source and index
 
-    def rollout(self, one: Candidate) -> Rollout:
-        return self.group.responses[one.source][one.place].rollout
+    def rollout(self, candidate: Candidate) -> Rollout:
+        return self.group.responses[candidate.source][candidate.index].rollout
 
-    def take_in(self, one: Candidate, sample: LearnerSample | DropReason, is_own: bool) -> None:
-        """A response was tried; one of another agent that is lost makes room for the next."""
+    def add(self, candidate: Candidate, sample: LearnerSample | DropReason, is_own: bool) -> None:
+        """Store the sample. If another agent's response was dropped, try the next reserve instead."""
         if isinstance(sample, LearnerSample):
-            self.samples[one.source, one.place] = sample
-        elif not is_own and self.waiting:
-            self.trying.append(self.waiting.pop(0))
+            self.samples[candidate.source, candidate.index] = sample
+        elif not is_own and self.reserves:
+            self.to_try.append(self.reserves.pop(0))
 
 
 class SampleBuilder:
-    """One learner's way of looking at rollouts.
+    """Builds one learner's samples.
 
-    ``max_cross_rollouts``: responses of others per prompt that it learns from; None: all. Builders that
-    share a ``retokeniser`` share its work.
+    ``max_cross_rollouts``: the most responses of other agents per prompt; None: no limit. Builders with the
+    same ``retokeniser`` share its work.
     """
 
     def __init__(
@@ -83,51 +93,55 @@ class SampleBuilder:
         self._retokeniser = retokeniser or Retokeniser()
 
     def build(self, groups: Sequence[PromptGroup], ratio: CapabilityRatio, seed: int = 0) -> LearnerSamples:
-        """All samples of a step, prompt by prompt; advantages compare all rollouts, the lost ones included.
+        """Return all samples of a step, prompt by prompt.
 
-        Sources come in the order of their names, so that mini-batches do not depend on the order of agents.
-        ``seed`` decides between responses that are equally worth learning from, if there is a cap.
+        Advantages compare all rollouts, dropped ones included. Within a prompt, sources are sorted by name,
+        so mini-batches do not depend on the order of agents. ``seed`` decides between equally useful
+        responses if there is a limit.
         """
         built = LearnerSamples()
         self._retokeniser.start_step(groups)
-        prompts = [self._prompt(group, ratio, seed) for group in groups]
-        while tried := [(prompt, one) for prompt in prompts for one in prompt.trying]:
+        prompts = [self._prompt_state(group, ratio, seed) for group in groups]
+        while attempts := [(prompt, candidate) for prompt in prompts for candidate in prompt.to_try]:
             for prompt in prompts:
-                prompt.trying = []
-            samples = self._samples([(prompt.rollout(one), one.advantage) for prompt, one in tried])
-            for (prompt, one), sample in zip(tried, samples, strict=True):
-                prompt.take_in(one, sample, is_own=one.source == self._learner.name)
+                prompt.to_try = []
+            rollouts = [(prompt.rollout(candidate), candidate.advantage) for prompt, candidate in attempts]
+            samples = self._samples(rollouts)
+            for (prompt, candidate), sample in zip(attempts, samples, strict=True):
+                prompt.add(candidate, sample, is_own=candidate.source == self._learner.name)
                 if not isinstance(sample, LearnerSample):
-                    built.dropped[one.source, sample] += 1
+                    built.dropped[candidate.source, sample] += 1
         for prompt in prompts:
-            for place in sorted(prompt.samples):
-                built.add(prompt.samples[place])
-            built.left_out.update(one.source for one in prompt.waiting)
+            for key in sorted(prompt.samples):
+                built.add(prompt.samples[key])
+            built.left_out.update(candidate.source for candidate in prompt.reserves)
         return built
 
-    def _prompt(self, group: PromptGroup, ratio: CapabilityRatio, seed: int) -> _Prompt:
+    def _prompt_state(self, group: PromptGroup, ratio: CapabilityRatio, seed: int) -> _PromptState:
+        """Choose which responses to the prompt to try first, and which are reserves."""
         rewards = group.rewards
         candidates = [
-            Candidate(source, place, rewards[source][place], advantage)
+            Candidate(source, index, rewards[source][index], advantage)
             for source, advantages in self._method.advantages(rewards, self._learner.name, ratio).items()
-            for place, advantage in enumerate(advantages)
+            for index, advantage in enumerate(advantages)
         ]
-        cap = self._max_cross_rollouts
-        if cap is None:
-            return _Prompt(group, candidates, [])
-        own = [one for one in candidates if one.source == self._learner.name]
-        others = [one for one in candidates if one.source != self._learner.name]
-        order = ranked(others, seed, group.problem.id) if len(others) > cap else others
-        return _Prompt(group, own + order[:cap], order[cap:])
+        limit = self._max_cross_rollouts
+        if limit is None:
+            return _PromptState(group, candidates, [])
+        own = [candidate for candidate in candidates if candidate.source == self._learner.name]
+        cross = [candidate for candidate in candidates if candidate.source != self._learner.name]
+        if len(cross) > limit:
+            cross = most_useful_first(cross, seed, group.problem.id)
+        return _PromptState(group, own + cross[:limit], cross[limit:])
 
-    def _samples(self, seen: Sequence[tuple[Rollout, float]]) -> list[LearnerSample | DropReason]:
-        """Rollouts and their advantages, as samples."""
-        finite = [rollout for rollout, _ in seen if math.isfinite(rollout.logprob)]
-        same = [rollout.tokenizer == self._learner.tokenizer_fingerprint for rollout in finite]
-        tokens = iter(self._retokeniser.tokens(self._learner, finite, same))
+    def _samples(self, rollouts: Sequence[tuple[Rollout, float]]) -> list[LearnerSample | DropReason]:
+        """Return a sample, or the reason for having none, for each rollout and its advantage."""
+        finite = [rollout for rollout, _ in rollouts if math.isfinite(rollout.logprob)]
+        same_tokenizer = [rollout.tokenizer == self._learner.tokenizer_fingerprint for rollout in finite]
+        tokens = iter(self._retokeniser.tokens(self._learner, finite, same_tokenizer))
         return [
             self._sample(rollout, advantage, next(tokens)) if math.isfinite(rollout.logprob) else "non_finite"
-            for rollout, advantage in seen
+            for rollout, advantage in rollouts
         ]
 
     def _sample(
@@ -135,9 +149,10 @@ class SampleBuilder:
     ) -> LearnerSample | DropReason:
         if isinstance(tokens, str):
             return tokens
-        unlearnt = 1 if rollout.finish_reason == "stop" and not self._learn_stop_token else 0
-        source_logprobs = rollout.token_logprobs[: rollout.num_tokens - unlearnt]
-        kept = len(tokens.response_ids) - unlearnt
+        # tokens at the end that are not trained on
+        removed = 1 if rollout.finish_reason == "stop" and not self._learn_stop_token else 0
+        source_logprobs = rollout.token_logprobs[: rollout.num_tokens - removed]
+        kept = len(tokens.response_ids) - removed
         loss_mask = tokens.loss_mask[:kept]
         if not any(loss_mask) or not source_logprobs:
             return "empty"
@@ -154,39 +169,30 @@ class SampleBuilder:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One response of another agent to one prompt."""
+def most_useful_first(candidates: Iterable[Candidate], seed: int, prompt: str) -> list[Candidate]:
+    """Return the candidates of one prompt, most useful first. Their given order does not matter.
 
-    source: str
-    place: int  # among the source's responses to the prompt
-    reward: float
-    advantage: float  # as the learner sees it
-
-
-def ranked(candidates: Iterable[Candidate], seed: int, prompt: str) -> list[Candidate]:
-    """The candidates of one prompt, most useful first, whatever order they come in.
-
-    Those that carry signal before those with advantage 0; among these, the highest reward first: correct
-    answers teach more than others' mistakes, which the learner need not make. Among equals the source that
-    has been chosen least is next, so that no source crowds out the rest; draws are keyed by seed and prompt.
+    Candidates with advantage 0 come last. Among the others the highest reward comes first: correct answers
+    teach more than other agents' mistakes, which the learner need not make. Among equals the source that was
+    chosen least often is next, so that no source crowds out the rest. Draws are keyed by seed and prompt.
     """
     rng = random.Random(derive_seed(seed, prompt))
-    shuffled = sorted(candidates, key=lambda one: (one.source, one.place))
+    shuffled = sorted(candidates, key=lambda candidate: (candidate.source, candidate.index))
     rng.shuffle(shuffled)
-    sources = sorted({one.source for one in shuffled})
+    sources = sorted({candidate.source for candidate in shuffled})
     rng.shuffle(sources)
-    waiting: dict[tuple[bool, float], dict[str, list[Candidate]]] = {}
-    for one in shuffled:
-        tier = waiting.setdefault((one.advantage == 0, -one.reward), {})
-        tier.setdefault(one.source, []).append(one)
-    chosen = dict.fromkeys(sources, 0)
+    tiers: dict[tuple[bool, float], dict[str, list[Candidate]]] = {}
+    for candidate in shuffled:
+        tier = tiers.setdefault((candidate.advantage == 0, -candidate.reward), {})
+        tier.setdefault(candidate.source, []).append(candidate)
+    times_chosen = dict.fromkeys(sources, 0)
     order: list[Candidate] = []
-    for _, by_source in sorted(waiting.items()):
+    for _, by_source in sorted(tiers.items()):
         while by_source:
-            source = min(chosen, key=lambda name: (name not in by_source, chosen[name]))  # first of equals
+            # min returns the first of equals, and sources are in random order
+            source = min(times_chosen, key=lambda name: (name not in by_source, times_chosen[name]))
             order.append(by_source[source].pop())
-            chosen[source] += 1
+            times_chosen[source] += 1
             if not by_source[source]:
                 del by_source[source]
     return order

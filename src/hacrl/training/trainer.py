@@ -15,10 +15,16 @@ from hacrl.errors import EngineMismatchError, TrainingError
 from hacrl.rollouts.groups import PromptGroup, group_by_prompt
 from hacrl.rollouts.log import RolloutLog
 from hacrl.tasks.stream import ProblemStream
-from hacrl.training.accuracy import Accuracy, accuracy_by_problem
 from hacrl.training.executor import Executor
-from hacrl.training.health import CollapseWatch
-from hacrl.training.metrics import AgentReport, LearnReport, StepReport, rollout_report
+from hacrl.training.health import CollapseDetector
+from hacrl.training.metrics import (
+    Accuracy,
+    AgentReport,
+    LearnReport,
+    StepReport,
+    accuracy_by_problem,
+    rollout_report,
+)
 from hacrl.training.reporter import Reporter
 from hacrl.training.state import StepProgress
 from hacrl.training.worker import Assignment
@@ -47,7 +53,7 @@ class Trainer:
         self._stream = stream
         self._test_problems = test_problems
         self._log = log
-        self._collapse = CollapseWatch(names, config.collapse)
+        self._collapse = CollapseDetector(names, config.collapse)
         self._progress: StepProgress | None = None  # of a step that is under way
         self._capabilities_before = self.capabilities.state_dict()  # before the step under way
         self._evaluated_at = -1  # the step after which the agents were evaluated last
@@ -177,7 +183,7 @@ class Trainer:
                 for name in self.active
             },
         )
-        self.reporter.notes(self._collapse.look(progress.rollouts))
+        self.reporter.notes(self._collapse.update(progress.rollouts))
         self.steps_done, self._progress = progress.step, None
         self.reporter.observer.on_step(report, self.reporter.end_step())
         return report

@@ -94,8 +94,8 @@ def _match_in_any_order(gold: Sequence[Structure], answer: Sequence[Structure], 
 
 def _match_equations(gold: Structure, answer: Structure, equal: ValuesEqual) -> bool:
     if gold.kind == answer.kind == "equation":
-        same_name = gold.parts[0].text == answer.parts[0].text
-        if same_name:
+        canonical = gold.parts[0].text == answer.parts[0].text
+        if canonical:
             return _match(gold.parts[-1], answer.parts[-1], equal)
         if len(gold.parts) > 2 or len(answer.parts) > 2 or gold.parts[-1].kind != "value":
             return False

@@ -1,6 +1,6 @@
-"""Memory that runs out where logits wait for the backward pass: none do from then on, and all else stays.
+"""When memory runs out beside logits kept for the backward pass, logits are recomputed from then on.
 
-Only if that was not enough are micro-batches smaller.
+Micro-batches shrink only if that is not enough.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ FEW = 32  # tokens: samples of 16 and 12, of 10, 7 and 5, and of 4
 
 
 @pytest.fixture(autouse=True)
-def _by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, in pieces of two tokens' logits; rows are padded."""
+def _logits_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute logits as on a GPU, in pieces of two tokens; rows are padded."""
     monkeypatch.setattr(output_layer, "MANUAL_BACKWARD_DEVICES", ("cpu",))
     monkeypatch.setattr(output_layer, "MAX_LOGITS", 60)
     monkeypatch.setattr("hacrl.models.logprobs.MAX_PACKED_SHARE", 0.0)
@@ -41,7 +41,7 @@ def _by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 def fresh() -> Agent:
     agent = sharpened(char_agent("ada"), 10.0)
     agent.model.to(torch.bfloat16)
-    separate_head(agent.model)  # found out by passes that are not learning's
+    separate_head(agent.model)  # tried now, so that its passes are not counted below
     return agent
 
 
@@ -54,8 +54,8 @@ def six(agent: Agent) -> list[LearnerSample]:
     return [sample(agent, i, 0.95, advantage) for i, advantage in enumerate((1.0, -0.5, 2.0, -1.5, 0.5, 1.0))]
 
 
-class Watched:
-    """Logits that have been kept, as they come."""
+class OfferedLogits:
+    """Counts the logits that are alive, of those that were offered to be kept."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._offered: list[weakref.ref[Tensor]] = []
@@ -72,8 +72,8 @@ class Watched:
         return sum(one() is not None for one in self._offered)
 
 
-def fails_once(mine: Learner, where: str, watched: Watched) -> list[int]:
-    """Memory runs out in the second micro-batch: how many logits there were, and at each pass after that."""
+def fails_once(mine: Learner, where: str, watched: OfferedLogits) -> list[int]:
+    """Let memory run out in the second micro-batch; return the logits alive then, and at each later pass."""
     counts: list[int] = []
     passes: list[int] = []
 
@@ -99,13 +99,13 @@ def fails_once(mine: Learner, where: str, watched: Watched) -> list[int]:
 
 
 @pytest.mark.parametrize("where", ["forward", "between"])
-def test_the_next_attempt_keeps_none_and_learns_the_same_to_the_bit(monkeypatch, where) -> None:
+def test_the_next_attempt_keeps_no_logits_and_gives_the_same_weights(monkeypatch, where) -> None:
     asked = set_spare_memory(monkeypatch, PLENTY)
     undisturbed, agent = fresh(), fresh()
     samples = six(agent)
     expected = learner(undisturbed).learn(samples, 1, seed=0)
     assert len(asked) == 3  # once a micro-batch
-    mine, watched = learner(agent), Watched(monkeypatch)
+    mine, watched = learner(agent), OfferedLogits(monkeypatch)
     counts = fails_once(mine, where, watched)
     with no_collector():
         found = mine.learn(samples, 1, seed=0)
@@ -115,8 +115,8 @@ def test_the_next_attempt_keeps_none_and_learns_the_same_to_the_bit(monkeypatch,
     assert counts[1:] == [0, 0, 0]
     assert found.notes == [
         "agent 'ada': learning from 3 samples of up to 10 tokens at once did not fit into the memory of cpu "
-        "beside logits that wait for the backward pass; from now on they are made again in it. The update "
-        "was begun again, nothing is lost"
+        "beside logits kept for the backward pass; from now on the backward pass recomputes them. The update "
+        "was repeated, nothing is lost"
     ]
     assert found.oom_retries == 1
     assert mine.state_dict()["micro_batch_tokens"] == FEW
@@ -127,7 +127,7 @@ def test_the_next_attempt_keeps_none_and_learns_the_same_to_the_bit(monkeypatch,
     assert len(asked) == before
 
 
-def test_micro_batches_are_smaller_if_that_was_not_enough(monkeypatch) -> None:
+def test_micro_batches_shrink_if_recomputing_logits_is_not_enough(monkeypatch) -> None:
     asked = set_spare_memory(monkeypatch, PLENTY)
     agent = fresh()
     mine = learner(agent, tokens=128)
@@ -141,7 +141,7 @@ def test_micro_batches_are_smaller_if_that_was_not_enough(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("room", [0, PLENTY])
-def test_a_single_sample_has_another_chance_only_if_logits_were_kept(monkeypatch, room) -> None:
+def test_a_single_sample_is_retried_only_if_logits_were_kept(monkeypatch, room) -> None:
     set_spare_memory(monkeypatch, room)
     agent = fresh()
     mine = learner(agent, tokens=1)
@@ -153,8 +153,8 @@ def test_a_single_sample_has_another_chance_only_if_logits_were_kept(monkeypatch
     assert len(failed) == (2 if room else 1)
 
 
-def test_where_none_were_kept_micro_batches_are_smaller_at_once(monkeypatch) -> None:
-    """There was no room, or only passes without gradients were made: nothing is won by keeping none."""
+def test_micro_batches_shrink_at_once_if_no_logits_were_kept(monkeypatch) -> None:
+    """If memory was full or no pass had gradients, no logits were kept and recomputing saves nothing."""
     asked = set_spare_memory(monkeypatch, 0)
     agent = fresh()
     mine = learner(agent, tokens=64)
@@ -164,9 +164,9 @@ def test_where_none_were_kept_micro_batches_are_smaller_at_once(monkeypatch) -> 
     assert len(asked) > 2  # room may come
 
 
-def test_the_pass_of_a_reference_may_be_too_large_beside_them(monkeypatch) -> None:
+def test_the_reference_pass_may_run_out_of_memory_beside_kept_logits(monkeypatch) -> None:
     set_spare_memory(monkeypatch, PLENTY)
-    watched = Watched(monkeypatch)
+    watched = OfferedLogits(monkeypatch)
     agent = fresh()
     mine = learner(agent, method=KL)
     seen: list[int] = []
