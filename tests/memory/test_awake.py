@@ -225,9 +225,10 @@ def test_of_a_model_that_is_not_known_nothing_is_assumed(gpu) -> None:
 
 def test_a_cache_of_a_fixed_size_is_counted_as_that(gpu) -> None:
     gpu(79)
-    assert {one.memory for one in settled(run(kv_cache_gib=70.0))[0].values()} == {0.3}  # no share above 1
+    large = run(engine_args={"kv_cache_memory_bytes": 70 * GIB})
+    assert {one.memory for one in settled(large)[0].values()} == {0.3}  # no share above 1
     gpu(400)
-    config = run(kv_cache_gib=10.0, sleep=False)
+    config = run(engine_args={"kv_cache_memory_bytes": 10 * GIB}, sleep=False)
     sized = Sized(ON_ONE, shapes(), {})
     small = footprints(config, sized)["small"]
     weights = 2 * 1_720_574_976
@@ -241,9 +242,9 @@ def test_a_cache_of_a_fixed_size_is_counted_as_that(gpu) -> None:
     assert small.engine == GIB + small.weights
 
 
-@pytest.mark.parametrize("said", [{"max_length": 32768}, {"engine_args": {"max_model_len": 32768}}])
-def test_a_request_of_the_greatest_length_fits(gpu, said) -> None:
+def test_a_request_of_the_greatest_length_fits(gpu) -> None:
     """One response needs more than 32 of usual length."""
+    said = {"engine_args": {"max_model_len": 32768}}
     gpu(139)
     few = settled(run("rollout.prompts_per_step=4"))[0]["small"]
     long = settled(run("rollout.prompts_per_step=4", **said))[0]["small"]

@@ -13,11 +13,10 @@ from hacrl.config.schema import (
     DEFAULT_PROBLEMS,
     AnyMethodSettings,
     CheckpointSettings,
-    CollapseSettings,
     EvaluationSettings,
     HacpoSettings,
+    KeepRollouts,
     LearningSettings,
-    RolloutLogSettings,
     RolloutSettings,
     RunConfig,
 )
@@ -42,6 +41,8 @@ class HACRLConfig:
     """Decides all randomness: equal runs on one machine give equal metrics."""
     device: str = "auto"
     """Where hacrl puts the models it loads: ``cpu``, ``cuda``, ``cuda:1``; ``auto``: a GPU if any."""
+    executor: str = "local"
+    """Where the agents' workers run: ``local``, an installed package's, or ``module:function``."""
     threads: int | None = None
     """CPU threads of torch; None leaves its own choice."""
     method: str | AnyMethodSettings | Section = HacpoSettings.name
@@ -66,17 +67,14 @@ class HACRLConfig:
     """Another name of ``trackers``, for those who come from transformers and TRL; ``"none"`` is none."""
     project: str = "hacrl"
     """What trackers file this run under."""
-    run_name: str | None = None
-    """The run's name in trackers; None: the output folder's."""
     logged_rollouts: int = 4
-    """Rollouts kept per agent and step, to be read."""
-    rollouts: RolloutLogSettings | Section = field(default_factory=dict)
+    """Responses per agent and step in the trackers' tables; 0: none."""
+    keep_rollouts: KeepRollouts = "all"
+    """Steps whose rollouts stay on disk: ``"all"``, ``"none"``, or the last so many."""
+    pause_collapsed: bool = False
+    """Whether an agent that has collapsed is paused; a note names it in any case."""
     checkpoint: CheckpointSettings | Section = field(default_factory=dict)
     """How often the whole state is written down, and how much of that is kept."""
-    collapse: CollapseSettings | Section = field(default_factory=dict)
-    """When an agent counts as collapsed, and what is done about it."""
-    watchdog_minutes: float = 30.0
-    """Minutes without movement until the run says where it hangs; 0: never."""
     resume: bool = False
     """Go on with the run in ``output`` if there is one; it must be the same one, but for ``steps``."""
     overwrite: bool = False
@@ -100,9 +98,7 @@ class HACRLConfig:
             "rollout": plain_section(self.rollout),
             "learning": plain_section(self.learning),
             "evaluation": evaluation,
-            "rollouts": plain_section(self.rollouts),
             "checkpoint": plain_section(self.checkpoint),
-            "collapse": plain_section(self.collapse),
         }
         return build_config(data, source="HACRLConfig")
 
@@ -120,11 +116,12 @@ _SAME_KEY = (
     "steps",
     "seed",
     "device",
+    "executor",
     "threads",
     "project",
-    "run_name",
     "logged_rollouts",
-    "watchdog_minutes",
+    "keep_rollouts",
+    "pause_collapsed",
 )
 
 

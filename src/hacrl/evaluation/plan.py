@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hacrl.config.schema import ExamSettings
+from hacrl.config.schema import BenchmarkSettings
 from hacrl.errors import ConfigError, ModelError
 from hacrl.evaluation.chunks import Chunk, ChunkPlan, plan_chunks
 from hacrl.evaluation.folder import PairRecord
@@ -26,7 +26,7 @@ class EvaluationRequest:
 
     targets: tuple[str, ...]
     on: tuple[str, ...] = ()  # benchmarks; empty: a run's own task
-    settings: ExamSettings = field(default_factory=ExamSettings)
+    settings: BenchmarkSettings = field(default_factory=BenchmarkSettings)
     data: Path | None = None
     prompt: str | None = None
     before: bool = False
@@ -44,7 +44,7 @@ class Pair:
     plan: ChunkPlan
     record: PairRecord
 
-    def result(self, marks: Sequence[Mark], settings: ExamSettings) -> PairResult:
+    def result(self, marks: Sequence[Mark], settings: BenchmarkSettings) -> PairResult:
         """The pair's numbers."""
         ks = settings.pass_at or ((self.exam.samples,) if self.exam.samples > 1 else ())
         return PairResult(
@@ -99,7 +99,7 @@ def _load_codec(candidate: Candidate) -> TextCodec:
         raise ModelError(f"{model} is no folder here, and as a model of the hub: {reason}") from error
 
 
-def _fit(exam: Exam, candidate: Candidate, codec: TextCodec, settings: ExamSettings) -> ChunkPlan:
+def _fit(exam: Exam, candidate: Candidate, codec: TextCodec, settings: BenchmarkSettings) -> ChunkPlan:
     """The chunks of a pair; a length the user asked for is never cut in silence."""
     lengths = [len(codec.encode_prompt(problem)) for problem in exam.problems]
     context, asked = codec.context_length, exam.sampling.max_new_tokens

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from hacrl.config.schema import ExamSettings
+from hacrl.config.schema import BenchmarkSettings
 from hacrl.engines.answering import Answerer
 from hacrl.engines.hf.engine import TransformersEngine
 from hacrl.evaluation.benchmarks import BENCHMARKS
@@ -91,7 +91,7 @@ def _run(
     pairs: Sequence[Pair],
     notes: tuple[str, ...],
     folder: EvaluationFolder,
-    settings: ExamSettings,
+    settings: BenchmarkSettings,
     device: str,
     watch: EvaluationObserver,
 ) -> Results:

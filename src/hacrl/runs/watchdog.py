@@ -32,6 +32,7 @@ _STATES = {
     "I": "idle",
     "X": "dead",
 }
+STALL_MINUTES = 30.0  # without movement, until a run says where it hangs
 _LONGEST_COMMAND = 200  # characters
 
 

@@ -15,7 +15,9 @@ from hacrl.config.schema import AgentSettings, LearningSettings, RolloutSettings
 from hacrl.errors import ConfigError
 
 Recipe = dict[str, Any]
-_OWN_CLIP = ("clip_low", "clip_high", "kl_coefficient")  # method keys that all sequence-level methods share
+# Method keys that a variant takes over from the recipe: all variants, and those with a sequence-level ratio.
+_READING = ("reading", "learn_stop_token", "minibatch_order")
+_OWN_CLIP = (*_READING, "clip_low", "clip_high", "kl_coefficient")
 
 
 def _method(name: str, **options: Any) -> Callable[[Recipe], None]:
@@ -32,7 +34,8 @@ def _method(name: str, **options: Any) -> Callable[[Recipe], None]:
 
 def _token_level(recipe: Recipe) -> None:
     """GRPO's ratio is per token: the recipe's sequence-level clip range does not carry over."""
-    recipe["method"] = {"name": "grpo"}
+    current = recipe["method"]
+    recipe["method"] = {"name": "grpo", **{key: current[key] for key in _READING if key in current}}
 
 
 def _times_two(recipe: Recipe) -> None:

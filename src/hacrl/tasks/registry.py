@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
-from hacrl.config.schema import TaskSettings
+from hacrl.config.schema import TaskSettings, VerifierSettings
 from hacrl.errors import TaskError
 from hacrl.plugins import installed_plugins, is_reference, load_reference
 from hacrl.tasks.arithmetic import ArithmeticTask
@@ -42,7 +42,7 @@ TASKS: dict[str, Callable[..., Task] | LazyTask] = {
     **{name: LazyTask(_BOXED, "BoxedTask", {**preset, "name": name}) for name, preset in PRESETS.items()},
     "reward": LazyTask("hacrl.tasks.rewards", "RewardTask"),
 }
-_NO_OPTIONS = ("name", "verifier")  # given by the registry
+_NO_OPTIONS = ("name",)  # given by the registry
 
 
 def make_task(settings: TaskSettings) -> Task:
@@ -61,9 +61,9 @@ def make_task(settings: TaskSettings) -> Task:
     for name in known:
         if parameters[name].default is inspect.Parameter.empty and name not in options:
             raise TaskError(f"task.options.{name}: missing; task {settings.name!r} needs it")
-    if "verifier" in parameters:
-        options["verifier"] = settings.verifier
     try:
+        if "verifier" in options:
+            options["verifier"] = _verifier_settings(options["verifier"])
         return _checked(settings.name, factory(**options))
     except TaskError as error:
         message = str(error)
@@ -72,6 +72,20 @@ def make_task(settings: TaskSettings) -> Task:
         raise TaskError(
             f"task.options: {settings.options} do not fit task {settings.name!r}: {error}"
         ) from error
+
+
+def _verifier_settings(options: Any) -> VerifierSettings:
+    """Return the limits of the verifier's processes that a recipe gives as ``task.options.verifier``."""
+    if not isinstance(options, Mapping):
+        raise TaskError(f"verifier: must be a mapping of keys to values, not {options!r}")
+    known = [entry.name for entry in fields(VerifierSettings)]
+    for key in options:
+        if key not in known:
+            raise TaskError(f"verifier.{key}: unknown key; it takes {', '.join(known)}")
+    try:
+        return VerifierSettings(**options)
+    except ValueError as error:
+        raise TaskError(f"verifier.{error}") from error
 
 
 def _checked(name: str, task: Task) -> Task:

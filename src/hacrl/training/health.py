@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hacrl.config.schema import CollapseSettings
 from hacrl.types import VerifiedRollout
 
 Signs = dict[str, int]  # sign -> steps in a row it has been seen
@@ -15,27 +14,29 @@ _WORDS = {
 }
 
 
+COLLAPSE_STEPS = 20  # in a row
+
+
 class CollapseWatch:
     """Counts, agent by agent, for how long each sign has been there."""
 
-    def __init__(self, agents: Sequence[str], settings: CollapseSettings) -> None:
-        self._settings = settings
+    def __init__(self, agents: Sequence[str], *, steps: int | None = None, pauses: bool = False) -> None:
+        self._steps = COLLAPSE_STEPS if steps is None else steps
+        self._pauses = pauses
         self._seen: dict[str, Signs] = {agent: dict.fromkeys(_WORDS, 0) for agent in agents}
         self._told: set[str] = set()
         self.paused: set[str] = set()
 
     def look(self, rollouts: Mapping[str, Sequence[VerifiedRollout]]) -> list[str]:
         """Take in one step; sentences about agents that have collapsed now."""
-        if not self._settings.steps:
-            return []
         notes = []
         for agent, verified in rollouts.items():
             self._count(agent, verified)
-            bad = [sign for sign, steps in self._seen[agent].items() if steps >= self._settings.steps]
+            bad = [sign for sign, steps in self._seen[agent].items() if steps >= self._steps]
             if bad and agent not in self._told:
                 self._told.add(agent)
                 notes.append(self._sentence(agent, bad))
-                if self._settings.action == "pause":
+                if self._pauses:
                     self.paused.add(agent)
             elif not bad:
                 self._told.discard(agent)
@@ -52,12 +53,8 @@ class CollapseWatch:
 
     def _sentence(self, agent: str, signs: Sequence[str]) -> str:
         words = " and ".join(_WORDS[sign] for sign in signs)
-        done = (
-            "It is paused; the others go on"
-            if self._settings.action == "pause"
-            else "collapse.action=pause would leave it out"
-        )
-        return f"agent {agent} {words} for {self._settings.steps} steps: its policy has collapsed. {done}"
+        done = "It is paused; the others go on" if self._pauses else "pause_collapsed=true would leave it out"
+        return f"agent {agent} {words} for {self._steps} steps: its policy has collapsed. {done}"
 
     def state_dict(self) -> dict[str, object]:
         """JSON-ready, for exact resume."""

@@ -40,6 +40,7 @@ from hacrl.training.old_policy import OldLogprobs, first_uses, sampler_differenc
 from hacrl.training.optimizer import MasterWeightAdamW
 from hacrl.types import LearnerSample, LossBatch, Sampling
 
+MAX_BAD_UPDATES = 5  # in a row with a loss or gradient that is not finite; then the run ends
 GAP_SAMPLES = 8  # enough to see a sampler go wrong in a step from which nothing is learnt
 
 
@@ -72,6 +73,7 @@ class Learner:
         exact_sampler: bool = True,
         leaves: Transfers | None = None,
         most_gap: float = math.inf,
+        max_bad_updates: int = MAX_BAD_UPDATES,
     ) -> None:
         check_trainable(agent.model, agent.name)
         self.agent = agent
@@ -79,12 +81,14 @@ class Learner:
         self._settings = settings
         self._sampling = sampling
         self._most_gap = most_gap
+        self._order = method.settings.choices.minibatch_order
+        self._max_bad_updates = max_bad_updates
         self._recomputes_old = settings.recomputes_old_policy(exact_sampler)
         self._reference = make_reference(agent.model) if method.needs_reference else None
         self.optimizer = MasterWeightAdamW(
             [parameter for parameter in agent.model.parameters() if parameter.requires_grad],
             lr=lr or settings.lr,
-            betas=(settings.beta1, settings.beta2),
+            betas=settings.betas,
             weight_decay=settings.weight_decay,
             leaves=leaves,
         )
@@ -110,7 +114,7 @@ class Learner:
         settings = self._settings
         if self._tries_again:
             self._compiles, self._tries_again = None, False
-        step = _Step(minibatches(samples, updates, settings.epochs, settings.minibatch_order, seed))
+        step = _Step(minibatches(samples, updates, settings.epochs, self._order, seed))
         with current_device(self.agent.device):
             try:
                 for number in range(len(step.batches)):
@@ -174,20 +178,20 @@ class Learner:
         """An update whose numbers are not finite is not made; too many in a row mean that none will be."""
         step.stats.add_bad(update)
         self._bad_in_a_row += 1
-        most = self._settings.max_bad_updates
+        most = self._max_bad_updates
         what = (
             f"agent {self.agent.name!r}: loss {update.losses[0]} and gradient norm {update.grad_norms[0]} at "
             f"update {number + 1} of the step are not finite"
         )
         if self._bad_in_a_row >= most:
             raise TrainingError(
-                f"{what}, {self._bad_in_a_row} in a row (learning.max_bad_updates={most}); the weights were "
+                f"{what}, {self._bad_in_a_row} in a row; the weights were "
                 "left as they were. Lower learning.lr, or check the model's weights and dtype"
             )
         if step.stats.bad_updates == 1:
             step.stats.notes.append(
                 f"{what}: it was left out, the weights are as they were. {most} such updates in a row would "
-                "end the run (learning.max_bad_updates)"
+                "end the run"
             )
 
     def _before_the_first_update(self, step: _Step, seen: LearnStats) -> None:
