@@ -57,7 +57,6 @@ def stalls(folder: Path, model: Path, device: str, background: bool, checkpoints
                 "prompts_per_step": 2,
                 "rollouts_per_prompt": 4,
                 "max_new_tokens": 8,
-                "compile": False,
             },
             "learning": {"compile": False},
             "checkpoint": {"every": 1, "background": background, "keep_last": 1},

@@ -34,11 +34,12 @@ from hacrl.types import Sampling
 def make_engines(options: argparse.Namespace, model: str, folder: Path) -> list[ChildBackend]:
     """As many as the largest number that is asked at the same time, ready to answer."""
     work, device = options.work, torch.device(options.device)
+    gib = options.kv_cache_gib
+    cache = {} if gib is None else {"kv_cache_memory_bytes": int(gib * 2**30)}
     settings = VllmSettings(
         mode="child",
         max_sequences=work.responses,
-        kv_cache_gib=options.kv_cache_gib,
-        engine_args=options.engine_args,
+        engine_args={**cache, **options.engine_args},
     )
     on_cpu = device.type == "cpu"
     longest = work.prompt_tokens + work.new_tokens

@@ -49,7 +49,7 @@ trainer = HACRLTrainer(
         threads=1,
         method={"name": "hacpo", "clip_low": 0.05, "clip_high": 0.05},
         rollout={"prompts_per_step": 8, "max_new_tokens": 32},
-        learning={"lr": 2e-4, "beta2": 0.95},
+        learning={"lr": 2e-4, "betas": [0.9, 0.95]},
         evaluation={"problems": 50, "samples_per_problem": 2, "every": 2},
         progress=False,
     ),

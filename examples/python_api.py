@@ -35,7 +35,7 @@ trainer = HACRLTrainer(
         threads=1,
         method={"name": "hacpo", "clip_low": 0.05, "clip_high": 0.05},
         rollout={"prompts_per_step": 8, "max_new_tokens": 32},
-        learning={"lr": 2e-4, "beta2": 0.95},
+        learning={"lr": 2e-4, "betas": [0.9, 0.95]},
         trackers="tensorboard" if "tensorboard" in sys.argv else (),
     ),
 )

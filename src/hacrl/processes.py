@@ -244,8 +244,7 @@ class SupervisedProcess:
             if time.monotonic() > deadline:
                 self.end()
                 raise ProcessLostError(
-                    f"{self.name} was not ready after {self._start_timeout:g} s (start_timeout); "
-                    f"{self.end_of_log()}"
+                    f"{self.name} was not ready after {self._start_timeout:g} s; {self.end_of_log()}"
                 )
             time.sleep(POLL_SECONDS)
 

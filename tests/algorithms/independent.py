@@ -101,8 +101,7 @@ def cross_clip(s: float, updates_done: int, options: dict) -> float:
 def stopped_factor(response: dict, updates_done: int, options: dict) -> float:
     """Eq. 12: the factor under the stop-gradient."""
     s = ratio(response, options)
-    base = cross_clip(s, updates_done, options) if options["exponent_on"] == "clipped" else s
-    return base ** options["alpha"]
+    return cross_clip(s, updates_done, options) ** options["alpha"]
 
 
 def response_objective(

@@ -6,12 +6,12 @@ import math
 
 import pytest
 
-from hacrl.algorithms.advantage import capability_aware_baseline, equal_capability, joint_std
+from hacrl.algorithms.advantage import Normaliser, capability_aware_baseline, equal_capability, joint_std
 from hacrl.algorithms.capability import CapabilityTracker
 from hacrl.algorithms.methods import make_method
-from hacrl.config.schema import GrpoSettings, GspoSettings, HacpoSettings, NaiveSettings, NormaliserSettings
+from hacrl.config.schema import GrpoSettings, GspoSettings, HacpoSettings, NaiveSettings
 
-EXACT_STD = NormaliserSettings(unbiased=False, epsilon=0.0)
+EXACT_STD = Normaliser(unbiased=False, epsilon=0.0)
 # Pooled rewards 1 0 1 1 0 1 0 0: mean 1/2, squared deviations 8 * 1/4 = 2, biased std sqrt(2/8) = 1/2.
 TWO = {"a": (1.0, 0.0, 1.0, 1.0), "b": (0.0, 1.0, 0.0, 0.0)}
 
@@ -22,8 +22,9 @@ def ratio_of(**capabilities: float):
 
 
 def hacpo(rewards, learner: str, ratio, **options):
-    options.setdefault("std", EXACT_STD)
-    return make_method(HacpoSettings(**options)).advantages(rewards, learner, ratio)
+    normaliser = options.pop("normaliser", EXACT_STD)
+    method = make_method(HacpoSettings(**options), normaliser=normaliser)
+    return method.advantages(rewards, learner, ratio)
 
 
 def test_baseline_of_two_agents() -> None:
@@ -102,16 +103,16 @@ def test_default_normaliser_is_unbiased_plus_a_millionth() -> None:
 
 def test_epsilon_is_added_to_the_std() -> None:
     # 0.5 + 1.5 = 2: (1 - 0.625) / 2 = 0.1875
-    std = NormaliserSettings(unbiased=False, epsilon=1.5)
-    assert hacpo(TWO, "a", ratio_of(a=0.6, b=0.3), std=std)["a"][0] == pytest.approx(0.1875)
+    std = Normaliser(unbiased=False, epsilon=1.5)
+    assert hacpo(TWO, "a", ratio_of(a=0.6, b=0.3), normaliser=std)["a"][0] == pytest.approx(0.1875)
     # GSPO: own mean 0.75, biased std of 1 0 1 1 = sqrt(3)/4 = 0.4330
-    gspo = make_method(GspoSettings(std=std)).advantages(TWO, "a", equal_capability)
+    gspo = make_method(GspoSettings(), normaliser=std).advantages(TWO, "a", equal_capability)
     assert gspo["a"][0] == pytest.approx(0.25 / (math.sqrt(3) / 4 + 1.5))
 
 
 def test_a_negative_epsilon_is_refused() -> None:
     with pytest.raises(ValueError, match=r"epsilon must not be negative, not -0.1"):
-        NormaliserSettings(epsilon=-0.1)
+        Normaliser(epsilon=-0.1)
 
 
 OVERSHOOT = {"a": (1.0, 1.0, 1.0, 0.0), "b": (1.0, 1.0, 0.0, 1.0)}
@@ -138,7 +139,7 @@ def test_overshoot_options_of_the_method() -> None:
     sigma = math.sqrt(8 * 0.1875 / 8)  # mean 3/4, every squared deviation averages 3/16
     own_mean = hacpo(OVERSHOOT, "a", ratio)["a"]
     keep = hacpo(OVERSHOOT, "a", ratio, baseline_overshoot="keep")["a"]
-    larger = hacpo(OVERSHOOT, "a", ratio, max_reward=2.0)["a"]
+    larger = hacpo(OVERSHOOT, "a", ratio, reward_range=(0.0, 2.0))["a"]
     assert own_mean == pytest.approx(((1 - 0.75) / sigma,) * 3 + (-0.75 / sigma,))
     assert keep == pytest.approx(((1 - 1.125) / sigma,) * 3 + (-1.125 / sigma,))
     assert larger == keep
@@ -163,11 +164,11 @@ def test_uniform_rewards_give_advantage_zero(settings, reward: float) -> None:
     assert advantages == (expected if settings.name in ("hacpo", "naive") else {"a": (0.0,) * 3})
 
 
-@pytest.mark.parametrize(
-    "settings", [HacpoSettings(std=EXACT_STD), NaiveSettings(std=EXACT_STD), GspoSettings()]
-)
-def test_a_single_response_gives_advantage_zero(settings) -> None:
-    assert make_method(settings).advantages({"a": (1.0,)}, "a", equal_capability) == {"a": (0.0,)}
+@pytest.mark.parametrize("settings", [HacpoSettings(), NaiveSettings(), GspoSettings()])
+@pytest.mark.parametrize("normaliser", [EXACT_STD, Normaliser()])
+def test_a_single_response_gives_advantage_zero(settings, normaliser) -> None:
+    method = make_method(settings, normaliser=normaliser)
+    assert method.advantages({"a": (1.0,)}, "a", equal_capability) == {"a": (0.0,)}
 
 
 def test_a_group_that_is_uniform_alone_learns_from_the_joint_comparison() -> None:
@@ -182,21 +183,21 @@ def test_an_agent_that_never_succeeds() -> None:
     for _ in range(3):
         tracker.record({"never": [0.0, 0.0, 0.0, 0.0], "half": [1.0, 0.0, 0.0, 1.0]})
     rewards = {"never": (0.0, 0.0), "half": (1.0, 0.0)}
-    std = NormaliserSettings(epsilon=0.0)
+    std = Normaliser(epsilon=0.0)
     # P = 1e-8 and 0.5: omega clamped to 0.1 and 10. mu_never = (0 + 0.1 * 0.5) / 2 = 0.025,
     # mu_half = (10 * 0 + 0.5) / 2 = 0.25. Pooled 0 0 1 0: mean 1/4, squares 3/4, / 3 -> sigma = 1/2
     # A_never = -0.025 / 0.5 = -0.05; A_half = 0.75 / 0.5 = 1.5 and -0.25 / 0.5 = -0.5
-    weak = hacpo(rewards, "never", tracker.ratio, std=std)
+    weak = hacpo(rewards, "never", tracker.ratio, normaliser=std)
     assert weak["never"] == pytest.approx((-0.05, -0.05))
     assert weak["half"] == pytest.approx((15.0, -5.0))  # omega(half, never) = 10
-    strong = hacpo(rewards, "half", tracker.ratio, std=std)
+    strong = hacpo(rewards, "half", tracker.ratio, normaliser=std)
     assert strong["half"] == pytest.approx((1.5, -0.5))
     assert strong["never"] == pytest.approx((-0.005, -0.005))  # omega(never, half) = 0.1
 
 
-@pytest.mark.parametrize("settings", [GrpoSettings(std=EXACT_STD), GspoSettings(std=EXACT_STD)])
+@pytest.mark.parametrize("settings", [GrpoSettings(), GspoSettings()])
 def test_methods_without_sharing_see_their_own_group_only(settings) -> None:
-    method = make_method(settings)
+    method = make_method(settings, normaliser=EXACT_STD)
     # own mean 3/4, own std sqrt(3)/4, whatever b earned and whatever omega is
     advantages = method.advantages(TWO, "a", ratio_of(a=0.6, b=0.3))
     high, low = 0.25 / (math.sqrt(3) / 4), -0.75 / (math.sqrt(3) / 4)
@@ -205,7 +206,7 @@ def test_methods_without_sharing_see_their_own_group_only(settings) -> None:
 
 
 def test_naive_compares_all_agents_with_the_joint_mean() -> None:
-    method = make_method(NaiveSettings(std=EXACT_STD))
+    method = make_method(NaiveSettings(), normaliser=EXACT_STD)
     # mean 1/2, std 1/2, omega ignored: +1 or -1
     for learner in TWO:
         advantages = method.advantages(TWO, learner, ratio_of(a=0.6, b=0.3))
@@ -217,6 +218,8 @@ def test_naive_keeps_its_mean_whatever_the_scale_of_rewards() -> None:
     rewards = {"a": (4.0, 2.0), "b": (2.0, 0.0)}
     unit = 2 / math.sqrt(2)
     for learner in rewards:
-        advantages = make_method(NaiveSettings(std=EXACT_STD)).advantages(rewards, learner, equal_capability)
+        advantages = make_method(NaiveSettings(), normaliser=EXACT_STD).advantages(
+            rewards, learner, equal_capability
+        )
         assert advantages["a"] == pytest.approx((unit, 0.0))
         assert advantages["b"] == pytest.approx((0.0, -unit))

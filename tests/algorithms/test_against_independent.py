@@ -9,12 +9,15 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from hacrl.algorithms.advantage import Normaliser
 from hacrl.algorithms.capability import CapabilityTracker
-from hacrl.algorithms.methods import make_method
-from hacrl.config.schema import CapabilitySettings, HacpoSettings, NormaliserSettings
+from hacrl.algorithms.methods import Method, make_method
+from hacrl.config.schema import HacpoSettings
 
 from . import independent
 from .batches import Row, make_batch
+
+TRACKER_OPTIONS = ("window", "floor", "ratio_min", "ratio_max", "measure")
 
 
 @dataclass
@@ -51,7 +54,6 @@ def random_options(rng: random.Random) -> dict:
         "kl_coefficient": rng.choice([0.0, 0.2]),
         "ratio_length": rng.choice(["source", "own"]),
         "alpha": rng.choice([0.0, 1.0, 2.5, 3.0]),
-        "exponent_on": rng.choice(["clipped", "raw"]),
         "cross_clip": rng.random() < 0.75,
         "delta": rng.choice([0.2, 0.1, 0.4]),
         "delta_step": rng.choice([0.0, 0.01, 0.025]),
@@ -96,22 +98,23 @@ def random_case(seed: int) -> Case:
     return Case(learner, history, rewards, responses, rng.randint(0, 3), options)
 
 
-def settings_of(options: dict) -> HacpoSettings:
-    taken = dict(options)
-    capability = CapabilitySettings(
-        **{key: taken.pop(key) for key in ("window", "floor", "ratio_min", "ratio_max", "measure")}
-    )
-    std = NormaliserSettings(unbiased=taken.pop("unbiased"), epsilon=taken.pop("epsilon"))
-    return HacpoSettings(capability=capability, std=std, **taken)
+def method_of(options: dict) -> Method:
+    taken = {key: value for key, value in options.items() if key not in TRACKER_OPTIONS}
+    normaliser = Normaliser(unbiased=taken.pop("unbiased"), epsilon=taken.pop("epsilon"))
+    settings = HacpoSettings(reward_range=(0.0, taken.pop("max_reward")), **taken)
+    return make_method(settings, normaliser=normaliser)
+
+
+def tracker_of(case: Case) -> CapabilityTracker:
+    tracker = CapabilityTracker(list(case.rewards), **{key: case.options[key] for key in TRACKER_OPTIONS})
+    for step in case.history:
+        tracker.record(step)
+    return tracker
 
 
 def library_objective(case: Case) -> tuple[float, dict[tuple[str, int], list[float]]]:
     """J(k) from the library, and its gradient for every token of every response (source, i)."""
-    settings = settings_of(case.options)
-    tracker = CapabilityTracker(list(case.rewards), settings.capability)
-    for step in case.history:
-        tracker.record(step)
-    method = make_method(settings)
+    tracker, method = tracker_of(case), method_of(case.options)
     advantages = method.advantages(case.rewards, case.learner, tracker.ratio)
     places = [(source, i) for source, group in case.responses.items() for i in range(len(group))]
     rows = [
@@ -144,9 +147,7 @@ def independent_objective(case: Case, stopped=None) -> float:
 def test_capability_ratios() -> None:
     for seed in range(100):
         case = random_case(seed)
-        tracker = CapabilityTracker(list(case.rewards), settings_of(case.options).capability)
-        for step in case.history:
-            tracker.record(step)
+        tracker = tracker_of(case)
         capability = independent.capabilities(case.history, case.options)
         for k, j in itertools.product(case.rewards, repeat=2):
             expected = independent.omega(k, j, capability, case.options)
@@ -156,13 +157,12 @@ def test_capability_ratios() -> None:
 def test_advantages() -> None:
     for seed in range(300):
         case = random_case(seed)
-        settings = settings_of(case.options)
         capability = independent.capabilities(case.history, case.options)
 
         def ratio(k: str, j: str, capability=capability, options=case.options) -> float:
             return independent.omega(k, j, capability, options)
 
-        got = make_method(settings).advantages(case.rewards, case.learner, ratio)
+        got = method_of(case.options).advantages(case.rewards, case.learner, ratio)
         for source, values in case.rewards.items():
             expected = [
                 independent.advantage(case.learner, source, i, case.rewards, capability, case.options)

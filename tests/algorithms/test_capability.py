@@ -7,12 +7,12 @@ import json
 import pytest
 
 from hacrl.algorithms.capability import CapabilityTracker, batch_capability
-from hacrl.config.schema import CapabilitySettings
+from hacrl.config.schema import GspoSettings, HacpoSettings
 
 
 def tracker_with(steps: dict[str, list[float]], **settings) -> CapabilityTracker:
     """A tracker that saw the given batch-mean rewards, one batch of one reward a step."""
-    tracker = CapabilityTracker(list(steps), CapabilitySettings(**settings))
+    tracker = CapabilityTracker(list(steps), **settings)
     for values in zip(*steps.values(), strict=True):
         tracker.record({agent: [value] for agent, value in zip(steps, values, strict=True)})
     return tracker
@@ -29,12 +29,29 @@ def test_measures_of_one_batch() -> None:
 def test_tracker_uses_the_chosen_measure() -> None:
     rewards = {"a": [0.2, 0.2, 0.2, 0.0], "b": [1.0, 1.0, 0.0, 0.0]}
     by_mean = CapabilityTracker(["a", "b"])
-    by_share = CapabilityTracker(["a", "b"], CapabilitySettings(measure="positive_share"))
+    by_share = CapabilityTracker(["a", "b"], measure="positive_share")
     by_mean.record(rewards)
     by_share.record(rewards)
     # means 0.6 / 4 = 0.15 and 0.5; shares 3/4 and 2/4: the measures even disagree on who is better
     assert by_mean.ratio("a", "b") == pytest.approx(0.3)
     assert by_share.ratio("a", "b") == pytest.approx(1.5)
+
+
+def test_a_methods_settings_make_its_tracker() -> None:
+    steps = {"a": [0.2, 0.4, 0.8]}
+
+    def capability(settings) -> float:
+        tracker = CapabilityTracker.of(["a"], settings)
+        for value in steps["a"]:
+            tracker.record({"a": [value, 0.0]})
+        return tracker.capability("a")
+
+    # means 0.1 0.2 0.4; the last two: 0.3; from -1: 1.3; half of the rewards of every step are positive
+    assert capability(HacpoSettings()) == pytest.approx(0.7 / 3)
+    assert capability(HacpoSettings(capability_window=2)) == pytest.approx(0.3)
+    assert capability(GspoSettings(capability_window=2, reward_range=(-1.0, 1.0))) == pytest.approx(1.3)
+    assert capability(HacpoSettings(capability_measure="positive_share")) == 0.5
+    assert capability(HacpoSettings(reading="public")) == 0.5
 
 
 def test_ratio_is_first_over_second() -> None:
@@ -119,7 +136,7 @@ def test_state_survives_json_and_the_window_goes_on() -> None:
     steps = {"a": [0.1, 0.7, 0.3], "b": [0.9, 0.2, 0.0]}
     saved = tracker_with(steps, window=3)
     text = json.dumps(saved.state_dict())
-    restored = CapabilityTracker(["a", "b"], CapabilitySettings(window=3))
+    restored = CapabilityTracker(["a", "b"], window=3)
     restored.load_state_dict(json.loads(text))
     assert restored.ratio("a", "b") == saved.ratio("a", "b")
     restored.record({"a": [0.5], "b": [0.4]})
@@ -129,7 +146,7 @@ def test_state_survives_json_and_the_window_goes_on() -> None:
 
 
 def test_a_smaller_window_keeps_the_newest_steps_of_a_saved_one() -> None:
-    restored = CapabilityTracker(["a"], CapabilitySettings(window=2))
+    restored = CapabilityTracker(["a"], window=2)
     restored.load_state_dict(tracker_with({"a": [0.1, 0.3, 0.5]}).state_dict())
     assert restored.capability("a") == pytest.approx(0.4)
 
@@ -159,13 +176,13 @@ def test_state_of_other_agents_is_refused() -> None:
 )
 def test_settings_out_of_range_are_refused(options: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        CapabilitySettings(**options)
+        CapabilityTracker(["a"], **options)
 
 
 def test_negative_rewards_are_measured_from_the_lowest() -> None:
-    """Rewards in [-1, 1]: without reward_min both agents would be at the floor, and equal."""
+    """Rewards in [-1, 1]: without min_reward both agents would be at the floor, and equal."""
     rewards = {"a": [1.0, -1.0, -1.0, -1.0], "b": [-1.0, -1.0, -1.0, -0.2]}
-    tracker = CapabilityTracker(["a", "b"], CapabilitySettings(reward_min=-1.0))
+    tracker = CapabilityTracker(["a", "b"], min_reward=-1.0)
     tracker.record(rewards)
     # a: -2 / 4 + 1 = 0.5; b: -3.2 / 4 + 1 = 0.2
     assert tracker.capability("a") == pytest.approx(0.5)
@@ -179,14 +196,14 @@ def test_negative_rewards_are_measured_from_the_lowest() -> None:
 
 def test_the_lowest_reward_may_be_above_zero() -> None:
     # rewards of 1 to 5, e.g. from a judge: (3 + 2) / 2 - 1 = 1.5 against (5 + 3) / 2 - 1 = 3
-    tracker = CapabilityTracker(["a", "b"], CapabilitySettings(reward_min=1.0))
+    tracker = CapabilityTracker(["a", "b"], min_reward=1.0)
     tracker.record({"a": [3.0, 2.0], "b": [5.0, 3.0]})
     assert tracker.ratio("a", "b") == pytest.approx(0.5)
     assert batch_capability([3.0, 2.0], "mean_reward", 1.0) == 1.5
 
 
 def test_rewards_below_the_lowest_end_at_the_floor() -> None:
-    tracker = CapabilityTracker(["a"], CapabilitySettings(reward_min=-1.0, floor=0.01))
+    tracker = CapabilityTracker(["a"], min_reward=-1.0, floor=0.01)
     tracker.record({"a": [-3.0, -2.0]})  # -2.5 + 1 = -1.5
     assert tracker.capability("a") == 0.01
 
@@ -194,8 +211,8 @@ def test_rewards_below_the_lowest_end_at_the_floor() -> None:
 def test_each_step_is_measured_from_the_lowest() -> None:
     # -0.5 + 1 = 0.5 and 0.5 + 1 = 1.5: mean 1.0; once for the whole window it would be the same,
     # but not at the floor: -2 + 1 is 0 for its step, (0 + 1.5) / 2 = 0.75
-    assert tracker_with({"a": [-0.5, 0.5]}, reward_min=-1.0).capability("a") == pytest.approx(1.0)
-    assert tracker_with({"a": [-2.0, 0.5]}, reward_min=-1.0).capability("a") == pytest.approx(0.75)
+    assert tracker_with({"a": [-0.5, 0.5]}, min_reward=-1.0).capability("a") == pytest.approx(1.0)
+    assert tracker_with({"a": [-2.0, 0.5]}, min_reward=-1.0).capability("a") == pytest.approx(0.75)
 
 
 def test_the_share_of_positive_rewards_needs_no_lowest() -> None:

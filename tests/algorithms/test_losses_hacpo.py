@@ -113,20 +113,11 @@ def test_own_and_cross_rows_in_one_batch() -> None:
     assert_terms(HacpoSettings(), rows, expected)
 
 
-def test_exponent_on_the_raw_ratio() -> None:
-    rows = [cross(s, 1.0) for s in (0.7, 0.9, 1.1)]
-    # clip(s) * s^2: 0.8 * 0.49, 0.9 * 0.81, 1 * 1.21; outside still without gradient
-    settings = HacpoSettings(alpha=2.0, exponent_on="raw")
-    assert_terms(settings, rows, [(0.392, 0.0, True), (0.729, 0.729 / 4, False), (1.21, 0.0, True)])
-
-
 def test_without_cross_clipping_every_response_has_a_gradient() -> None:
     rows = [cross(s, -2.0) for s in (0.5, 0.9, 1.5)]
     # s^3 * A with alpha = 2, gradient s^3 * A / 4, whatever u is
     cubes = [(-2.0 * s**3, -2.0 * s**3 / 4, False) for s in (0.5, 0.9, 1.5)]
-    for exponent_on in ("clipped", "raw"):
-        settings = HacpoSettings(alpha=2.0, cross_clip=False, exponent_on=exponent_on)
-        assert_terms(settings, rows, cubes, updates_done=5)
+    assert_terms(HacpoSettings(alpha=2.0, cross_clip=False), rows, cubes, updates_done=5)
 
 
 def test_upper_bound_is_an_option() -> None:
@@ -151,15 +142,14 @@ def test_penalty_on_own_rows_only() -> None:
     assert_terms(HacpoSettings(kl_coefficient=0.1), [own, other], expected)
 
 
-@pytest.mark.parametrize("exponent_on", ["clipped", "raw"])
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
-def test_an_impossible_token_in_a_cross_response(exponent_on, advantage: float) -> None:
+def test_an_impossible_token_in_a_cross_response(advantage: float) -> None:
     # log pi_k = -inf: s is as good as 0, below the bound 0.8. Clipped exponent: 0.8 * 0.8 * A.
     impossible = Row([-0.5, -math.inf], -1.0, advantage)
     fine = cross(0.9, advantage, tokens=2)
     batch = make_batch([impossible, fine])
-    loss, grad = loss_and_gradient(batch, make_method(HacpoSettings(exponent_on=exponent_on)).loss(batch))
-    assert loss[0] == pytest.approx(-0.64 * advantage if exponent_on == "clipped" else 0.0, abs=1e-8)
+    loss, grad = loss_and_gradient(batch, make_method(HacpoSettings()).loss(batch))
+    assert loss[0] == pytest.approx(-0.64 * advantage, abs=1e-8)
     assert grad[0] == [0.0, 0.0]
     assert loss[1] == pytest.approx(-0.81 * advantage)
     assert grad[1] == pytest.approx([-0.81 * advantage / 4] * 2)
@@ -172,7 +162,7 @@ def test_a_far_own_response_does_not_depend_on_the_exponent(cross_clip: bool, al
     row = Row([-1.0, -2.0], -42.0, -1.0, own=True)
     batch = make_batch([row], dtype=torch.float32)
     gspo = loss_and_gradient(batch, make_method(GspoSettings()).loss(batch))
-    settings = HacpoSettings(alpha=alpha, cross_clip=cross_clip, exponent_on="raw")
+    settings = HacpoSettings(alpha=alpha, cross_clip=cross_clip)
     assert loss_and_gradient(batch, make_method(settings).loss(batch)) == gspo
     assert gspo[0] == pytest.approx([math.exp(19.5)], rel=1e-5)
     assert gspo[1][0] == pytest.approx([math.exp(19.5) / 2] * 2, rel=1e-5)

@@ -154,10 +154,8 @@ def test_sequence_losses_against_plain_python(settings, cap: float) -> None:
     hacpo = HacpoSettings()
     options = WIDE | {
         "kl_coefficient": 0.0,
-        **{
-            key: getattr(hacpo, key)
-            for key in ("ratio_length", "alpha", "exponent_on", "cross_clip", "delta", "delta_step")
-        },
+        **{key: getattr(hacpo, key) for key in ("alpha", "cross_clip", "delta", "delta_step")},
+        "ratio_length": hacpo.choices.ratio_length,
         "cross_upper": hacpo.cross_upper,
     }
     expected, weights = [], []

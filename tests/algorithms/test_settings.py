@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hacrl.config.schema import GrpoSettings, GspoSettings, HacpoSettings, MethodSettings, NaiveSettings
@@ -13,18 +15,31 @@ def test_defaults_of_the_paper() -> None:
     for settings in (gspo, naive, hacpo):
         assert (settings.clip_low, settings.clip_high) == (0.0003, 0.0004)
     for settings in (grpo, gspo, naive, hacpo):
-        assert settings.kl_coefficient == 0.0
-        assert (settings.capability.window, settings.capability.floor) == (5, 1e-8)
-        assert (settings.capability.ratio_min, settings.capability.ratio_max) == (0.1, 10.0)
-        assert settings.capability.measure == "mean_reward"
-        assert (settings.std.unbiased, settings.std.epsilon) == (True, 1e-6)
+        assert settings.choices.kl_coefficient == 0.0
+        assert (settings.capability_window, settings.choices.capability_measure) == (5, "mean_reward")
+        assert (settings.choices.learn_stop_token, settings.choices.minibatch_order) == (True, "mixed")
+        assert (settings.min_reward, settings.max_reward) == (0.0, None)
     assert [s.shares_rollouts for s in (grpo, gspo, naive, hacpo)] == [False, False, True, True]
     assert (hacpo.delta, hacpo.cross_upper) == (0.2, 1.0)
-    assert (hacpo.cross_baseline, hacpo.ratio_length, hacpo.exponent_on) == ("source", "source", "clipped")
-    assert (hacpo.baseline_overshoot, hacpo.max_reward) == ("own_mean", None)
+    assert (hacpo.choices.cross_baseline, hacpo.choices.ratio_length) == ("source", "source")
+    assert hacpo.baseline_overshoot == "own_mean"
     assert hacpo.capability_baseline
     assert hacpo.discrepancy
     assert hacpo.cross_clip
+
+
+def test_a_reading_decides_what_is_not_set_and_a_key_that_is_set_its_own_point() -> None:
+    public = HacpoSettings(reading="public").choices
+    assert (public.kl_coefficient, public.capability_measure) == (0.001, "positive_share")
+    assert (public.learn_stop_token, public.minibatch_order) == (False, "self_first")
+    assert (public.ratio_length, public.cross_baseline) == ("own", "learner")
+    one = HacpoSettings(reading="public", kl_coefficient=0.0, learn_stop_token=True, ratio_length="source")
+    assert one.choices == replace(public, kl_coefficient=0.0, learn_stop_token=True, ratio_length="source")
+    assert HacpoSettings(cross_baseline="learner").choices == replace(
+        HacpoSettings().choices, cross_baseline="learner"
+    )
+    assert NaiveSettings(reading="public").choices.ratio_length == "own"
+    assert GspoSettings(minibatch_order="self_first").choices.minibatch_order == "self_first"
 
 
 @pytest.mark.parametrize("settings_type", [GrpoSettings, GspoSettings, NaiveSettings, HacpoSettings])
@@ -35,6 +50,8 @@ def test_defaults_of_the_paper() -> None:
         ({"clip_low": 1.0}, r"clip_low must be in \[0, 1\), not 1.0"),
         ({"clip_high": -0.1}, "clip_high must not be negative, not -0.1"),
         ({"kl_coefficient": -0.001}, "kl_coefficient must not be negative, not -0.001"),
+        ({"capability_window": 0}, "capability_window must be at least 1 step, not 0"),
+        ({"reward_range": (1.0, 1.0)}, r"reward_range must rise, not \[1.0, 1.0\]"),
     ],
 )
 def test_common_options_out_of_range(

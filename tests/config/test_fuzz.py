@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hacrl.config.load import apply_override, build_config, config_to_yaml, load_config, parse_yaml
+from hacrl.config.reference import describe_settings
 from hacrl.config.schema import RunConfig
 from hacrl.errors import HacrlError
 
@@ -202,8 +203,14 @@ ODD += ["\u202e", [], {}, ["x"], [0], {"a": 1}, None, True, False]
 
 def test_every_key_takes_or_refuses_odd_values_at_once():
     """Every key there is, defaults included; a value may not set a check of ours to endless work either."""
-    config = load_config(Path("demo"), ["agents.small.lora={rank: 2}"])
+    config = load_config(Path("demo"), ["agents.small.lora={rank: 2}", "agents.small.vllm.seeded=true"])
     whole = parse_yaml(config_to_yaml(config), "demo")
+    for setting in describe_settings():  # those that are not set are not in it
+        *sections, key = setting.key.replace("agents[]", "agents.0").split(".")
+        section = whole
+        for part in sections:
+            section = section[int(part) if part.isdecimal() else part]
+        section.setdefault(key, None)
     count = len(places(whole))
     assert count > 100
     signal.alarm(300)  # ends the process, should one of them hang

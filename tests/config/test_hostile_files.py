@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hacrl.config.load import RECIPE_LIMIT, build_config, config_to_yaml, load_config
-from hacrl.config.plain import DEEPEST, MOST_VALUES, one_line
+from hacrl.config.values import DEEPEST, MOST_VALUES, one_line
 from hacrl.errors import ConfigError
 
 AGENTS = "agents: [{name: a, model: 'bundled:qwen-large'}]\n"
@@ -35,7 +35,7 @@ BOMBS = {
     "many": ("a: [" + "1," * (MOST_VALUES + 10) + "]", "it has more than 20,000 values"),
     "digits": (AGENTS + "seed: " + "1" * 200_000, "not valid YAML: a value does not fit its tag"),
     "hexadecimal digits": (AGENTS + "seed: 0x" + "f" * 200_000, "seed: only plain, finite values"),
-    "spaces": (AGENTS + "run_name: x" + " " * 200_000 + "y", None),
+    "spaces": (AGENTS + "project: x" + " " * 200_000 + "y", None),
     "large": ("#" * (RECIPE_LIMIT + 1), "larger than 0.25 MiB"),
     "code": (
         AGENTS + "seed: !!python/object/apply:os.system ['touch ran']",
@@ -136,9 +136,9 @@ def test_what_python_hands_over_is_bounded_too():
     ):
         build_config({**good, "seed": 10**5000})
     with pytest.raises(
-        ConfigError, match="run_name: only plain, finite values are allowed, not text with half a"
+        ConfigError, match="project: only plain, finite values are allowed, not text with half a"
     ):
-        build_config({**good, "run_name": "\ud800"})
+        build_config({**good, "project": "\ud800"})
 
 
 def test_many_and_long_mistakes_make_a_short_message():
@@ -180,7 +180,7 @@ def test_odd_overrides_make_a_short_message(override, words):
 def test_text_that_looks_like_a_number_is_written_as_text(tmp_path):
     """A run called 1e3 could not be read back: to YAML 1.1, which the writer follows, that is no number."""
     agents = [{"name": "1e3", "model": "2E+5"}]
-    config = build_config({"agents": agents, "output": "1.e5", "run_name": "0x10", "learning": {"lr": 1e-07}})
+    config = build_config({"agents": agents, "output": "1.e5", "project": "0x10", "learning": {"lr": 1e-07}})
     path = tmp_path / "config.yaml"
     path.write_text(config_to_yaml(config), encoding="utf-8")
     assert load_config(path) == config

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hacrl.config.checks import updates_per_step
-from hacrl.config.load import build_config, config_to_yaml, load_config
+from hacrl.config.load import build_config, config_to_yaml, load_config, parse_yaml, shipped_recipes
 from hacrl.config.schema import GspoSettings, HacpoSettings
 from hacrl.errors import ConfigError
 
@@ -28,9 +28,9 @@ def test_defaults_follow_the_paper():
     config = build_config(recipe())
     assert isinstance(config.method, HacpoSettings)
     assert (config.method.delta, config.method.clip_low, config.method.clip_high) == (0.2, 0.0003, 0.0004)
-    assert (config.method.capability.window, config.method.std.unbiased) == (5, True)
+    assert (config.method.reading, config.method.capability_window) == ("paper", 5)
     assert (config.rollout.rollouts_per_prompt, config.learning.lr) == (8, 1e-6)
-    assert config.method.kl_coefficient == 0
+    assert config.method.choices.kl_coefficient == 0
 
 
 def test_a_method_may_be_named_shortly_and_is_hacpo_unless_named():
@@ -77,7 +77,7 @@ def test_a_method_brings_its_own_defaults():
         ({"rollout": {"temprature": 1.0}}, ["rollout.temprature", "'temperature'"]),
         ({"method": {"name": "hacpo", "alfa": 1.0}}, ["method.alfa", "'alpha'"]),
         ({"method": {"name": "gspo", "alpha": 1.0}}, ["method.alpha", "unknown key"]),
-        ({"method": {"name": "hacpo", "capability": {"windw": 3}}}, ["method.capability.windw", "'window'"]),
+        ({"agents": [{"name": "a", "model": "m", "lora": {"rnk": 3}}]}, ["agents.0.lora.rnk", "'rank'"]),
         ({"method": {"name": "ppo"}}, ["method.name", "grpo, gspo, naive, hacpo, not 'ppo'"]),
         ({"method": "hacp"}, ["method.name", "not 'hacp'; did you mean 'hacpo'?"]),
         ({"method": 3}, ["method: must be a mapping of keys to values, not 3"]),
@@ -173,8 +173,57 @@ def test_yaml_floats_duplicates_and_syntax(tmp_path: Path):
 
 
 def test_the_resolved_config_reads_back_as_itself(tmp_path: Path):
-    config = load_config(Path("demo"), ["method.capability.window=3", "agents.large.lr=1e-4"])
+    config = load_config(Path("demo"), ["method.capability_window=3", "agents.large.lr=1e-4"])
     path = tmp_path / "config.yaml"
     path.write_text(config_to_yaml(config))
     assert load_config(path) == config
     assert config.agents[1].lr == 1e-4
+
+
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_every_shipped_recipe_reads_back_as_itself(name: str, tmp_path: Path):
+    config = load_config(Path(name))
+    (tmp_path / "config.yaml").write_text(config_to_yaml(config))
+    assert load_config(tmp_path / "config.yaml") == config
+
+
+def resolved(**changes) -> dict:
+    config = build_config(recipe(**changes))
+    text = config_to_yaml(config)
+    assert "null" not in text
+    found = parse_yaml(text, "config.yaml")
+    assert build_config(found) == config
+    return found
+
+
+def test_the_resolved_config_has_no_keys_that_are_not_set():
+    plain = resolved()
+    assert plain["learning"]["lr"] == 1e-6
+    assert "updates_per_step" not in plain["learning"]
+    assert resolved(learning={"updates_per_step": 3})["learning"]["updates_per_step"] == 3
+    # an empty value is not an unset one, and what is inside options is the user's
+    options = {"train": "a.jsonl", "columns": None}
+    agent = {"name": "a", "model": "m", "trust_remote_code": False}
+    config = build_config(recipe(task={"name": "boxed", "options": options}, agents=[agent]))
+    written = parse_yaml(config_to_yaml(config), "config.yaml")
+    assert written["task"]["options"] == options
+    assert (written["agents"][0]["trust_remote_code"], written["trackers"]) == (False, [])
+
+
+def test_the_resolved_config_has_the_choices_that_override_the_reading():
+    assert resolved()["method"]["reading"] == "paper"
+    assert not resolved()["method"].keys() & {"ratio_length", "kl_coefficient", "minibatch_order"}
+    method = resolved(method={"reading": "public", "ratio_length": "source", "kl_coefficient": 0.0})["method"]
+    assert (method["reading"], method["ratio_length"], method["kl_coefficient"]) == ("public", "source", 0.0)
+    assert "cross_baseline" not in method
+    assert next(iter(method)) == "name"
+
+
+def test_the_resolved_config_has_a_vllm_section_where_it_means_something():
+    def sections(**agent) -> dict:
+        return resolved(agents=[{"name": "a", "model": "m", **agent}])["agents"][0]
+
+    assert "vllm" not in sections()
+    assert sections(engine="vllm")["vllm"]["max_sequences"] == 256
+    assert sections(vllm={"memory": 0.25})["vllm"]["memory"] == 0.25  # has no effect, but is not lost
+    assert "vllm" in resolved(rollout={"engine": "vllm"})["agents"][0]

@@ -80,7 +80,8 @@ def test_arguments_on_a_cpu_and_on_a_gpu() -> None:
         "enforce_eager": True,
         "block_size": 32,
     }
-    settings = VllmSettings(devices=(2, 3), memory=0.4, max_length=50, kv_cache_gib=0.5)
+    args = {"max_model_len": 50, "kv_cache_memory_bytes": 2**29}
+    settings = VllmSettings(devices=(2, 3), memory=0.4, engine_args=args)
     gpu = engine_arguments("/m", "bfloat16", settings, 99, on_cpu=False, can_sleep=True)
     assert gpu["gpu_memory_utilization"] == 0.4
     plain = engine_arguments("/m", "bfloat16", VllmSettings(), 99, on_cpu=False, can_sleep=True)
@@ -104,14 +105,11 @@ def test_a_proof_fits_beside_the_responses_into_a_graph_that_vllm_records(asked:
 
 
 @pytest.mark.parametrize("engine_args", [{}, {"kv_cache_memory_bytes": 2**30}])
-@pytest.mark.parametrize("cache", [None, 2.0])
 @pytest.mark.parametrize("mode", ["child", "server"])
-def test_one_that_knows_the_size_of_its_cache_need_not_start_alone(
-    tmp_path, mode, cache, engine_args
-) -> None:
+def test_one_that_knows_the_size_of_its_cache_need_not_start_alone(tmp_path, mode, engine_args) -> None:
     """Others measure how much memory is free. On a CPU it is always known."""
-    told = VllmSettings(mode=mode, kv_cache_gib=cache, engine_args=engine_args, devices=(1,))
-    measures = cache is None and not engine_args
+    told = VllmSettings(mode=mode, engine_args=engine_args, devices=(1,))
+    measures = not engine_args
     assert (
         make_vllm_engine(engine_agent(), told, probe_prompts(engine_agent()), 99, tmp_path)._starts_alone
         is measures
@@ -209,7 +207,7 @@ class TestServe:
         python.write_text("#!/bin/sh\necho 0.32.0\n")
         python.chmod(0o755)
         char_agent("ada").save(tmp_path / "ada")
-        settings = VllmSettings(python=str(python), max_length=60, url=None)
+        settings = VllmSettings(python=str(python), engine_args={"max_model_len": 60}, url=None)
         agent = AgentSettings(name="ada", model=str(tmp_path / "ada"), vllm=settings)
         monkeypatch.delenv("HACRL_VLLM_API_KEY", raising=False)
         return RunConfig(agents=(agent,), output=str(tmp_path / "run"), device="cpu")
@@ -235,7 +233,7 @@ class TestServe:
         assert "secret words" not in json.dumps(plan.command)  # ps would show it to everybody
 
     def test_an_agent_that_is_used_through_a_url_can_be_served(self, config: RunConfig) -> None:
-        settings = VllmSettings(url="http://127.0.0.1:1", max_length=60)
+        settings = VllmSettings(url="http://127.0.0.1:1", engine_args={"max_model_len": 60})
         served = replace(config.agents[0], vllm=settings)
         with pytest.raises(ConfigError, match="vllm is not installed here"):  # in this environment
             plan_server(replace(config, agents=(served,)), "ada", "127.0.0.1", 8123)
@@ -248,7 +246,7 @@ class TestServe:
 def test_a_length_that_responses_would_be_cut_at_is_refused(tmp_path: Path) -> None:
     char_agent("ada").save(tmp_path / "ada")
     for max_length, fits in ((9, True), (8, False)):  # the longest prompt is "111+14:" with 7 tokens
-        vllm = VllmSettings(python="/x/python", max_length=max_length)
+        vllm = VllmSettings(python="/x/python", engine_args={"max_model_len": max_length})
         settings = AgentSettings(name="ada", model=str(tmp_path / "ada"), engine="vllm", vllm=vllm)
         config = RunConfig(
             agents=(settings,),
@@ -260,5 +258,5 @@ def test_a_length_that_responses_would_be_cut_at_is_refused(tmp_path: Path) -> N
         if fits:
             make_engine(config, settings, char_agent("ada"), checked).close()
             continue
-        with pytest.raises(ConfigError, match=r"agents\.ada\.vllm\.max_length=8, but .* are 9 tokens"):
+        with pytest.raises(ConfigError, match=r"ada\.vllm\.engine_args\.max_model_len=8, but .* 9 tokens"):
             make_engine(config, settings, char_agent("ada"), checked)

@@ -83,7 +83,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     monkeypatch.setenv(LIMIT, "60")
     char_agent("ada").save(tmp_path / "ada")
     return run_of(
-        VllmSettings(devices=(0,), max_length=60),
+        VllmSettings(devices=(0,), engine_args={"max_model_len": 60}),
         model=str(tmp_path / "ada"),
         output=str(tmp_path / "run"),
         device="cpu",

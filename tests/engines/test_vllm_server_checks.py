@@ -139,9 +139,9 @@ def test_a_server_that_never_answers(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("status", [401, 403])
 def test_a_server_with_another_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int) -> None:
     with serving({**MODELS, "/v1/models": (status, {"error": "Unauthorized"})}) as url:
-        said = refusal(tmp_path, monkeypatch, VllmSettings(url=url, api_key_variable="MY_KEY"))
+        said = refusal(tmp_path, monkeypatch, VllmSettings(url=url))
     assert said.startswith(f"agents.ada.vllm.url: vLLM server {url} refuses the API key (HTTP {status}")
-    assert said.endswith("put the server's key into the environment variable MY_KEY")
+    assert said.endswith("put the server's key into the environment variable HACRL_VLLM_API_KEY")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from hacrl.config.load import build_config
-from hacrl.config.schema import ExamSettings, TaskSettings
+from hacrl.config.schema import BenchmarkSettings, TaskSettings
 from hacrl.errors import ConfigError, ModelError
 from hacrl.evaluation.plan import EvaluationRequest, chunk_seed, plan_pairs
 from hacrl.evaluation.run import EvaluationObserver, evaluate_targets
@@ -49,8 +49,8 @@ def run(tmp_path_factory) -> Path:
 
 
 def ask(*targets: str, output: Path, watch: EvaluationObserver | None = None, **options):
-    keys = set(ExamSettings.__dataclass_fields__) & set(options)
-    settings = ExamSettings(**{key: options.pop(key) for key in keys})
+    keys = set(BenchmarkSettings.__dataclass_fields__) & set(options)
+    settings = BenchmarkSettings(**{key: options.pop(key) for key in keys})
     request = EvaluationRequest(targets=targets, output=output, settings=settings, device="cpu", **options)
     return evaluate_targets(request, watch)[0]
 
@@ -113,7 +113,7 @@ def test_a_gym_benchmark_of_the_runs_own_kind_is_noted_as_overlapping(run):
     pytest.importorskip("reasoning_gym")
     (target, _) = resolve_targets([str(run)])
     trained = replace(target.run, task=TaskSettings(name="gym:gcd"))
-    with closing(BenchmarkSpecs(ExamSettings())) as specs:
+    with closing(BenchmarkSpecs(BenchmarkSettings())) as specs:
         specs.build("gym:gcd", replace(target, run=trained))
         assert "small may have been trained on some of them; --on task" in specs.notes[-1]
         before = len(specs.notes)
@@ -123,7 +123,7 @@ def test_a_gym_benchmark_of_the_runs_own_kind_is_noted_as_overlapping(run):
 
 def test_every_chunk_has_draws_of_its_own():
     """3 problems x 3 samples, 2 side by side: 6 chunks that share problems or samples, but never a seed."""
-    settings = ExamSettings(samples=3, batch=2, limit=3, max_new_tokens=24)
+    settings = BenchmarkSettings(samples=3, batch=2, limit=3, max_new_tokens=24)
     request = EvaluationRequest(targets=BUNDLED, settings=settings)
     specs = BenchmarkSpecs(settings)
     pairs, _ = plan_pairs(request, resolve_targets(BUNDLED), ["arithmetic"], specs, "cpu")
@@ -312,7 +312,7 @@ def test_several_samples_are_sampled_and_pass_at_k_is_reported(boxer, tmp_path):
     assert (pair.score.samples, list(pair.score.pass_at)) == (3, [1, 3])  # as many as the largest k needs
     assert pair.score.pass_at[1].mean == pytest.approx(pair.score.average.mean)
     with pytest.raises(ValueError, match="pass_at 8 draws more responses than there are: samples is 4"):
-        ExamSettings(samples=4, pass_at=(1, 8))
+        BenchmarkSettings(samples=4, pass_at=(1, 8))
 
 
 def test_targets_are_resolved(run, tmp_path):

@@ -227,9 +227,10 @@ def test_an_unknown_model_keeps_the_defaults(gpu) -> None:
 
 def test_a_cache_of_a_fixed_size_is_counted(gpu) -> None:
     gpu(79)
-    assert {one.memory for one in decided(run(kv_cache_gib=70.0))[0].values()} == {0.3}  # no share above 1
+    large = run(engine_args={"kv_cache_memory_bytes": 70 * GIB})
+    assert {one.memory for one in decided(large)[0].values()} == {0.3}  # no share above 1
     gpu(400)
-    config = run(kv_cache_gib=10.0, sleep=False)
+    config = run(engine_args={"kv_cache_memory_bytes": 10 * GIB}, sleep=False)
     sized = AgentShapes(ON_ONE, shapes(), {})
     small = footprints(config, sized)["small"]
     weights = 2 * 1_720_574_976
@@ -243,12 +244,11 @@ def test_a_cache_of_a_fixed_size_is_counted(gpu) -> None:
     assert small.engine == GIB + small.weights
 
 
-@pytest.mark.parametrize("vllm", [{"max_length": 32768}, {"engine_args": {"max_model_len": 32768}}])
-def test_a_request_of_the_greatest_length_fits(gpu, vllm) -> None:
-    """One response of the greatest length needs more than 32 of usual length."""
+def test_a_request_of_the_greatest_length_fits(gpu) -> None:
+    """One response needs more than 32 of usual length."""
     gpu(139)
     few = decided(run("rollout.prompts_per_step=4"))[0]["small"]
-    long = decided(run("rollout.prompts_per_step=4", **vllm))[0]["small"]
+    long = decided(run("rollout.prompts_per_step=4", engine_args={"max_model_len": 32768}))[0]["small"]
     token = 28 * 2 * 8 * 128 * 2
     assert long.memory - few.memory == pytest.approx((32768 - 32 * 384) * token / (139 * GIB), abs=0.002)
 

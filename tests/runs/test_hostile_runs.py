@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from hacrl.cli.compare import run_comparison
 from hacrl.config.load import build_config, config_to_yaml, load_config
-from hacrl.config.schema import ExamSettings
+from hacrl.config.schema import BenchmarkSettings
 from hacrl.errors import ConfigError, HacrlError, ModelError
 from hacrl.evaluation.plan import EvaluationRequest
 from hacrl.evaluation.run import evaluate_targets
@@ -207,7 +207,7 @@ def test_a_config_cannot_redirect_writes(run, tmp_path):
     text = path.read_text()
     path.write_text(text.replace(f"output: {load_config(path).output}", f"output: {tmp_path / 'trap'}"))
     assert load_config(path).output == str(tmp_path / "trap")
-    request = EvaluationRequest(targets=(str(run),), settings=ExamSettings(limit=1), device="cpu")
+    request = EvaluationRequest(targets=(str(run),), settings=BenchmarkSettings(limit=1), device="cpu")
     assert evaluate_targets(request)[1] == run / "evaluations" / "task"
     assert not (tmp_path / "trap").exists()
     for name in ("../../x", "/x", "..", "a\\0b"):

@@ -58,7 +58,7 @@ def test_recipes_have_the_papers_numbers(recipe, alpha, delta_step):
     assert (config.steps, config.task.name, method.name) == (58, "math", "hacpo")
     assert (method.alpha, method.delta, method.delta_step) == (alpha, 0.2, delta_step)
     assert (method.clip_low, method.clip_high, method.kl_coefficient) == (0.0003, 0.0004, 0.001)
-    assert method.capability.window == 5
+    assert method.capability_window == 5
     assert (rollout.prompts_per_step, rollout.rollouts_per_prompt) == (128, 8)
     assert (rollout.max_prompt_tokens, rollout.max_new_tokens, rollout.temperature) == (1024, 4096, 1.0)
     assert (learning.lr, learning.updates(sources=1), learning.updates(sources=2)) == (1e-6, 2, 4)

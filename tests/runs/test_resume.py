@@ -156,7 +156,7 @@ def test_an_unfinished_step_needs_its_rollouts(tmp_path):
 
 @pytest.mark.parametrize(("keep", "left"), [("all", [1, 2, 3]), (2, [2, 3]), ("none", [])])
 def test_the_recipe_says_which_rollouts_are_kept(tmp_path, keep, left):
-    config = chaos_config(tmp_path / "run", STEPS, rollouts={"keep": keep})
+    config = chaos_config(tmp_path / "run", STEPS, keep_rollouts=keep)
     run_locally(config)
     assert RolloutLog(tmp_path / "run" / "rollouts").steps() == left
 

@@ -63,6 +63,19 @@ def test_gspo_x2_doubles_an_agents_own_group_too():
     assert [config.rollouts_per_prompt(agent) for agent in config.agents] == [6, 16, 16]
 
 
+def test_variants_keep_the_recipes_reading_of_the_paper():
+    recipe = read_recipe(Path("demo"))
+    recipe["method"] |= {"reading": "public", "learn_stop_token": True}
+    for name in VARIANTS:
+        method = build_config({**variant_recipe(recipe, name), "output": "x"}).method
+        choices = method.choices
+        assert (method.reading, choices.learn_stop_token, choices.minibatch_order) == (
+            "public",
+            True,
+            "self_first",
+        ), name
+
+
 def test_a_method_given_by_its_name_alone_can_be_varied():
     recipe = {**read_recipe(Path("demo")), "method": "gspo"}
     assert variant_recipe(recipe, "gspo_x2")["method"] == {"name": "gspo"}
@@ -127,7 +140,7 @@ def test_an_interrupted_study_continues_where_it_stopped(tmp_path):
         run_study(changed, 1, lambda run, _: None)
     path = Path(runs[0].config.output) / "config.yaml"
     before = path.read_text()
-    path.write_text(before.replace("micro_batch_tokens: null", "micro_batch_tokens: 4096"))
+    path.write_text(before.replace("learning:\n", "learning:\n  micro_batch_tokens: 4096\n"))
     assert path.read_text() != before  # as it was when that was the default, or among several jobs
     assert run_study(runs[:1], 1, lambda run, _: None) == first
     path.write_text("agents: 7\n")

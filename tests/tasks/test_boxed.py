@@ -197,7 +197,9 @@ def test_rows_without_a_problem_or_an_answer_are_refused():
         ({"test": None, "test_share": 1}, "test_share=1: must be at least 0 and less than 1"),
         ({"columns": ["a"]}, "columns=['a']: must map problem or answer or id to the name of a column"),
         ({"trian": "x"}, "trian: unknown option of task 'boxed'; did you mean 'train'?"),
-        ({"verifier": {}}, "verifier: unknown option of task 'boxed'"),
+        ({"verifier": 3}, "verifier: must be a mapping of keys to values, not 3"),
+        ({"verifier": {"timelimit": 3}}, "verifier.timelimit: unknown key; it takes workers, time_limit"),
+        ({"verifier": {"workers": 0}}, "verifier.workers must be at least 1, not 0"),
     ],
 )
 def test_invalid_options_are_named(options, expected: str):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hacrl.config.schema import TaskSettings, VerifierSettings
+from hacrl.config.schema import TaskSettings
 from hacrl.processes import LONGEST_MESSAGE
 from hacrl.tasks.gym.formats import FORMATS
 from hacrl.tasks.gym.processes import draw_questions
@@ -109,8 +109,7 @@ def test_formats_carry_the_answer():
 def test_a_scorer_that_hangs_or_dies_costs_one_verdict():
     settings = TaskSettings(
         name="gym:polynomial_multiplication",
-        options={"size": 2, "test_size": 1},
-        verifier=VerifierSettings(time_limit=4.0),
+        options={"size": 2, "test_size": 1, "verifier": {"time_limit": 4.0}},
     )
     task = make_task(settings)
     one = task.train[0]

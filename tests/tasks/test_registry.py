@@ -33,24 +33,22 @@ def test_options_of_a_wrong_type_are_explained():
 def test_the_verifiers_settings_reach_the_task():
     rows = [{"problem": f"{i}?", "answer": str(i)} for i in range(50)]
     settings = VerifierSettings(workers=1, time_limit=3.5)
-    task = make_task(TaskSettings(name="boxed", options={"train": rows}, verifier=settings))
-    assert task._settings == settings
+    options = {"train": rows, "verifier": {"workers": 1, "time_limit": 3.5}}
+    assert make_task(TaskSettings(name="boxed", options=options))._settings == settings
+    assert make_task(TaskSettings(name="boxed", options={"train": rows}))._settings == VerifierSettings()
 
 
 def test_a_recipe_carries_options_and_verifier_and_reads_back():
     data = {
         "agents": AGENTS,
         "output": "runs/x",
-        "task": {"name": "math", "options": {"train": {"path": "a.jsonl"}}, "verifier": {"time_limit": 2.0}},
+        "task": {"name": "math", "options": {"train": {"path": "a.jsonl"}, "verifier": {"time_limit": 2.0}}},
     }
     config = build_config(data)
-    assert config.task.verifier == VerifierSettings(time_limit=2.0)
-    assert config.task.options == {"train": {"path": "a.jsonl"}}
+    assert config.task.options == {"train": {"path": "a.jsonl"}, "verifier": {"time_limit": 2.0}}
     assert "time_limit: 2.0" in config_to_yaml(config)
-    with pytest.raises(
-        ConfigError, match=r"task.verifier.timelimit: unknown key; did you mean 'time_limit'\?"
-    ):
-        build_config({**data, "task": {"verifier": {"timelimit": 2.0}}})
+    with pytest.raises(ConfigError, match=r"task.option: unknown key; did you mean 'options'\?"):
+        build_config({**data, "task": {"option": {}}})
 
 
 def test_tasks_import_nothing_heavy_before_first_use():

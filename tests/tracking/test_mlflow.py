@@ -34,8 +34,8 @@ def test_a_run_in_a_database(tmp_path, monkeypatch, succeeded):
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    run = config(tmp_path, "mlflow", project="papers", run_name="first")
-    [tracker] = make_trackers(run, tmp_path / "pair")
+    run = config(tmp_path, "mlflow", project="papers")
+    [tracker] = make_trackers(run, tmp_path / "first")
     play(tracker, saved=succeeded)
 
     client = mlflow.MlflowClient()

@@ -141,8 +141,8 @@ def test_a_name_given_twice_tracks_once(tmp_path):
     assert make_trackers(config(tmp_path), tmp_path) == []
 
 
-def test_the_record_of_a_run_for_trackers(tmp_path):
-    run = tracked_run(config(tmp_path, project="papers", run_name="first"), tmp_path / "pair")
+def test_what_a_tracker_is_told(tmp_path):
+    run = tracked_run(config(tmp_path, project="papers"), tmp_path / "first")
     assert (run.project, run.name, run.agents) == ("papers", "first", ("qwen", "llama"))
     assert run.config["learning"]["lr"] == 0.125
     assert "lr: 0.125" in run.config_yaml

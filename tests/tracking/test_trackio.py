@@ -20,7 +20,7 @@ from pathlib import Path
 from hacrl.tracking.registry import make_trackers
 from tests.tracking.scenario import config, play
 folder = Path(sys.argv[1])
-[tracker] = make_trackers(config(folder, "trackio", project="papers", run_name="first"), folder / "pair")
+[tracker] = make_trackers(config(folder, "trackio", project="papers"), folder / "first")
 play(tracker)
 from trackio.sqlite_storage import SQLiteStorage
 logs = SQLiteStorage.get_logs("papers", "first")

@@ -21,7 +21,7 @@ from pathlib import Path
 from hacrl.tracking.registry import make_trackers
 from tests.tracking.scenario import config, play
 folder = Path(sys.argv[1])
-[tracker] = make_trackers(config(folder, "wandb", project="papers", run_name="first"), folder / "pair")
+[tracker] = make_trackers(config(folder, "wandb", project="papers"), folder / "first")
 play(tracker, saved=sys.argv[2] == "True")
 """
 

@@ -7,11 +7,11 @@ import json
 import pytest
 
 from hacrl.config.load import build_config
-from hacrl.config.schema import CollapseSettings
-from hacrl.errors import ConfigError, TrainingError
+from hacrl.errors import TrainingError
 from hacrl.models.agent import Agent
 from hacrl.runs.resume import inspect_run
 from hacrl.runs.run import LocalRun, run_locally
+from hacrl.training import health
 from hacrl.training.health import CollapseDetector
 from hacrl.types import Rollout, Verdict, VerifiedRollout
 from tests.support.chaos import chaos_config
@@ -33,8 +33,8 @@ def said(text: str, reward: float, reason: str = "stop") -> VerifiedRollout:
         ([said("", 0.0, "length")], "has had no reward and has written no text and has not ended a single"),
     ],
 )
-def test_each_symptom_is_reported_after_the_set_number_of_steps_in_a_row(bad, words):
-    detector = CollapseDetector(["ada"], CollapseSettings(steps=3))
+def test_each_sign_is_named_after_so_many_steps_in_a_row(bad, words):
+    detector = CollapseDetector(["ada"], steps=3)
     good = [said("x", 1.0), said("", 0.0, "length")]
     for rollouts in (bad, bad, good, bad, bad):
         assert detector.update({"ada": rollouts}) == []
@@ -47,15 +47,14 @@ def test_each_symptom_is_reported_after_the_set_number_of_steps_in_a_row(bad, wo
     assert detector.paused == set()
 
 
-def test_a_restored_detector_pauses_the_agent():
-    detector = CollapseDetector(["ada", "bob"], CollapseSettings(steps=2, action="pause"))
+def test_pausing_and_state():
+    detector = CollapseDetector(["ada", "bob"], steps=2, pauses=True)
     detector.update({"ada": [said("", 1.0)], "bob": [said("x", 1.0)]})
-    other = CollapseDetector(["ada", "bob"], CollapseSettings(steps=2, action="pause"))
+    other = CollapseDetector(["ada", "bob"], steps=2, pauses=True)
     other.load_state_dict(json.loads(json.dumps(detector.state_dict())))
     (note,) = other.update({"ada": [said("", 1.0)], "bob": [said("x", 1.0)]})
     assert note.endswith("The agent is paused; the other agents continue")
     assert other.paused == {"ada"}
-    assert CollapseDetector(["ada"], CollapseSettings(steps=0)).update({"ada": [said("", 0.0)]}) == []
 
 
 def mute(config) -> Agent:
@@ -64,8 +63,9 @@ def mute(config) -> Agent:
     return with_logit_bias(agent, {agent.tokenizer.eos_token: 50.0})
 
 
-def test_a_run_pauses_a_mute_agent(tmp_path):
-    changes = {"collapse": {"steps": 2, "action": "pause"}, "evaluation": {"problems": 4}}
+def test_a_run_leaves_a_mute_agent_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(health, "COLLAPSE_STEPS", 2)
+    changes = {"pause_collapsed": True, "evaluation": {"problems": 4}}
     config = chaos_config(tmp_path / "run", 4, **changes)
     with LocalRun(config, agents={"llama": mute(config)}) as run:
         run.train()
@@ -81,8 +81,9 @@ def test_a_run_pauses_a_mute_agent(tmp_path):
     ).read_text(encoding="utf-8")
 
 
-def test_a_run_without_active_agents_ends(tmp_path):
-    config = chaos_config(tmp_path / "run", 4, collapse={"steps": 1, "action": "pause"})
+def test_nobody_left(tmp_path, monkeypatch):
+    monkeypatch.setattr(health, "COLLAPSE_STEPS", 1)
+    config = chaos_config(tmp_path / "run", 4, pause_collapsed=True)
     one = build_config({**json.loads(json.dumps(_plain(config))), "agents": [_plain(config)["agents"][1]]})
     with pytest.raises(TrainingError, match="all agents are paused since step 1"):
         run_locally(one, agents={"llama": mute(config)})
@@ -96,8 +97,9 @@ def _plain(config) -> dict:
     return yaml.safe_load(config_to_yaml(config))
 
 
-def test_a_paused_agent_stays_paused_in_a_resumed_run(tmp_path):
-    changes = {"collapse": {"steps": 2, "action": "pause"}, "evaluation": {"problems": 0}}
+def test_a_paused_agent_stays_paused_when_the_run_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(health, "COLLAPSE_STEPS", 2)
+    changes = {"pause_collapsed": True, "evaluation": {"problems": 0}}
     whole, parts = (chaos_config(tmp_path / name, 4, **changes) for name in ("whole", "parts"))
     run_locally(whole, agents={"llama": mute(whole)})
     first = chaos_config(tmp_path / "parts", 3, **changes)
@@ -109,8 +111,9 @@ def test_a_paused_agent_stays_paused_in_a_resumed_run(tmp_path):
     assert lines[0] == lines[1]
 
 
-def test_settings():
-    with pytest.raises(ConfigError, match=r"collapse\.steps|steps must not be negative"):
-        build_config({"output": "x", "agents": [{"name": "a", "model": "m"}], "collapse": {"steps": -1}})
-    with pytest.raises(ConfigError, match=r"collapse\.action"):
-        build_config({"output": "x", "agents": [{"name": "a", "model": "m"}], "collapse": {"action": "x"}})
+def test_twenty_steps_in_a_row_count_as_collapsed():
+    detector = CollapseDetector(["ada"])
+    notes = [detector.update({"ada": [said("", 1.0)]}) for _ in range(20)]
+    assert [len(note) for note in notes] == [0] * 19 + [1]
+    assert notes[-1][0].endswith("its policy has collapsed. pause_collapsed=true would leave it out")
+    assert detector.paused == set()

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hacrl.algorithms.advantage import Normaliser
 from hacrl.algorithms.methods import make_method
 from hacrl.config.schema import (
     AnyMethodSettings,
     GspoSettings,
     HacpoSettings,
     NaiveSettings,
-    NormaliserSettings,
 )
 from hacrl.models.agent import Agent
 from hacrl.models.retokenizing import Retokeniser
@@ -32,7 +32,7 @@ from tests.support.tiny import char_agent, pair_agent
 from tests.training.runs import HACPO, Runs, assert_moved, assert_same_weights
 
 Said = list[tuple[str, float]]  # text and reward
-EXACT = NormaliserSettings(epsilon=0.0)
+EXACT = Normaliser(epsilon=0.0)
 
 
 def candidates(**rewards: list[float]) -> list[Candidate]:
@@ -127,7 +127,7 @@ def build(
     retokeniser: Retokeniser | None = None,
 ) -> LearnerSamples:
     agent = AGENTS[learner] if isinstance(learner, str) else learner
-    made = make_method(method or NaiveSettings(std=EXACT))
+    made = make_method(method or NaiveSettings(), normaliser=EXACT)
     builder = SampleBuilder(agent, made, max_cross_rollouts=cap, retokeniser=retokeniser)
     return builder.build(groups, lambda k, j: {"ada": 0.5, "bob": 1.0, "carl": 0.25}[k] / 0.5, seed)
 

@@ -35,8 +35,15 @@ def fresh(make=char_agent) -> Agent:
     return sharpened(make(), 10.0)
 
 
-def learner(agent: Agent, method: AnyMethodSettings = GSPO, lr: float | None = None, **settings) -> Learner:
-    return Learner(agent, make_method(method), LearningSettings(**{"lr": 1e-2, **settings}), SAMPLING, lr)
+def learner(
+    agent: Agent,
+    method: AnyMethodSettings = GSPO,
+    lr: float | None = None,
+    max_bad_updates: int = 5,
+    **settings,
+) -> Learner:
+    learning = LearningSettings(**{"lr": 1e-2, **settings})
+    return Learner(agent, make_method(method), learning, SAMPLING, lr, max_bad_updates=max_bad_updates)
 
 
 def four(agent: Agent) -> list[LearnerSample]:
@@ -51,7 +58,7 @@ def four(agent: Agent) -> list[LearnerSample]:
 @pytest.mark.parametrize("make", [char_agent, pair_agent])
 def test_gspo_updates_equal_plain_torch(make) -> None:
     agent, plain = fresh(make), fresh(make)
-    settings = {"beta1": 0.8, "beta2": 0.9, "weight_decay": 0.1, "max_grad_norm": 0.5}
+    settings = {"betas": (0.8, 0.9), "weight_decay": 0.1, "max_grad_norm": 0.5}
     mine = learner(agent, **settings)
     adamw = PlainAdamW(plain.model, lr=1e-2, betas=(0.8, 0.9), weight_decay=0.1, max_norm=0.5)
     samples = four(agent)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 import torch
@@ -24,9 +25,9 @@ TEMPERATURE = 0.7
 def test_both_ratios_of_every_pair_from_scratch(runs: Runs, learn_stop_token: bool) -> None:
     run = runs(
         *AGENTS,
-        method=NAIVE,
+        method=replace(NAIVE, learn_stop_token=learn_stop_token),
         steps=1,
-        learning={"updates_per_step": 1, "learn_stop_token": learn_stop_token, "micro_batch_tokens": 64},
+        learning={"updates_per_step": 1, "micro_batch_tokens": 64},
         rollout={"temperature": TEMPERATURE, "rollouts_per_prompt": 6, "max_new_tokens": 6},
         # enough that some responses stop and some prompts have different rewards
     )

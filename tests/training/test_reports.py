@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hacrl.engines.judging import verify_rollouts
 
+from hacrl.engines.answering import verify_rollouts
 from hacrl.training.learn_stats import LearnStats, SourceStats
 from hacrl.training.metrics import (
     LearnReport,

@@ -124,7 +124,7 @@ def test_evaluation_changes_nothing(runs: Runs) -> None:
 
 def test_learn_stop_token_changes_the_weights(runs: Runs) -> None:
     learnt, unlearnt = (
-        runs("char", method=GSPO, steps=1, learning={"learn_stop_token": stop}) for stop in (True, False)
+        runs("char", method=replace(GSPO, learn_stop_token=stop), steps=1) for stop in (True, False)
     )
     assert any(v.rollout.finish_reason == "stop" for v in learnt.watcher.rollouts[1, "char"])
     assert learnt.of("char")[0]["rollout"] == unlearnt.of("char")[0]["rollout"]

@@ -15,13 +15,13 @@ from collections.abc import Callable
 
 import pytest
 
+from hacrl.algorithms.advantage import Normaliser
 from hacrl.algorithms.methods import make_method
 from hacrl.config.schema import (
     AnyMethodSettings,
     GspoSettings,
     HacpoSettings,
     NaiveSettings,
-    NormaliserSettings,
 )
 from hacrl.rollouts.groups import PromptGroup
 from hacrl.training.samples import LearnerSamples, SampleBuilder
@@ -33,7 +33,7 @@ from tests.support.tiny import char_agent, pair_agent
 
 ADA, BOB = char_agent("ada"), pair_agent("bob")
 AGENTS = {"ada": ADA, "bob": BOB}
-EXACT = NormaliserSettings(epsilon=0.0)
+EXACT = Normaliser(epsilon=0.0)
 ANSWERS: dict[str, dict[str, list[tuple[str, float]]]] = {
     "1:": {"ada": [("7", 1), ("1", 0)], "bob": [("77", 1), ("17", 1)]},
     "23:": {"ada": [("2", 0), ("3", 0)], "bob": [("7+", 1), ("119", 0)]},
@@ -59,7 +59,7 @@ def groups(answers=ANSWERS, make: Callable[..., Rollout] = rollout) -> list[Prom
 
 
 def build(learner: str, method: AnyMethodSettings, stop: bool = True, given=None) -> LearnerSamples:
-    builder = SampleBuilder(AGENTS[learner], make_method(method), stop)
+    builder = SampleBuilder(AGENTS[learner], make_method(method, normaliser=EXACT), stop)
     return builder.build(groups() if given is None else given, omega)
 
 
@@ -74,7 +74,7 @@ def advantages(learner: str, built: LearnerSamples) -> dict[tuple[str, str], flo
 
 
 def test_hacpo_advantages_reach_their_rollouts() -> None:
-    method = HacpoSettings(std=EXACT)
+    method = HacpoSettings()
     # "1:"  rewards 1 0 1 1: mean .75, sigma sqrt((3 * .0625 + .5625) / 3) = .5
     #       mu_ada = (.5 + .5 * 1) / 2 = .5, mu_bob = (2 * .5 + 1) / 2 = 1
     #       ada (1 - .5) / .5 = 1 and -1; bob 0 and 0
@@ -111,14 +111,14 @@ def test_hacpo_advantages_reach_their_rollouts() -> None:
 def test_gspo_uses_own_rollouts_only() -> None:
     # ada "1:" 1 0: mean .5, sigma sqrt(.5): ± .5 / sqrt(.5) = ± sqrt(.5); "23:" 0 0: nothing to compare
     root = math.sqrt(0.5)
-    built = build("ada", GspoSettings(std=EXACT))
+    built = build("ada", GspoSettings())
     expected = {("ada", "7"): root, ("ada", "1"): -root, ("ada", "2"): 0.0, ("ada", "3"): 0.0}
     assert advantages("ada", built) == pytest.approx(expected)
     assert all(one.is_own for one in built.samples)
 
 
-def test_a_cross_sample_has_the_learners_tokens() -> None:
-    built = build("ada", NaiveSettings(std=EXACT))
+def test_a_sample_is_the_learner_s_view() -> None:
+    built = build("ada", NaiveSettings())
     by_ids = {one.response_ids: one for one in built.samples}
     # bob's "119" is 2 pairs and a stop token with log-probabilities -.25, -.5, -.75; here it is
     # 3 characters and a stop.
@@ -133,7 +133,7 @@ def test_the_stop_token_can_be_excluded() -> None:
         {"1:": {"ada": [("7", 1), ("1", 0)], "bob": [("119", 1), ("", 0)]}},
         lambda agent, text, prompt: rollout(agent, text, stopped=text != "1", prompt=prompt),
     )
-    built = build("ada", NaiveSettings(std=EXACT), stop=False, given=given)
+    built = build("ada", NaiveSettings(), stop=False, given=given)
     by_ids = {one.response_ids: one for one in built.samples}
     assert set(by_ids) == {(10,), (4,), (4, 4, 12)}
     assert (by_ids[10,].behaviour_logprobs, by_ids[10,].source_length) == ((-0.25,), 1)
@@ -158,7 +158,7 @@ def test_source_with_the_same_tokenizer_keeps_its_ids() -> None:
 
 def test_every_dropped_rollout_has_a_reason_and_counts_in_the_baseline() -> None:
     answers = {"1:": {"ada": [("7", 1), ("1", 0)], "bob": [("7a", 1), ("1" * 70, 1)]}}
-    built = build("ada", HacpoSettings(std=EXACT), given=groups(answers))
+    built = build("ada", HacpoSettings(), given=groups(answers))
     # rewards 1 0 1 1 as in "1:" above: the advantages are 1 and -1, not those of ada's group alone
     assert advantages("ada", built) == pytest.approx({("ada", "7"): 1.0, ("ada", "1"): -1.0})
     assert built.dropped == {("bob", "not_representable"): 1, ("bob", "too_long"): 1}

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from hacrl.config.schema import CapabilitySettings, GrpoSettings, NaiveSettings
+from hacrl.config.schema import GrpoSettings, NaiveSettings
 from hacrl.engines.answering import verify_rollouts
 from hacrl.engines.hf.engine import TransformersEngine
 from hacrl.models.agent import Agent
@@ -165,7 +165,7 @@ def test_reported_rollouts_are_those_of_the_step(runs: Runs) -> None:
 
 
 def test_capability_is_the_mean_of_the_last_steps(runs: Runs) -> None:
-    method = replace(HACPO, capability=CapabilitySettings(window=2))
+    method = replace(HACPO, capability_window=2)
     run = runs("char", "pair", method=method, steps=4)
     for name in ("char", "pair"):
         means = [
@@ -265,7 +265,7 @@ def test_rewards_below_the_lowest_are_pointed_out_once(runs: Runs, monkeypatch: 
         "step 1: the mean reward of char",
         "step 1: the mean reward of pair",
     ]
-    assert "is -1, below method.capability.reward_min=0:" in told[0]
-    lower = replace(HACPO, capability=CapabilitySettings(reward_min=-1.0))
+    assert "is -1, below the lowest reward of 0:" in told[0]
+    lower = replace(HACPO, reward_range=(-1.0, None))
     assert not (runs("char", "pair", method=lower).result.folder / "notes.txt").exists()
     assert not (runs("char", method=GSPO).result.folder / "notes.txt").exists()  # no ratio is taken

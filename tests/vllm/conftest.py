@@ -27,7 +27,7 @@ from tests.support.engines import CONTEXT, engine_agent, probe_prompts
 
 KEY = "a key for tests"
 START_SECONDS = 300  # a hang guard
-SMALL = {"kv_cache_gib": 0.1, "max_sequences": 64}
+SMALL = {"max_sequences": 64, "engine_args": {"kv_cache_memory_bytes": 107_374_182}}
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def server(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     recipe = folder / "recipe.yaml"
     recipe.write_text(
         f"agents: [{{name: ada, model: {folder / 'model'}, vllm: {{python: {vllm_python}, "
-        f"kv_cache_gib: {SMALL['kv_cache_gib']}, max_sequences: {SMALL['max_sequences']}}}}}]\n"
+        f"max_sequences: {SMALL['max_sequences']}, engine_args: {SMALL['engine_args']}}}}}]\n"
     )
     port = free_port()
     command = [sys.executable, "-m", "hacrl", "serve", str(recipe), "ada", "--port", str(port)]

@@ -44,7 +44,8 @@ from tests.vllm.processes import still_there, with_children
 from tests.vllm.test_runs import hacpo_run, lines
 
 pytestmark = IN_VLLM
-SETTINGS = VllmSettings(mode="child", kv_cache_gib=0.1, max_sequences=64, seeded=True)
+SMALL_CACHE = {"kv_cache_memory_bytes": 107_374_182}
+SETTINGS = VllmSettings(mode="child", engine_args=SMALL_CACHE, max_sequences=64, seeded=True)
 
 
 def engines() -> list[psutil.Process]:
@@ -153,7 +154,7 @@ def test_tied_embeddings_and_a_death(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(child, "WORKER", "tests.vllm.odd_worker.Forgetful")
     agent = engine_agent("tess", tied=True)
     few = {"max_num_seqs": 8}  # so that responses end one after the other
-    settings = VllmSettings(mode="child", kv_cache_gib=0.1, seeded=True, engine_args=few)
+    settings = VllmSettings(mode="child", seeded=True, engine_args={**SMALL_CACHE, **few})
     engine = make_vllm_engine(agent, settings, probe_prompts(agent), CONTEXT, tmp_path)
     try:
         before = sample_rollouts(engine, PROBLEMS, 2, Sampling(12), seed=0)
@@ -211,7 +212,7 @@ def test_an_engine_one_of_whose_workers_dies(tmp_path: Path) -> None:
     """As with several GPUs, it computes with processes that it has started."""
     agent = engine_agent("dora")
     apart = {"distributed_executor_backend": "mp", "max_num_seqs": 8}
-    settings = VllmSettings(mode="child", kv_cache_gib=0.1, seeded=True, engine_args=apart)
+    settings = VllmSettings(mode="child", seeded=True, engine_args={**SMALL_CACHE, **apart})
     engine = make_vllm_engine(agent, settings, probe_prompts(agent), CONTEXT, tmp_path)
     try:
         rollouts, early = generate_and_kill(engine, a_worker)
@@ -234,7 +235,7 @@ def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
 def test_a_run_with_two_engines_side_by_side(tmp_path: Path) -> None:
     """Both are at the policy each step begins with, and end with the run."""
     agents = [engine_agent("a", tied=True), engine_agent("b", seed=1, pairs=True)]
-    vllm = VllmSettings(mode="child", kv_cache_gib=0.1, max_sequences=16)
+    vllm = VllmSettings(mode="child", engine_args=SMALL_CACHE, max_sequences=16)
     for agent in agents:
         agent.save(tmp_path / agent.name)
     fast, plain = (

@@ -32,6 +32,8 @@ from tests.vllm.processes import servers_of, still_there, with_children
 pytestmark = pytest.mark.vllm
 STEPS, UPDATES = 4, 2
 
+SMALL_CACHE = {"kv_cache_memory_bytes": 107_374_182}
+
 
 @dataclass
 class Watcher(Observer):
@@ -100,7 +102,7 @@ def test_two_agents_with_two_engines_learn_from_each_other(
     agents = [engine_agent("a", tied=tied, pairs=not tied), engine_agent("b", seed=1, pairs=tied)]
     for agent in agents:
         agent.save(tmp_path / agent.name)
-    vllm = VllmSettings(python=vllm_python, kv_cache_gib=0.1, max_sequences=16)
+    vllm = VllmSettings(python=vllm_python, engine_args=SMALL_CACHE, max_sequences=16)
     fast = AgentSettings(name="fast", model=str(tmp_path / "a"), engine="vllm", vllm=vllm)
     config = hacpo_run(tmp_path, fast, str(tmp_path / "b"), STEPS)
     folder = tmp_path / "run"
@@ -147,7 +149,7 @@ def test_two_engines_answer_side_by_side_and_one_that_dies_comes_back(
 ) -> None:
     for name, pairs in (("left", False), ("right", True)):
         engine_agent(name, seed=pairs, pairs=pairs).save(tmp_path / name)
-    vllm = VllmSettings(python=vllm_python, kv_cache_gib=0.1, max_sequences=2)
+    vllm = VllmSettings(python=vllm_python, engine_args=SMALL_CACHE, max_sequences=2)
     left, right = (
         AgentSettings(name=name, model=str(tmp_path / name), engine="vllm", vllm=vllm)
         for name in ("left", "right")

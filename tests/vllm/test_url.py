@@ -43,14 +43,6 @@ def test_a_wrong_key_is_found_before_models_load(
     assert not (tmp_path / "run").exists()
 
 
-def test_the_key_may_be_in_another_variable(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HACRL_VLLM_API_KEY", "not this one")
-    monkeypatch.setenv("MY_KEY", server.key)
-    check_engines(config(tmp_path, server.settings(api_key_variable="MY_KEY")))
-
-
 def test_the_key_is_written_nowhere(server: Server) -> None:
     assert server.key not in server.log.read_text()
     assert server.key not in str(server.settings())

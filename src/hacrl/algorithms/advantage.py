@@ -12,10 +12,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 PromptRewards = Mapping[str, Sequence[float]]  # agent -> rewards of its responses to one prompt
 CapabilityRatio = Callable[[str, str], float]  # omega(k, j)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Normaliser:
+    """How advantages are divided by the standard deviation: as in the public code; the paper does not say."""
+
+    unbiased: bool = True  # divide by N - 1
+    epsilon: float = 1e-6  # added to the standard deviation
+
+    def __post_init__(self) -> None:
+        if self.epsilon < 0:
+            raise ValueError(f"epsilon must not be negative, not {self.epsilon}")
 
 
 def equal_capability(_k: str, _j: str) -> float:

@@ -12,6 +12,7 @@ from typing import Any
 
 from hacrl.algorithms.advantage import (
     CapabilityRatio,
+    Normaliser,
     PromptRewards,
     capability_aware_baseline,
     equal_capability,
@@ -46,46 +47,58 @@ class Method:
     @property
     def needs_reference(self) -> bool:
         """Whether the loss needs the log-probabilities of a frozen reference policy."""
-        return self.settings.kl_coefficient > 0
+        return self.settings.choices.kl_coefficient > 0
 
 
 def own_advantages(
-    settings: MethodSettings, rewards: PromptRewards, learner: str, _: CapabilityRatio
+    settings: MethodSettings,
+    normaliser: Normaliser,
+    rewards: PromptRewards,
+    learner: str,
+    _: CapabilityRatio,
 ) -> Advantages:
     """Return group-relative advantages of the learner's own responses only (GRPO, GSPO)."""
-    return joint_advantages(settings, {learner: rewards[learner]}, learner, equal_capability)
+    return joint_advantages(settings, normaliser, {learner: rewards[learner]}, learner, equal_capability)
 
 
 def joint_advantages(
-    settings: MethodSettings, rewards: PromptRewards, learner: str, _: CapabilityRatio
+    _: MethodSettings,
+    normaliser: Normaliser,
+    rewards: PromptRewards,
+    learner: str,
+    __: CapabilityRatio,
 ) -> Advantages:
     """Return advantages of all responses against the mean of all agents' mean rewards (naive sharing)."""
     if is_uniform(rewards):
         return zero_advantages(rewards)
     baseline = capability_aware_baseline(rewards, learner, equal_capability, overshoot="keep")
-    std = joint_std(rewards, settings.std.unbiased)
+    std = joint_std(rewards, normaliser.unbiased)
     return {
-        source: normalised_advantages(values, baseline, std, settings.std.epsilon)
+        source: normalised_advantages(values, baseline, std, normaliser.epsilon)
         for source, values in rewards.items()
     }
 
 
 def hacpo_advantages(
-    settings: HacpoSettings, rewards: PromptRewards, learner: str, capability_ratio: CapabilityRatio
+    settings: HacpoSettings,
+    normaliser: Normaliser,
+    rewards: PromptRewards,
+    learner: str,
+    capability_ratio: CapabilityRatio,
 ) -> Advantages:
     """Return capability-aware advantages (eq. 6, 7); those of other agents are scaled by eq. 10."""
     if is_uniform(rewards):
         return zero_advantages(rewards)
     baseline_ratio = capability_ratio if settings.capability_baseline else equal_capability
     discrepancy_ratio = capability_ratio if settings.discrepancy else equal_capability
-    std = joint_std(rewards, settings.std.unbiased)
+    std = joint_std(rewards, normaliser.unbiased)
     advantages: Advantages = {}
     for source, values in rewards.items():
-        baseline_agent = source if settings.cross_baseline == "source" else learner
+        baseline_agent = source if settings.choices.cross_baseline == "source" else learner
         baseline = capability_aware_baseline(
             rewards, baseline_agent, baseline_ratio, settings.baseline_overshoot, settings.max_reward
         )
-        raw = normalised_advantages(values, baseline, std, settings.std.epsilon)
+        raw = normalised_advantages(values, baseline, std, normaliser.epsilon)
         advantages[source] = scaled_by_discrepancy(raw, learner, source, discrepancy_ratio)
     return advantages
 
@@ -95,12 +108,13 @@ def with_kl_penalty(
 ) -> LossTerms:
     """Return the method's loss terms, with the k3 penalty on own responses added if a coefficient is set."""
     terms = loss(batch, settings)
-    if settings.kl_coefficient == 0:
+    kl_coefficient = settings.choices.kl_coefficient
+    if kl_coefficient == 0:
         return terms
     assert batch.reference_logprobs_BT is not None, "a KL term needs reference log-probabilities"
     own_BT = batch.mask_BT & batch.is_own_B.unsqueeze(-1)  # masked first, because 0 * inf is NaN
     kl_B = k3_divergence(batch.logprobs_BT, batch.reference_logprobs_BT, own_BT)
-    return replace(terms, loss_B=terms.loss_B + settings.kl_coefficient * kl_B)
+    return replace(terms, loss_B=terms.loss_B + kl_coefficient * kl_B)
 
 
 # name -> (advantage function, loss function)
@@ -112,17 +126,21 @@ _METHODS: dict[str, tuple[Callable[..., Advantages], Callable[..., LossTerms]]] 
 }
 
 
-def make_method(settings: AnyMethodSettings, max_reward: float | None = 1.0) -> Method:
+def make_method(
+    settings: AnyMethodSettings,
+    max_reward: float | None = 1.0,
+    normaliser: Normaliser = Normaliser(),  # noqa: B008 - immutable
+) -> Method:
     """Bind a method's functions to its settings.
 
     ``max_reward`` is the task's largest reward; it is used if the settings name none.
     """
-    if isinstance(settings, HacpoSettings) and settings.max_reward is None:
-        settings = replace(settings, max_reward=max_reward)
+    if isinstance(settings, HacpoSettings) and settings.max_reward is None and max_reward is not None:
+        settings = replace(settings, reward_range=(settings.min_reward, max_reward))
     advantages, loss = _METHODS[settings.name]
     return Method(
         name=settings.name,
-        advantages=partial(advantages, settings),
+        advantages=partial(advantages, settings, normaliser),
         loss=lambda batch: with_kl_penalty(loss, batch, settings),
         settings=settings,
     )

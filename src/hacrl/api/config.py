@@ -13,11 +13,10 @@ from hacrl.config.schema import (
     DEFAULT_PROBLEMS,
     AnyMethodSettings,
     CheckpointSettings,
-    CollapseSettings,
     EvaluationSettings,
     HacpoSettings,
+    KeepRollouts,
     LearningSettings,
-    RolloutLogSettings,
     RolloutSettings,
     RunConfig,
 )
@@ -41,7 +40,9 @@ class HACRLConfig:
     seed: int = 0
     """Seed of all randomness: equal runs on one machine give equal metrics."""
     device: str = "auto"
-    """Device of the models that hacrl loads: ``cpu``, ``cuda``, ``cuda:1``; ``auto``: a GPU if any."""
+    """Where hacrl puts the models it loads: ``cpu``, ``cuda``, ``cuda:1``; ``auto``: a GPU if any."""
+    executor: str = "local"
+    """Where the agents' workers run: ``local``, an installed package's, or ``module:function``."""
     threads: int | None = None
     """CPU threads of torch; None: torch's default."""
     method: str | AnyMethodSettings | Section = HacpoSettings.name
@@ -65,19 +66,15 @@ class HACRLConfig:
     report_to: str | Sequence[str] | None = None
     """The same as ``trackers``, with the name that transformers and TRL use; ``"none"`` means no tracker."""
     project: str = "hacrl"
-    """Project of the run in trackers."""
-    run_name: str | None = None
-    """Name of the run in trackers; None: the name of the output folder."""
+    """What trackers file this run under."""
     logged_rollouts: int = 4
-    """Rollouts per agent and step that trackers show."""
-    rollouts: RolloutLogSettings | Section = field(default_factory=dict)
-    """Which rollouts stay in the run's folder."""
+    """Responses per agent and step in the trackers' tables; 0: none."""
+    keep_rollouts: KeepRollouts = "all"
+    """Steps whose rollouts stay on disk: ``"all"``, ``"none"``, or the last so many."""
+    pause_collapsed: bool = False
+    """Whether an agent that has collapsed is paused; a note names it in any case."""
     checkpoint: CheckpointSettings | Section = field(default_factory=dict)
-    """How often a checkpoint is written, and how many are kept."""
-    collapse: CollapseSettings | Section = field(default_factory=dict)
-    """When an agent counts as collapsed, and what happens then."""
-    watchdog_minutes: float = 30.0
-    """Minutes without progress until a note says where the run hangs; 0: never."""
+    """How often the whole state is written down, and how much of that is kept."""
     resume: bool = False
     """Continue the run in ``output`` if there is one; only some settings, such as ``steps``, may differ."""
     overwrite: bool = False
@@ -101,9 +98,7 @@ class HACRLConfig:
             "rollout": plain_section(self.rollout),
             "learning": plain_section(self.learning),
             "evaluation": evaluation,
-            "rollouts": plain_section(self.rollouts),
             "checkpoint": plain_section(self.checkpoint),
-            "collapse": plain_section(self.collapse),
         }
         return build_config(data, source="HACRLConfig")
 
@@ -121,11 +116,12 @@ _SAME_KEY = (
     "steps",
     "seed",
     "device",
+    "executor",
     "threads",
     "project",
-    "run_name",
     "logged_rollouts",
-    "watchdog_minutes",
+    "keep_rollouts",
+    "pause_collapsed",
 )
 
 

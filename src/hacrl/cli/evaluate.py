@@ -21,7 +21,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from hacrl.config.schema import ExamSettings
+from hacrl.config.schema import BenchmarkSettings
 from hacrl.errors import ConfigError
 from hacrl.evaluation.plan import EvaluationRequest
 from hacrl.evaluation.results import PairResult, Results
@@ -53,7 +53,7 @@ def run_evaluation(request: EvaluationRequest, as_json: bool) -> None:
         print(json.dumps({**results.as_dict(), "folder": str(folder)}))
 
 
-def evaluation_settings(pass_at: str | None, **options: Any) -> ExamSettings:
+def evaluation_settings(pass_at: str | None, **options: Any) -> BenchmarkSettings:
     """Return the settings for the options of the command line; ``pass_at`` is text such as ``1,8,30``."""
     try:
         ks = tuple(int(part) for part in (pass_at or "").split(",") if part.strip())
@@ -62,7 +62,7 @@ def evaluation_settings(pass_at: str | None, **options: Any) -> ExamSettings:
             f"--pass-at {pass_at}: must be whole numbers separated by commas, e.g. 1,8"
         ) from None
     try:
-        return ExamSettings(pass_at=ks, **options)
+        return BenchmarkSettings(pass_at=ks, **options)
     except ValueError as error:
         raise ConfigError(f"--{str(error).replace('_', '-')}") from error
 

@@ -93,7 +93,7 @@ def _step(run: Path, log: RolloutLog, step: int | None, any_step: bool) -> int |
         raise ConfigError(f"{run} is not a folder: name the folder of a run, e.g. runs/size")
     if not steps:
         raise ConfigError(
-            f"{run} holds no rollouts: no step is finished yet, or the recipe has rollouts.keep: none"
+            f"{run} holds no rollouts: no step is done yet, or the recipe has keep_rollouts: none"
         )
     if step is not None and step not in steps:
         raise ConfigError(f"--step {step} is not in the log, which holds steps {steps[0]} to {steps[-1]}")

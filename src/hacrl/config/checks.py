@@ -1,4 +1,4 @@
-"""Checks across sections, before any model loads. Each message names the keys, their values and the fix."""
+"""Check settings that depend on each other, before any model loads. Messages name keys, values and fix."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ _MOST_UPDATES = 100_000  # of one agent in one step
 
 
 def check_config(config: RunConfig) -> None:
-    """Refuse what is valid key by key but cannot work together."""
-    _agent_names_differ(config)
-    _something_to_compare(config)
-    _updates_have_an_end(config)
-    _clip_schedule_stays_open(config)
+    """Raise ConfigError for settings that are valid one by one but cannot work together."""
+    _check_agent_names(config)
+    _check_group_sizes(config)
+    _check_number_of_updates(config)
+    _check_clip_schedule(config)
 
 
 def updates_per_step(config: RunConfig) -> int:
-    """Parameter updates each learner makes in a step."""
+    """Return the number of parameter updates of each learner in a step."""
     sources = len(config.agents) if config.method.shares_rollouts else 1
     return config.learning.updates(sources)
 
 
-def _agent_names_differ(config: RunConfig) -> None:
+def _check_agent_names(config: RunConfig) -> None:
     counts = Counter(agent.name.casefold() for agent in config.agents)
     for name, count in counts.items():
         if count > 1:
@@ -34,8 +34,8 @@ def _agent_names_differ(config: RunConfig) -> None:
             )
 
 
-def _something_to_compare(config: RunConfig) -> None:
-    """An advantage compares responses to one prompt: a lone response never teaches anything."""
+def _check_group_sizes(config: RunConfig) -> None:
+    """Refuse groups of one: an advantage compares responses to one prompt."""
     shared = config.method.shares_rollouts
     group = {agent.name: config.rollouts_per_prompt(agent) for agent in config.agents}
     if shared and len(group) > 1:
@@ -49,8 +49,8 @@ def _something_to_compare(config: RunConfig) -> None:
             )
 
 
-def _updates_have_an_end(config: RunConfig) -> None:
-    """Each is a backward pass: a number with a slip in it would seem to hang."""
+def _check_number_of_updates(config: RunConfig) -> None:
+    """Refuse a mistyped number of updates: each is a backward pass, and the run would seem to hang."""
     updates = updates_per_step(config)
     if updates > _MOST_UPDATES:
         raise ConfigError(
@@ -68,7 +68,7 @@ def _where_updates_come_from(config: RunConfig) -> str:
     )
 
 
-def _clip_schedule_stays_open(config: RunConfig) -> None:
+def _check_clip_schedule(config: RunConfig) -> None:
     if len(config.agents) == 1:
         return  # no cross-agent response to clip: one agent is exactly GSPO
     updates = updates_per_step(config)

@@ -1,4 +1,4 @@
-"""Validation errors in words a user can act on."""
+"""Turn validation errors into sentences that name the key, the problem and the fix."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from hacrl.config.plain import one_line, shown, shown_key
 from hacrl.config.schema import AnyMethodSettings, RunConfig
+from hacrl.config.values import one_line, shown, shown_key
 
-_MOST_PROBLEMS = 10  # told at once
+_MOST_PROBLEMS = 10  # shown at once
 _UNKNOWN_KEY = {"unexpected_keyword_argument", "extra_forbidden"}
-_MUST_BE = {  # pydantic speaks of JSON; a recipe is YAML, or Python
+_MUST_BE = {  # pydantic's words are JSON's; a recipe is YAML or Python
     "string_type": "text",
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -30,15 +30,15 @@ _MUST_BE = {  # pydantic speaks of JSON; a recipe is YAML, or Python
 
 
 def explain(error: ValidationError, data: dict[str, Any]) -> Iterator[str]:
-    """One line per problem: the key, what is wrong with its value, and the fix."""
+    """Yield one line per problem: the key, what is wrong with its value, and the fix."""
     problems = error.errors(include_url=False)
     for problem in problems[:_MOST_PROBLEMS]:
-        yield f"  {one_line(_explained(problem, data))}"
+        yield f"  {one_line(_sentence(problem, data))}"
     if len(problems) > _MOST_PROBLEMS:
         yield f"  and {len(problems) - _MOST_PROBLEMS:,} more"
 
 
-def _explained(problem: ErrorDetails, data: dict[str, Any]) -> str:
+def _sentence(problem: ErrorDetails, data: dict[str, Any]) -> str:
     location = _without_union_tags(problem["loc"])
     key = shown_key(location)
     if problem["type"] in _UNKNOWN_KEY:
@@ -51,7 +51,7 @@ def _explained(problem: ErrorDetails, data: dict[str, Any]) -> str:
         near = get_close_matches(str(given), names, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         return f"{key}.name: must be one of {', '.join(names)}, not {shown(given)}{hint}"
-    if problem["type"] == "value_error":  # one of our own checks: it names the key itself
+    if problem["type"] == "value_error":  # a check in __post_init__, whose message names the key
         prefix = f"{key}: " if key else ""
         return f"{prefix}{problem['ctx']['error']}"
     kind = _MUST_BE.get(problem["type"])
@@ -60,7 +60,7 @@ def _explained(problem: ErrorDetails, data: dict[str, Any]) -> str:
 
 
 def _without_union_tags(location: Sequence[str | int]) -> list[str | int]:
-    """Pydantic puts the method's name into the location; a user's file has no such level."""
+    """Drop the method's name, which pydantic puts into the location: a recipe has no such level."""
     if len(location) > 1 and location[0] == "method":
         return [location[0], *location[2:]]
     return list(location)
@@ -75,7 +75,7 @@ def _suggestion(location: Sequence[str | int], data: dict[str, Any]) -> str:
 
 
 def _known_keys(parents: Sequence[str | int], data: dict[str, Any]) -> set[str]:
-    """Field names of the record at a location."""
+    """Return the field names of the record at a location."""
     record: Any = RunConfig
     for part in parents:
         hints = typing.get_type_hints(record) if dataclasses.is_dataclass(record) else {}
@@ -85,7 +85,7 @@ def _known_keys(parents: Sequence[str | int], data: dict[str, Any]) -> set[str]:
 
 
 def _record_type(annotation: Any, data: dict[str, Any]) -> Any:
-    """The record inside ``tuple[X, ...]``; of a union of methods, the one the user named."""
+    """Return the record inside ``tuple[X, ...]``; of a union of methods, the one that the recipe names."""
     if typing.get_origin(annotation) is tuple:
         return typing.get_args(annotation)[0]
     if isinstance(annotation, types.UnionType):

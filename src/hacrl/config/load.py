@@ -1,13 +1,10 @@
-"""YAML and ``key=value`` in, a checked :class:`RunConfig` out, or an error that says what to change.
+"""Load a run's config: a recipe in YAML and ``key=value`` overrides in, a checked :class:`RunConfig` out.
 
-``key=value`` on the command line.
+A recipe's text is not trusted: it yields plain values only, and a small text cannot become a huge value. The
+YAML is what people expect: ``1e-6`` is a number, and a key that stands twice is an error.
 
-``learning.lr=2e-6`` names the key in full; ``lr=2e-6`` works too if only one section has such a key.
+An override names its key in full, ``learning.lr=2e-6``, or in short, ``lr=2e-6``, if only one section has it.
 Agents are addressed by position or name: ``agents.0.model=...``, ``agents.ada.lr=...``.
-
-YAML as people expect it: ``1e-6`` is a number, and a key that stands twice is an error.
-
-The text is not trusted: only plain values come of it, and a small text cannot become a huge value.
 """
 
 from __future__ import annotations
@@ -17,7 +14,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import Field, fields, is_dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -27,14 +24,15 @@ from pydantic import TypeAdapter, ValidationError
 
 from hacrl.config.checks import check_config
 from hacrl.config.explain import explain
-from hacrl.config.plain import DEEPEST, MOST_VALUES, check_plain, one_line, shown, shown_key
 from hacrl.config.schema import (
     EvaluationSettings,
     HacpoSettings,
     LearningSettings,
     RolloutSettings,
     RunConfig,
+    VllmSettings,
 )
+from hacrl.config.values import DEEPEST, MOST_VALUES, check_plain, one_line, shown, shown_key
 from hacrl.errors import ConfigError
 from hacrl.files import MEBIBYTE, MissingFileError, UnreadableFileError, read_text
 
@@ -44,9 +42,9 @@ _KINDS = {type(None): "empty", list: "a list", int: "a number", float: "a number
 
 
 def load_config(path: Path, overrides: Sequence[str] = (), inside: Path | None = None) -> RunConfig:
-    """Read a recipe; without ``output`` the run goes to ``runs/<name of the file>``.
+    """Return a recipe's checked config; ``output`` is ``runs/<name of the file>`` unless set.
 
-    ``inside`` is the folder that the file must really be in, for a run's own config.
+    ``inside``: a folder that the file must lie in, links followed, for a run's own config.
     """
     data = read_recipe(path, inside)
     data.setdefault("output", f"runs/{path.stem}")
@@ -56,7 +54,7 @@ def load_config(path: Path, overrides: Sequence[str] = (), inside: Path | None =
 
 
 def read_recipe(path: Path, inside: Path | None = None) -> dict[str, Any]:
-    """The recipe's mapping, unchecked. A bare name such as ``demo`` is a recipe that comes with hacrl."""
+    """Return a recipe's mapping, unchecked. A bare name such as ``demo`` is a recipe of hacrl's own."""
     if path.name == str(path) and not path.suffix and not os.path.isfile(path):
         path = shipped_recipes().get(path.name, path)
     try:
@@ -77,7 +75,7 @@ def read_recipe(path: Path, inside: Path | None = None) -> dict[str, Any]:
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """Name -> file of the recipes that come with hacrl, installed or in a clone."""
+    """Return name -> file of the recipes that come with hacrl, in an installed package or a clone."""
     package = Path(str(files("hacrl")))
     installed, cloned = package / "recipes", package.parent.parent / "recipes"
     folder = installed if installed.is_dir() else cloned
@@ -85,7 +83,7 @@ def shipped_recipes() -> dict[str, Path]:
 
 
 def build_config(data: dict[str, Any], source: str = "config") -> RunConfig:
-    """Validate a mapping, strictly: unknown keys, wrong types and impossible combinations are refused."""
+    """Return a mapping's config. Refuse unknown keys, wrong types and impossible combinations."""
     check_plain(data, source)
     with _named(source):
         data = with_agent_defaults(with_names(data))
@@ -102,7 +100,7 @@ def build_config(data: dict[str, Any], source: str = "config") -> RunConfig:
 
 @contextmanager
 def _named(source: str) -> Iterator[None]:
-    """Errors of checks that do not know which file they are about."""
+    """Put the name of the file in front of errors of checks that do not know it."""
     try:
         yield
     except ConfigError as error:
@@ -110,7 +108,7 @@ def _named(source: str) -> Iterator[None]:
 
 
 def with_names(data: dict[str, Any]) -> dict[str, Any]:
-    """``task: gsm8k`` for ``task: {name: gsm8k}``, and so for method; one without a name is HACPO's."""
+    """Write out short forms: ``task: gsm8k`` for ``task: {name: gsm8k}``. The method's default is HACPO."""
     if isinstance(data.get("task"), str):
         data = {**data, "task": {"name": data["task"]}}
     method = data.get("method", {})
@@ -122,13 +120,13 @@ def with_names(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_agent_defaults(data: dict[str, Any]) -> dict[str, Any]:
-    """What ``agent_defaults`` says, written into every agent; an agent's own keys win, nested ones too."""
+    """Write ``agent_defaults`` into every agent; an agent's own keys win, nested keys too."""
     rest = {key: value for key, value in data.items() if key != "agent_defaults"}
     defaults, agents = data.get("agent_defaults") or {}, data.get("agents")
     if not isinstance(defaults, dict):
         raise ConfigError(f"agent_defaults must be a mapping of keys to values, not {shown(defaults)}")
     if not isinstance(agents, list):
-        return rest  # which the validation refuses
+        return rest  # the validation refuses it
     filled = [_merged(defaults, agent) if isinstance(agent, dict) else agent for agent in agents]
     return {**rest, "agents": filled}
 
@@ -142,9 +140,30 @@ def _merged(defaults: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
 
 
 def config_to_yaml(config: RunConfig) -> str:
-    """The resolved config: every key, defaults included; :func:`load_config` reads it back."""
-    plain = json.loads(json.dumps(asdict(config)))
-    return dump_yaml(plain)
+    """Return the resolved config, defaults included, as YAML that :func:`load_config` reads back.
+
+    Two kinds of keys are left out, because loading restores them: keys that are not set (null), and the
+    ``vllm`` section of an agent with the default engine, if nothing is set in it.
+    """
+    resolved = _resolved(config)
+    for agent, section in zip(config.agents, resolved["agents"], strict=True):
+        if config.engine(agent) == RolloutSettings.engine and agent.vllm == VllmSettings():
+            del section["vllm"]
+    return dump_yaml(resolved)
+
+
+def _resolved(value: Any) -> Any:
+    """Return a record as plain values, ``name`` first, without the keys that are not set."""
+    if is_dataclass(value):
+        names = sorted(
+            (field.name for field in fields(value) if not _is_unset(value, field)), key="name".__ne__
+        )
+        return {name: _resolved(getattr(value, name)) for name in names}
+    return [_resolved(part) for part in value] if isinstance(value, tuple) else value
+
+
+def _is_unset(record: Any, field: Field[Any]) -> bool:
+    return field.default is None and getattr(record, field.name) is None
 
 
 # Sections whose keys may be given without the section's name.
@@ -153,7 +172,7 @@ _SECTIONS: dict[str, type] = {
     "learning": LearningSettings,
     "evaluation": EvaluationSettings,
 }
-_NAMED_SHORTLY = ("task", "method")  # task: gsm8k is task: {name: gsm8k}
+_HAVE_SHORT_FORM = ("task", "method")  # task: gsm8k is task: {name: gsm8k}
 
 
 def apply_override(data: dict[str, Any], override: str) -> None:
@@ -164,7 +183,7 @@ def apply_override(data: dict[str, Any], override: str) -> None:
     *parents, last = _full_key(key).split(".")
     key = shown_key([key])  # for errors
     value = parse_yaml(text, f"value of {key}")
-    if parents and parents[0] in _NAMED_SHORTLY and isinstance(data.get(parents[0]), str):
+    if parents and parents[0] in _HAVE_SHORT_FORM and isinstance(data.get(parents[0]), str):
         data[parents[0]] = {"name": data[parents[0]]}
     node: Any = data
     for parent in parents:
@@ -185,7 +204,7 @@ def _full_key(key: str) -> str:
     if len(sections) == 1:
         return f"{sections[0]}.{key}"
     if len(sections) > 1:
-        raise ConfigError(f"override {key}: say which: {' or '.join(f'{name}.{key}' for name in sections)}")
+        raise ConfigError(f"override {key} could be {' or '.join(f'{name}.{key}' for name in sections)}")
     return key  # unknown: the validation names the nearest key
 
 
@@ -207,7 +226,7 @@ def _position(items: list[Any], part: str, key: str) -> int:
     raise ConfigError(f"override {key}: there is no entry {shown(part)}; there are {there}")
 
 
-# PyYAML follows YAML 1.1, in which 1e-6 is text. One way only to match any text: no search takes long.
+# PyYAML follows YAML 1.1, in which 1e-6 is text. The pattern matches in one way only: it cannot backtrack.
 _FLOAT = (
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"),
@@ -245,14 +264,14 @@ _Dumper.add_implicit_resolver(*_FLOAT)
 
 
 def parse_yaml(text: str, source: str) -> Any:
-    """Parse untrusted YAML text; ``source`` names it in errors."""
+    """Return the plain values of untrusted YAML text; ``source`` names the text in errors."""
     loader = _Loader("")
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
             return None
-        if _weight(node, {}, 0) > MOST_VALUES:
+        if _count_values(node, {}, 0) > MOST_VALUES:
             raise ConfigError(
                 f"{source} is not a recipe: with its aliases it has more than {MOST_VALUES:,} values"
             )
@@ -262,36 +281,36 @@ def parse_yaml(text: str, source: str) -> Any:
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, OverflowError) as error:
         if isinstance(error, ConfigError):
             raise
-        # PyYAML lets the errors of its own constructors through: IndexError for !!int "", and so on
-        raise ConfigError(f"{source} is not valid YAML: {one_line(_told(error))}") from error
+        # PyYAML does not catch errors of its own constructors, e.g. IndexError for !!int ""
+        raise ConfigError(f"{source} is not valid YAML: {one_line(_yaml_problem(error))}") from error
     finally:
         loader.dispose()
 
 
 def dump_yaml(data: Any) -> str:
-    """YAML that :func:`parse_yaml` reads back as the same plain data."""
+    """Return YAML that :func:`parse_yaml` reads back as the same plain data."""
     return str(yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True))
 
 
-def _weight(node: yaml.Node, known: dict[int, int], depth: int) -> int:
-    """How many values a node stands for once aliases and merges are written out."""
+def _count_values(node: yaml.Node, known: dict[int, int], depth: int) -> int:
+    """Return the number of values of a node once aliases and merges are written out."""
     if depth > 2 * DEEPEST:
         raise RecursionError
     if id(node) not in known:
-        known[id(node)] = MOST_VALUES + 1  # until it is known, for a node that contains itself
+        known[id(node)] = MOST_VALUES + 1  # for a node that contains itself
         inside = node.value if isinstance(node, yaml.CollectionNode) else []
         parts = [part for entry in inside for part in (entry if isinstance(entry, tuple) else (entry,))]
-        known[id(node)] = 1 + sum(_weight(part, known, depth + 1) for part in parts)
+        known[id(node)] = 1 + sum(_count_values(part, known, depth + 1) for part in parts)
     return known[id(node)]
 
 
-def _told(error: Exception) -> str:
-    """What is wrong and where, without PyYAML's excerpt of the text."""
+def _yaml_problem(error: Exception) -> str:
+    """Return what is wrong and where, without PyYAML's excerpt of the text."""
     if isinstance(error, yaml.MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
         where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
-        said = ", ".join(part for part in (error.context, error.problem) if part)
-        return re.sub(r"tag:yaml\.org,2002:", "!!", said) + where
+        what = ", ".join(part for part in (error.context, error.problem) if part)
+        return re.sub(r"tag:yaml\.org,2002:", "!!", what) + where
     if isinstance(error, yaml.reader.ReaderError):
         return f"{error.reason} (character {error.position + 1})"
     return f"a value does not fit its tag ({type(error).__name__}: {error})"

@@ -25,6 +25,7 @@ class EngineSpec:
     probes: Sequence[tuple[int, ...]]  # prompts with which a weight update can be proven
     max_length: int  # tokens of the longest prompt with a full response
     folder: Path  # for logs and files that the engine starts from
+    compiles: bool | None  # whether torch compiles the model's layers; None: if it is worth it
     seed: int  # of this run and agent: equal agents must not draw equal responses
 
 

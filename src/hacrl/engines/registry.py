@@ -69,6 +69,7 @@ def make_engine(config: RunConfig, settings: AgentSettings, agent: Agent, checke
         probes=[agent.encode_prompt(problem) for problem in problems],
         max_length=longest_exchange(config, agent, checked),
         folder=Path(config.output) / FOLDER / agent.name,
+        compiles=config.learning.compile,
         seed=engine_seed(config, agent.name),
     )
     return kind_of(config, settings).make(spec)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hacrl.config.schema import ExamSettings
+from hacrl.config.schema import BenchmarkSettings
 from hacrl.errors import ConfigError, ModelError
 from hacrl.evaluation.chunks import Chunk, ChunkPlan, plan_chunks
 from hacrl.evaluation.folder import PairRecord
@@ -26,7 +26,7 @@ class EvaluationRequest:
 
     targets: tuple[str, ...]
     on: tuple[str, ...] = ()  # names of benchmarks; empty: the run's own task
-    settings: ExamSettings = field(default_factory=ExamSettings)
+    settings: BenchmarkSettings = field(default_factory=BenchmarkSettings)
     data: Path | None = None
     prompt: str | None = None
     before: bool = False
@@ -45,7 +45,7 @@ class EvaluationPair:
     plan: ChunkPlan
     record: PairRecord
 
-    def result(self, responses: Sequence[ScoredResponse], settings: ExamSettings) -> PairResult:
+    def result(self, responses: Sequence[ScoredResponse], settings: BenchmarkSettings) -> PairResult:
         """Return the pair's result."""
         ks = settings.pass_at or ((self.spec.samples,) if self.spec.samples > 1 else ())
         return PairResult(
@@ -101,7 +101,7 @@ def _load_codec(target: Target) -> TextCodec:
 
 
 def _chunks_of_pair(
-    spec: BenchmarkSpec, target: Target, codec: TextCodec, settings: ExamSettings
+    spec: BenchmarkSpec, target: Target, codec: TextCodec, settings: BenchmarkSettings
 ) -> ChunkPlan:
     """Return the chunks of a pair. Raise ConfigError if a length that the user gave does not fit."""
     lengths = [len(codec.encode_prompt(problem)) for problem in spec.problems]

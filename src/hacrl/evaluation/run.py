@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from hacrl.config.schema import AgentSettings, ExamSettings, RolloutSettings
+from hacrl.config.schema import AgentSettings, BenchmarkSettings, RolloutSettings
 from hacrl.engines.answering import Answerer
 from hacrl.engines.base import Engine
 from hacrl.engines.kinds import EngineSpec
@@ -102,7 +102,7 @@ class _Evaluation:
 
     engine: str
     device: str
-    settings: ExamSettings
+    settings: BenchmarkSettings
     folder: EvaluationFolder
     watch: EvaluationObserver
 
@@ -152,6 +152,7 @@ class _Evaluation:
             settings=with_free_memory(target.settings, agent.device),
             rollout=RolloutSettings(max_batch=largest),
             probes=[agent.encode_prompt(problem) for problem in pairs[0].spec.problems],
+            compiles=None,
             max_length=longest,
             folder=self.folder.path / ENGINE_FOLDER / target.agent,
             seed=derive_seed(self.settings.seed, "engine", target.label),

@@ -8,7 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hacrl.config.schema import DEFAULT_BATCH, DEFAULT_MAX_NEW_TOKENS, ExamSettings, RunConfig, TaskSettings
+from hacrl.config.schema import (
+    DEFAULT_BATCH,
+    DEFAULT_MAX_NEW_TOKENS,
+    BenchmarkSettings,
+    RunConfig,
+    TaskSettings,
+)
 from hacrl.errors import ConfigError, TaskError
 from hacrl.evaluation.benchmarks import (
     BENCHMARKS,
@@ -52,7 +58,9 @@ class BenchmarkSpec:
 class BenchmarkSpecs:
     """Builds benchmark specs. Models with the same benchmark share its task and verifier."""
 
-    def __init__(self, settings: ExamSettings, data: Path | None = None, prompt: str | None = None) -> None:
+    def __init__(
+        self, settings: BenchmarkSettings, data: Path | None = None, prompt: str | None = None
+    ) -> None:
         if prompt is not None and SLOT not in prompt:
             raise ConfigError(f"--prompt {prompt!r} must contain {SLOT}, where the question goes")
         self._settings = settings

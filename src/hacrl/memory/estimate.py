@@ -117,7 +117,7 @@ def workload(
         learnt_tokens=max(micro_batch_tokens, longest),
         longest_sample=longest,
         filtered=rollout.top_k > 0 or rollout.top_p < 1,
-        reference=config.method.kl_coefficient > 0,
+        reference=config.method.choices.kl_coefficient > 0,
         compiled=config.learning.compile,
     )
 
@@ -282,7 +282,7 @@ def _changes(config: RunConfig) -> Iterator[tuple[str, Change]]:
             "agent_defaults.gradient_checkpointing=true",
             lambda run: _with_agents(run, gradient_checkpointing=True),
         )
-    if config.method.kl_coefficient > 0:
+    if config.method.choices.kl_coefficient > 0:
         yield (
             "method.kl_coefficient=0",
             lambda run: replace(run, method=replace(run.method, kl_coefficient=0.0)),

@@ -43,7 +43,7 @@ def check_own_policy(agent: str, differences: Sequence[float], sampling: Samplin
 
     An engine that passed the weight-sync check may still compute wrong numbers in a batch of another size.
     ``differences`` are log pi_sampler - log pi_learner per token, at the weights that sampled. The sampler's
-    are finite; a learner's that are not are left to ``learning.max_bad_updates``.
+    are finite; a learner's that are not are left to the learner.
     """
     count = max(1, len(differences))
     if sum(map(abs, differences)) / count <= _allowed(limit, count, sampling):

@@ -20,8 +20,8 @@ from hacrl.runs.hub import probe_hub_if_needed
 from hacrl.runs.preflight import check_agents, preflight
 from hacrl.runs.results import RunResult
 from hacrl.runs.resume import ResumePoint
-from hacrl.runs.watchdog import Watchdog
-from hacrl.tasks.base import CheckedTask, Task
+from hacrl.runs.watchdog import STALL_MINUTES, Watchdog
+from hacrl.tasks.base import Task
 from hacrl.tasks.registry import make_task
 from hacrl.tasks.stream import ProblemStream
 from hacrl.tracking.registry import make_trackers
@@ -74,7 +74,7 @@ class LocalRun:
         if resumed is None:
             check_output(config, overwrite)
         trackers = make_trackers(config, self._folder.path)
-        watchdog = Watchdog(config.watchdog_minutes, self._folder.path, self._note)
+        watchdog = Watchdog(STALL_MINUTES, self._folder.path, self._note)
         own = [self._folder, self._checkpoints, self.result, watchdog]
         self._observer = Observers([*own, *trackers, *observers])
         with probe_hub_if_needed(config, agents or (), has_task=task is not None):
@@ -181,7 +181,7 @@ class LocalRun:
         needed_from = None
         if self.config.checkpoint.every and not is_finished:
             needed_from = max((which.steps for which in self._checkpoints.store.ids()), default=0)
-        self._log.prune(self.config.rollouts.keep, self.trainer.steps_done, needed_from)
+        self._log.prune(self.config.keep_rollouts, self.trainer.steps_done, needed_from)
 
     def _note(self, note: str) -> None:
         self._observer.on_note(self.trainer.steps_done, note)

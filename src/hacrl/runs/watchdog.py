@@ -28,7 +28,8 @@ _STATES = {
     "I": "idle",
     "X": "dead",
 }
-_COMMAND_LIMIT = 200  # characters of a command line that are shown
+STALL_MINUTES = 30.0  # without movement, until a run says where it hangs
+_COMMAND_LIMIT = 200  # characters
 
 
 @dataclass(frozen=True)

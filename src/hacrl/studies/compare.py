@@ -27,7 +27,7 @@ from hacrl.tasks.registry import make_task
 STUDY_DEFAULTS: Recipe = {
     "threads": 1,
     "logged_rollouts": 0,
-    "rollouts": {"keep": "none"},
+    "keep_rollouts": "none",
     "checkpoint": {"every": 0},
 }
 

@@ -15,11 +15,9 @@ from hacrl.config.schema import AgentSettings, LearningSettings, RolloutSettings
 from hacrl.errors import ConfigError
 
 Recipe = dict[str, Any]
-_SHARED_KEYS = (
-    "clip_low",
-    "clip_high",
-    "kl_coefficient",
-)  # options of all sequence-level methods
+# Method keys that a variant takes over from the recipe: all variants, and those with a sequence-level ratio.
+_READING = ("reading", "learn_stop_token", "minibatch_order")
+_OWN_CLIP = (*_READING, "clip_low", "clip_high", "kl_coefficient")
 
 
 def _method(name: str, **options: Any) -> Callable[[Recipe], None]:
@@ -28,15 +26,16 @@ def _method(name: str, **options: Any) -> Callable[[Recipe], None]:
     def change(recipe: Recipe) -> None:
         current = recipe["method"]
         if current["name"] != name:
-            current = {key: current[key] for key in _SHARED_KEYS if key in current}
+            current = {key: current[key] for key in _OWN_CLIP if key in current}
         recipe["method"] = {**current, "name": name, **options}
 
     return change
 
 
 def _token_level(recipe: Recipe) -> None:
-    """Use GRPO with its default clip range: the recipe's range is for sequence-level ratios."""
-    recipe["method"] = {"name": "grpo"}
+    """GRPO's ratio is per token: the recipe's sequence-level clip range does not carry over."""
+    current = recipe["method"]
+    recipe["method"] = {"name": "grpo", **{key: current[key] for key in _READING if key in current}}
 
 
 def _times_two(recipe: Recipe) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
 
-from hacrl.config.schema import TaskSettings
+from hacrl.config.schema import TaskSettings, VerifierSettings
 from hacrl.errors import TaskError
 from hacrl.plugins import load_plugin
 from hacrl.tasks.base import REQUIRED_MEMBERS, Task
@@ -24,7 +25,7 @@ TASKS: dict[str, Callable[..., Task] | str] = {
     **dict.fromkeys(PRESETS, "hacrl.tasks.boxed:BoxedTask"),
     "reward": "hacrl.tasks.rewards:RewardTask",
 }
-_NO_OPTIONS = ("name", "verifier")  # parameters that the registry fills in
+_NO_OPTIONS = ("name",)  # given by the registry
 
 
 def make_task(settings: TaskSettings) -> Task:
@@ -43,9 +44,9 @@ def make_task(settings: TaskSettings) -> Task:
     for name in known:
         if parameters[name].default is inspect.Parameter.empty and name not in options:
             raise TaskError(f"task.options.{name}: missing; task {settings.name!r} needs it")
-    if "verifier" in parameters:
-        options["verifier"] = settings.verifier
     try:
+        if "verifier" in options:
+            options["verifier"] = _verifier_settings(options["verifier"])
         return _with_required_members(settings.name, factory(**options))
     except TaskError as error:
         message = str(error)
@@ -54,6 +55,20 @@ def make_task(settings: TaskSettings) -> Task:
         raise TaskError(
             f"task.options: {settings.options} do not fit task {settings.name!r}: {error}"
         ) from error
+
+
+def _verifier_settings(options: Any) -> VerifierSettings:
+    """Return the limits of the verifier's processes that a recipe gives as ``task.options.verifier``."""
+    if not isinstance(options, Mapping):
+        raise TaskError(f"verifier: must be a mapping of keys to values, not {options!r}")
+    known = [entry.name for entry in fields(VerifierSettings)]
+    for key in options:
+        if key not in known:
+            raise TaskError(f"verifier.{key}: unknown key; it takes {', '.join(known)}")
+    try:
+        return VerifierSettings(**options)
+    except ValueError as error:
+        raise TaskError(f"verifier.{error}") from error
 
 
 def _with_required_members(name: str, task: Task) -> Task:

@@ -36,7 +36,7 @@ def tracked_run(config: RunConfig, folder: Path) -> TrackedRun:
     return TrackedRun(
         folder=folder,
         project=config.project,
-        name=config.run_name or folder.resolve().name,
+        name=folder.resolve().name,
         config=json.loads(json.dumps(dataclasses.asdict(config))),
         config_yaml=config_to_yaml(config),
         agents=tuple(agent.name for agent in config.agents),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hacrl.config.schema import CollapseSettings
 from hacrl.types import VerifiedRollout
 
 _SYMPTOMS = {
@@ -14,11 +13,15 @@ _SYMPTOMS = {
 }
 
 
+COLLAPSE_STEPS = 20  # in a row, with a symptom of a collapsed policy
+
+
 class CollapseDetector:
     """Counts for each agent how many steps in a row it has shown each symptom."""
 
-    def __init__(self, agents: Sequence[str], settings: CollapseSettings) -> None:
-        self._settings = settings
+    def __init__(self, agents: Sequence[str], *, steps: int | None = None, pauses: bool = False) -> None:
+        self._steps = COLLAPSE_STEPS if steps is None else steps
+        self._pauses = pauses
         # agent -> symptom -> steps in a row
         self._counts: dict[str, dict[str, int]] = {agent: dict.fromkeys(_SYMPTOMS, 0) for agent in agents}
         self._reported: set[str] = set()
@@ -26,16 +29,14 @@ class CollapseDetector:
 
     def update(self, rollouts: Mapping[str, Sequence[VerifiedRollout]]) -> list[str]:
         """Count one step; return a note for each agent that has now collapsed."""
-        if not self._settings.steps:
-            return []
         notes = []
         for agent, verified in rollouts.items():
             self._count(agent, verified)
-            found = [name for name, steps in self._counts[agent].items() if steps >= self._settings.steps]
+            found = [name for name, steps in self._counts[agent].items() if steps >= self._steps]
             if found and agent not in self._reported:
                 self._reported.add(agent)
                 notes.append(self._note(agent, found))
-                if self._settings.action == "pause":
+                if self._pauses:
                     self.paused.add(agent)
             elif not found:
                 self._reported.discard(agent)
@@ -54,10 +55,10 @@ class CollapseDetector:
         listed = " and ".join(_SYMPTOMS[symptom] for symptom in symptoms)
         action = (
             "The agent is paused; the other agents continue"
-            if self._settings.action == "pause"
-            else "Set collapse.action=pause to pause such agents"
+            if self._pauses
+            else "Set pause_collapsed=true to pause such agents"
         )
-        return f"agent {agent} {listed} for {self._settings.steps} steps: its policy has collapsed. {action}"
+        return f"agent {agent} {listed} for {self._steps} steps: its policy has collapsed. {action}"
 
     def state_dict(self) -> dict[str, object]:
         """Return the counts as JSON values, for exact resume."""

@@ -46,6 +46,7 @@ from hacrl.types import LearnerSample, LossBatch, Sampling
 
 # Own samples whose sampler gap is measured in a step that trains on none: enough to notice a broken sampler.
 GAP_SAMPLES = 8
+MAX_BAD_UPDATES = 5  # in a row, with a loss or gradient that is not finite; then the run ends
 
 
 @dataclass
@@ -80,6 +81,7 @@ class Learner:
         exact_sampler: bool = True,
         offload_to: Transfers | None = None,
         max_policy_gap: float = math.inf,
+        max_bad_updates: int = MAX_BAD_UPDATES,
     ) -> None:
         check_trainable(agent.model, agent.name)
         self.agent = agent
@@ -87,12 +89,14 @@ class Learner:
         self._settings = settings
         self._sampling = sampling
         self._max_policy_gap = max_policy_gap
+        self._max_bad_updates = max_bad_updates
+        self._order = method.settings.choices.minibatch_order
         self._recomputes_old = settings.recomputes_old_policy(exact_sampler)
         self._reference = make_reference(agent.model) if method.needs_reference else None
         self.optimizer = MasterWeightAdamW(
             [parameter for parameter in agent.model.parameters() if parameter.requires_grad],
             lr=lr or settings.lr,
-            betas=(settings.beta1, settings.beta2),
+            betas=settings.betas,
             weight_decay=settings.weight_decay,
             offload_to=offload_to,
         )
@@ -118,7 +122,7 @@ class Learner:
         if self._retries_compiling:
             self._compiles, self._retries_compiling = None, False
         settings = self._settings
-        step = _Step(minibatches(samples, updates, settings.epochs, settings.minibatch_order, seed))
+        step = _Step(minibatches(samples, updates, settings.epochs, self._order, seed))
         with current_device(self.agent.device):
             try:
                 for number in range(len(step.minibatches)):
@@ -194,20 +198,20 @@ class Learner:
         """Count an update that is not finite; raise if there are too many in a row."""
         step.stats.add_bad(update)
         self._bad_in_a_row += 1
-        most = self._settings.max_bad_updates
+        most = self._max_bad_updates
         what = (
             f"agent {self.agent.name!r}: loss {update.losses[0]} and gradient norm {update.grad_norms[0]} at "
             f"update {number + 1} of the step are not finite"
         )
         if self._bad_in_a_row >= most:
             raise TrainingError(
-                f"{what}, {self._bad_in_a_row} in a row (learning.max_bad_updates={most}); the weights were "
+                f"{what}, {self._bad_in_a_row} in a row ({most} are allowed); the weights were "
                 "not changed. Lower learning.lr, or check the model's weights and dtype"
             )
         if step.stats.bad_updates == 1:
             step.stats.notes.append(
                 f"{what}: the update was left out, the weights were not changed. {most} such updates in a "
-                "row end the run (learning.max_bad_updates)"
+                "row end the run"
             )
 
     def _run_before_first_update(self, step: _Step, update: LearnStats) -> None:

@@ -47,13 +47,13 @@ class Trainer:
         self.config = config
         self.executor = executor
         self.reporter = reporter or Reporter()
-        self.capabilities = CapabilityTracker(names, config.method.capability)
+        self.capabilities = CapabilityTracker.of(names, config.method)
         self.steps_done = 0  # whole steps, those of an earlier process included
         self.after_step: Callable[[], None] = lambda: None  # called when a step and its evaluation are done
         self._stream = stream
         self._test_problems = test_problems
         self._log = log
-        self._collapse = CollapseDetector(names, config.collapse)
+        self._collapse = CollapseDetector(names, pauses=config.pause_collapsed)
         self._progress: StepProgress | None = None  # of a step that is under way
         self._capabilities_before = self.capabilities.state_dict()  # before the step under way
         self._evaluated_at = -1  # the step after which the agents were evaluated last
@@ -226,17 +226,17 @@ class Trainer:
 
     def _note_rewards_without_ratio(self, rewards: Mapping[str, Sequence[float]]) -> None:
         """Tell the user once if an agent's mean reward is below the reward that counts as no capability."""
-        settings = self.config.method.capability
-        if not self.config.method.shares_rollouts or settings.measure != "mean_reward":
+        settings = self.config.method
+        if not settings.shares_rollouts or settings.choices.capability_measure != "mean_reward":
             return
         for agent, values in rewards.items():
             mean = math.fsum(values) / len(values)
-            if mean < settings.reward_min and agent not in self._noted:
+            if mean < settings.min_reward and agent not in self._noted:
                 self._noted.add(agent)
                 note = (
-                    f"the mean reward of {agent} is {mean:.3g}, below method.capability.reward_min="
-                    f"{settings.reward_min:g}: its capability counts as nothing. If rewards can be "
-                    "negative, set reward_min to the lowest one"
+                    f"the mean reward of {agent} is {mean:.3g}, below the lowest reward of "
+                    f"{settings.min_reward:g}: its capability counts as nothing. If rewards can be negative, "
+                    "set method.reward_range to the lowest and the highest one"
                 )
                 self.reporter.notes([note])
 

@@ -15,7 +15,7 @@ from hacrl.types import LossBatch, LossTerms
 
 def hacpo_loss(batch: LossBatch, settings: HacpoSettings) -> LossTerms:
     """Return minus J_homo for own responses, and minus J_hete for other agents' responses."""
-    ratio_B = sequence_ratio(batch, settings.ratio_length)
+    ratio_B = sequence_ratio(batch, settings.choices.ratio_length)
     own_B, own_clipped_B = clipped_surrogate(
         ratio_B, batch.advantages_B, settings.clip_low, settings.clip_high
     )
@@ -46,7 +46,6 @@ def cross_agent_surrogate(
         return ratio_B * weight_B * advantages_B, torch.zeros_like(ratio_B, dtype=torch.bool)
     lower = stepwise_lower_bound(settings.delta, settings.delta_step, updates_done)
     clipped_ratio_B = clip_cross_agent(ratio_B, lower, settings.cross_upper)
-    exponent_base_B = clipped_ratio_B if settings.exponent_on == "clipped" else ratio_B
-    weight_B = exponential_weight(exponent_base_B, settings.alpha)
+    weight_B = exponential_weight(clipped_ratio_B, settings.alpha)
     outside_B = (ratio_B.detach() < lower) | (ratio_B.detach() > settings.cross_upper)
     return clipped_ratio_B * weight_B * advantages_B, outside_B

@@ -9,4 +9,4 @@ from hacrl.types import LossBatch, LossTerms
 
 def naive_loss(batch: LossBatch, settings: NaiveSettings) -> LossTerms:
     """Return - w min(s A, clip(s) A) per response, whichever agent wrote it."""
-    return gspo_loss(batch, settings, settings.ratio_length)
+    return gspo_loss(batch, settings, settings.choices.ratio_length)

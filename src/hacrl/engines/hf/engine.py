@@ -149,7 +149,7 @@ class TransformersEngine:
             self._compiles = False
             self.notes.append(
                 f"agent {self.policy.name!r}: its layers could not be compiled for decoding ({problems[0]}), "
-                "which is slower than it could be. rollout.compile=false says that it need not be tried"
+                "which is slower than it could be. learning.compile=false says that it need not be tried"
             )
 
     def _slots(self, responses: int) -> int:

@@ -14,4 +14,4 @@ class TransformersKind(EngineKind):
     def make(self, spec: EngineSpec) -> TransformersEngine:
         """Return an engine that samples with the agent's model."""
         rollout = spec.rollout
-        return TransformersEngine(spec.agent, rollout.max_batch, compiles=rollout.compile)
+        return TransformersEngine(spec.agent, rollout.max_batch, compiles=spec.compiles)

@@ -43,6 +43,7 @@ VERSION_SECONDS = 120  # for an interpreter to start and print its version
 PROCESSOR_LIMIT = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"  # under NVIDIA's MPS
 
 
+API_KEY_VARIABLE = "HACRL_VLLM_API_KEY"  # environment variable with the key of a server at `url`
 _WITH_WEIGHT_TRANSFER = (0, 32)  # the first tested version whose weight-transfer API takes hacrl's engine
 
 
@@ -59,9 +60,9 @@ def has_weight_transfer(settings: VllmSettings) -> bool:
     return minor is not None and minor >= _WITH_WEIGHT_TRANSFER
 
 
-def api_key_of(settings: VllmSettings) -> str | None:
+def api_key() -> str | None:
     """Return the key for a server at a URL. Config files hold no key: they are copied into run folders."""
-    return os.environ.get(settings.api_key_variable)
+    return os.environ.get(API_KEY_VARIABLE)
 
 
 def check_vllm(name: str, settings: VllmSettings) -> None:
@@ -128,7 +129,7 @@ def _check_server(key: str, settings: VllmSettings) -> None:
     from hacrl.engines.vllm.server import ServerBackend
 
     assert settings.url is not None
-    client = ServerClient(f"vLLM server {settings.url}", settings.url, api_key_of(settings))
+    client = ServerClient(f"vLLM server {settings.url}", settings.url, api_key())
     backend = ServerBackend(client, process=None, can_sleep=False)
     try:
         backend.start()
@@ -137,5 +138,5 @@ def _check_server(key: str, settings: VllmSettings) -> None:
     except EngineError as error:
         hint = ""
         if "API key" in str(error):
-            hint = f"; put the server's key into the environment variable {settings.api_key_variable}"
+            hint = f"; put the server's key into the environment variable {API_KEY_VARIABLE}"
         raise ConfigError(f"{key}.url: {error}{hint}") from error

@@ -23,6 +23,8 @@ from hacrl.seeding import derive_seed
 _START_LOCK = StartLock()
 _COPY_LOCK = threading.Lock()  # a copy of an agent's weights takes as much memory as the weights
 
+MAX_RESTARTS = 3  # of an engine that died, in a row
+
 
 class VllmEngine:
     """Keeps a vLLM engine at a policy, samples from it, and restarts it if it dies."""
@@ -99,7 +101,7 @@ class VllmEngine:
         """Start the engine, or send it weights if the policy was updated; restart it if it dies meanwhile."""
         if self._version == self.policy.policy_version:
             return
-        for attempt in range(self._settings.restarts + 1):
+        for attempt in range(MAX_RESTARTS + 1):
             try:
                 if self._is_started:
                     self._check_open()
@@ -108,7 +110,7 @@ class VllmEngine:
                     self._start()
                 return
             except EngineLostError as error:
-                self._forget_lost_engine(error, is_last=attempt == self._settings.restarts)
+                self._forget_lost_engine(error, is_last=attempt == MAX_RESTARTS)
         raise AssertionError("unreachable")
 
     def _run(self, requests: Sequence[Request], take: Callable[[IndexedSamples], None]) -> None:
@@ -124,7 +126,7 @@ class VllmEngine:
                 self._run_once(unserved, take)
                 return
             except EngineLostError as error:
-                self._forget_lost_engine(error, is_last=crashes == self._settings.restarts)
+                self._forget_lost_engine(error, is_last=crashes == MAX_RESTARTS)
                 crashes += 1
             except PolicyMismatchError as error:
                 if has_failed_check:
@@ -266,8 +268,8 @@ class VllmEngine:
         self.restarts += 1
         if is_last:
             raise EngineError(
-                f"{error} It died {self.restarts} times in this run, {self._settings.restarts} restarts in a "
-                f"row are allowed (agents.{self.policy.name}.vllm.restarts)"
+                f"{error} It died {self.restarts} times in this run, {MAX_RESTARTS} restarts in a "
+                "row are allowed"
             ) from error
         self._notes.append(f"{error} It was started again; finished responses are kept")
 

@@ -29,9 +29,10 @@ class VllmKind(EngineKind):
     def make(self, spec: EngineSpec) -> VllmEngine:
         """Return an engine that starts at its first use."""
         name, settings = spec.agent.name, spec.settings.vllm
-        if settings.max_length is not None and settings.max_length < spec.max_length:
+        most = settings.engine_args.get("max_model_len")
+        if isinstance(most, int) and 0 < most < spec.max_length:
             raise ConfigError(
-                f"agents.{name}.vllm.max_length={settings.max_length}, but the longest prompt and a full "
+                f"agents.{name}.vllm.engine_args.max_model_len={most}, but the longest prompt and a full "
                 f"response are {spec.max_length} tokens; raise it or leave it out"
             )
         return make_vllm_engine(spec.agent, settings, spec.probes, spec.max_length, spec.folder, spec.seed)
@@ -72,7 +73,7 @@ class VllmKind(EngineKind):
 
     def longest_sequence(self, settings: AgentSettings) -> int:
         """Return vLLM's ``max_model_len`` if it is set: the KV cache must hold one such sequence."""
-        return int(settings.vllm.engine_args.get("max_model_len", settings.vllm.max_length) or 0)
+        return int(settings.vllm.engine_args.get("max_model_len") or 0)
 
     def memory(
         self, footprint: Footprint, settings: AgentSettings, device: torch.device, available: int

@@ -16,7 +16,7 @@ import torch
 from hacrl.config.schema import MOST_MEMORY, VllmSettings
 from hacrl.engines.sync_check import NUM_PROBES
 from hacrl.engines.vllm.backend import Backend
-from hacrl.engines.vllm.checks import api_key_of, has_weight_transfer
+from hacrl.engines.vllm.checks import api_key, has_weight_transfer
 from hacrl.engines.vllm.child import ChildBackend
 from hacrl.engines.vllm.client import ServerClient
 from hacrl.engines.vllm.engine import VllmEngine
@@ -31,7 +31,8 @@ LOCALHOST = "127.0.0.1"
 WORKER_FOLDER = Path(__file__).parent / "in_vllm"  # all that vLLM's interpreter needs of hacrl
 WORKER = "hacrl_vllm_worker.WeightReceiver"
 GIB = 2**30
-CPU_CACHE_GIB = 1.0
+CPU_CACHE = GIB  # bytes of the KV cache on a CPU, unless engine_args.kv_cache_memory_bytes says more
+START_SECONDS = 900.0  # until an engine must be ready
 GRAPH_STEP = 16  # between the batch sizes of vLLM's CUDA graphs; below 256 the steps are smaller
 ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}  # vLLM reports usage otherwise
 
@@ -50,7 +51,7 @@ def make_vllm_engine(
     """
     if settings.url is not None:
         backend: Backend = ServerBackend(
-            ServerClient(f"vLLM server {settings.url}", settings.url, api_key_of(settings)),
+            ServerClient(f"vLLM server {settings.url}", settings.url, api_key()),
             process=None,
             can_sleep=bool(settings.sleep),
         )
@@ -70,7 +71,7 @@ def make_vllm_engine(
         before = partial(write_model, agent, model)
         return VllmEngine(agent, backend, settings, probes, before_start=before, starts_alone=measures_memory)
     log = folder / "engine.log"
-    child = ChildBackend(agent.name, arguments, environment, can_sleep, log, settings.start_timeout)
+    child = ChildBackend(agent.name, arguments, environment, can_sleep, log, START_SECONDS)
 
     def before_start() -> None:
         child.launch()
@@ -87,14 +88,14 @@ def _own_server(
     folder: Path,
     can_sleep: bool,
 ) -> ServerBackend:
-    key, port = secrets.token_urlsafe(24), settings.port or free_port()
+    key, port = secrets.token_urlsafe(24), free_port()
     where = f"vLLM server of agent {name!r}"
     process = SupervisedProcess(
         where,
         server_command(settings.python or sys.executable, arguments, LOCALHOST, port),
         {**environment, "VLLM_API_KEY": key},
         folder / "server.log",
-        settings.start_timeout,
+        START_SECONDS,
     )
     client = ServerClient(where, f"http://{LOCALHOST}:{port}", key, model=arguments["model"])
     return ServerBackend(client, process, can_sleep)
@@ -126,7 +127,6 @@ def engine_arguments(
     seed: int = 0,
 ) -> dict[str, Any]:
     """Return vLLM's arguments for a model's folder or hub id; ``max_length`` None: the model's context."""
-    cache = settings.kv_cache_gib or (CPU_CACHE_GIB if on_cpu else None)
     arguments: dict[str, Any] = {
         "model": model,
         "dtype": dtype,
@@ -138,12 +138,10 @@ def engine_arguments(
     }
     if has_weight_transfer(settings):
         arguments["weight_transfer_config"] = {"backend": BACKEND}
-    length = settings.max_length or max_length
-    if length is not None:
-        arguments["max_model_len"] = length
-    if cache is not None:
-        arguments["kv_cache_memory_bytes"] = int(cache * GIB)
+    if max_length is not None:
+        arguments["max_model_len"] = max_length
     if on_cpu:
+        arguments["kv_cache_memory_bytes"] = CPU_CACHE
         arguments["enforce_eager"] = True
     else:
         arguments["gpu_memory_utilization"] = settings.memory or MOST_MEMORY
@@ -251,10 +249,9 @@ def engine_bytes(footprint: Footprint, device: torch.device, settings: VllmSetti
     if not shares_device(device, settings):
         return 0
     if runs_on_cpu(device, settings):
-        return int((settings.kv_cache_gib or CPU_CACHE_GIB) * GIB) + footprint.weights
+        return int(settings.engine_args.get("kv_cache_memory_bytes") or CPU_CACHE) + footprint.weights
     held = footprint.weights + OVERHEAD + int(OVERHEAD_PER_WEIGHT_BYTE * footprint.weights)
-    given = settings.kv_cache_gib * GIB if settings.kv_cache_gib is not None else None
-    cache = settings.engine_args.get("kv_cache_memory_bytes", given)
+    cache = settings.engine_args.get("kv_cache_memory_bytes")
     if cache is not None:  # then vLLM's share of the GPU does not count
         return int(cache) + held
     share = settings.engine_args.get("gpu_memory_utilization", settings.memory)

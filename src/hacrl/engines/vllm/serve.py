@@ -11,7 +11,7 @@ import torch
 
 from hacrl.config.schema import RunConfig
 from hacrl.engines.registry import engine_notes, engine_seed
-from hacrl.engines.vllm.checks import api_key_of, check_vllm
+from hacrl.engines.vllm.checks import api_key, check_vllm
 from hacrl.engines.vllm.launch import engine_arguments, engine_environment, runs_on_cpu, server_command
 from hacrl.errors import ConfigError
 from hacrl.models.device import agent_device
@@ -51,7 +51,7 @@ def plan_server(config: RunConfig, name: str, host: str, port: int) -> ServerPla
     )
     arguments["load_format"] = "safetensors"  # never pickled weights
     environment = engine_environment(device, settings)
-    if key := api_key_of(settings):
+    if key := api_key():
         environment["VLLM_API_KEY"] = key
     command = server_command(settings.python or sys.executable, arguments, host, port)
     served = replace(config, agents=(replace(agent, engine="vllm", vllm=settings),))

@@ -1,4 +1,4 @@
-"""What a recipe may hold: a bounded amount of plain values. And how such values are shown in errors."""
+"""Check that a recipe holds a bounded number of plain values, and show such values in error messages."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 from hacrl.errors import ConfigError
 
-MOST_VALUES = 20_000  # far above any recipe, and little work
+MOST_VALUES = 20_000  # of a recipe: far more than any has, and quick to check
 DEEPEST = 64  # levels of nesting
-_LARGEST = 1024  # bits of a whole number: beyond it there is no float
+_LARGEST = 1024  # bits of a whole number: a larger one has no float
 _LONGEST_LINE = 500  # characters of one line of an error
 
 _short = reprlib.Repr()
@@ -20,21 +20,21 @@ _short.maxstring = _short.maxlong = _short.maxother = 100
 
 
 def shown(value: Any) -> str:
-    """A value as Python writes it, shortened, on one line."""
+    """Return a value as Python writes it, shortened, on one line."""
     try:
         return _short.repr(value)
-    except ValueError:  # a number with more digits than Python is willing to write
+    except ValueError:  # Python refuses to write a number with so many digits
         return "a number of thousands of digits"
 
 
 def shown_key(location: Sequence[Any]) -> str:
-    """``agents.0.lr``; quoted where a part cannot be printed as it is."""
+    """Return a dotted key such as ``agents.0.lr``; parts that cannot be printed are quoted."""
     parts = [str(part) for part in location]
     return ".".join(part if part.isprintable() and len(part) <= 100 else shown(part) for part in parts)
 
 
 def one_line(text: str) -> str:
-    """Text for one line of an error: what cannot be printed is spelled out, and the end may be missing."""
+    """Return a text for one line of an error: unprintable characters are escaped, a long text is cut."""
     text = "".join(
         letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text[: _LONGEST_LINE + 1]
     )
@@ -42,7 +42,7 @@ def one_line(text: str) -> str:
 
 
 def check_plain(data: Any, source: str) -> None:
-    """Refuse what JSON cannot hold, what is nested in itself or endlessly, and what is far too much."""
+    """Raise ConfigError for values that JSON cannot hold, for too many, and for too deep nesting."""
     left: list[tuple[list[Any], Any]] = [([], data)]
     seen = 0
     while left:

@@ -1,0 +1,80 @@
+"""Settings of one agent: its model, how the model is loaded and trained, and its engine."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from hacrl.config.engine import EngineName, VllmSettings
+from hacrl.config.settings import Settings
+
+Precision = Literal["auto", "float32", "bfloat16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraSettings(Settings):
+    """Low-rank adapters instead of full fine-tuning. The reference policy is the model without them."""
+
+    rank: int = 16
+    """Rank of the adapters."""
+    alpha: float = 32.0
+    """The adapters' output is scaled by `alpha` / `rank`."""
+    targets: str | tuple[str, ...] = "all-linear"
+    """Names of the layers that get an adapter, or `all-linear`."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.rank <= 2**16:
+            raise ValueError(f"rank must be between 1 and {2**16}, not {self.rank}")
+        if self.alpha <= 0:
+            raise ValueError(f"alpha must be positive, not {self.alpha}")
+        if not self.targets:
+            raise ValueError("targets must name layers, or be 'all-linear'")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentSettings(Settings):
+    """One agent: any causal language model with its tokenizer."""
+
+    name: str
+    """Name in metrics, folders and messages: letters, digits, `.`, `_` and `-`."""
+    model: str
+    """`bundled:NAME`, `smollm2-135m`, a folder, or a Hugging Face id."""
+    revision: str | None = None
+    """Branch, tag or commit of a Hugging Face id. Default: its main branch."""
+    rollouts_per_prompt: int | None = None
+    """This agent's G. Default: `rollout.rollouts_per_prompt`."""
+    lr: float | None = None
+    """This agent's learning rate. Default: `learning.lr`."""
+    device: str | None = None
+    """Where this agent is trained: `cpu`, `cuda`, `cuda:1`. Default: the run's `device`."""
+    precision: Precision = "auto"
+    """Precision of the weights. `auto`: float32 on a CPU; on a GPU, the precision the model is stored in.
+    Weights of lower precision are trained through float32 master weights."""
+    lora: LoraSettings | None = None
+    """Train low-rank adapters. Default: train all weights."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory for about a third more compute in learning."""
+    attention: str | None = None
+    """transformers' `attn_implementation`: `sdpa`, `eager`, `flash_attention_2`, ... Default: transformers'
+    choice."""
+    chat_template: bool = True
+    """Whether prompts go through the tokenizer's chat template, if the tokenizer has one."""
+    chat_template_args: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the chat template, e.g. `{enable_thinking: false}`."""
+    trust_remote_code: bool = False
+    """Whether Python code that comes with the model may run."""
+    engine: EngineName | None = None
+    """What generates this agent's responses. Default: `rollout.engine`."""
+    vllm: VllmSettings = field(default_factory=VllmSettings)
+    """This agent's vLLM engine; without effect for other engines."""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
+            raise ValueError(
+                f"name {self.name!r} becomes a folder name: use letters, digits, '.', '_' and '-' only"
+            )
+        if self.rollouts_per_prompt is not None and self.rollouts_per_prompt < 1:
+            raise ValueError(f"rollouts_per_prompt must be at least 1, not {self.rollouts_per_prompt}")
+        if self.lr is not None and self.lr <= 0:
+            raise ValueError(f"lr must be positive, not {self.lr}")

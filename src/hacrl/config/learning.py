@@ -1,0 +1,102 @@
+"""Settings of learning: optimizer, number of updates, micro-batches, offload."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hacrl.config.settings import Settings
+
+OldPolicy = Literal["auto", "sampler", "learner"]
+OffloadLevel = Literal["never", "optimizer", "stream", "weights", "all"]  # each offloads more
+Offload = Literal["auto", OffloadLevel]
+WEIGHTS_LEAVE: tuple[OffloadLevel, ...] = ("weights", "all")  # levels that offload weights of idle agents
+STREAMING: tuple[OffloadLevel, ...] = (
+    "stream",
+    *WEIGHTS_LEAVE,
+)  # levels that load optimizers for updates only
+FEW_TOKENS, MANY_TOKENS = 4096, 32768  # bounds of a micro-batch whose size is chosen by hacrl
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningSettings(Settings):
+    """Optimizer and mini-batches. Rollouts, updates and learning rate are set independently."""
+
+    lr: float = 1e-6
+    """Learning rate of AdamW."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's decay rates of the first and second moment."""
+    weight_decay: float = 0.0
+    """AdamW's weight decay."""
+    max_grad_norm: float = 1.0
+    """Gradients with a larger norm are scaled down to it."""
+    updates_per_source: int = 2
+    """Updates of a learner in a step, for each agent it learns from and each pass over the samples."""
+    updates_per_step: int | None = None
+    """Updates of a learner in a step. Default: `updates_per_source` x sources x `epochs`."""
+    epochs: int = 1
+    """Passes over a step's samples."""
+    max_cross_rollouts: int | None = None
+    """Most responses of other agents per prompt that a learner trains on, those with the largest advantages
+    first. Default: all."""
+    micro_batch_tokens: int | None = None
+    """Most tokens in one forward pass; halved when memory runs out. Changes memory and speed, not the result.
+    Default: 4096 or, on a GPU, as many as keep it busy and fit, at most 32768."""
+    compile: bool | None = None
+    """Whether torch compiles decoder layers, for learning and for the transformers engine. Default: on a GPU,
+    for models of at least 100 million parameters with 16-bit weights whose sequences can be packed."""
+    old_policy: OldPolicy = "auto"
+    """Whose log-probabilities of own responses are the old policy's: the `sampler`'s, or the `learner`'s
+    before the step's first update. `auto`: the learner's where the engine's numerics differ from its own."""
+    mismatch_cap: float = 2.0
+    """C: with the learner's old policy, own responses are weighted by its ratio to the sampler, at most C."""
+    offload: Offload = "auto"
+    """What agents on a GPU move to the machine's memory while they do not need it. `never`: nothing;
+    `optimizer`: master weights and moments of agents that do not learn; `stream`: these always, except for
+    the update itself; `weights`: also weights of idle agents; `all`: also gradient sums. `auto`: as little as
+    fits. The result does not change."""
+
+    def __post_init__(self) -> None:
+        for key in ("updates_per_source", "epochs"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"{key} must be at least 1, not {getattr(self, key)}")
+        if self.micro_batch_tokens is not None and self.micro_batch_tokens < 1:
+            raise ValueError(
+                f"micro_batch_tokens must be at least 1, not {self.micro_batch_tokens}; null means as many "
+                "as suit the device"
+            )
+        if self.updates_per_step is not None and self.updates_per_step < self.epochs:
+            raise ValueError(
+                f"updates_per_step={self.updates_per_step} must be at least epochs={self.epochs}: "
+                "every pass over the samples makes an update"
+            )
+        if self.max_cross_rollouts is not None and self.max_cross_rollouts < 1:
+            raise ValueError(
+                f"max_cross_rollouts must be at least 1, not {self.max_cross_rollouts}; null means all, and "
+                "agents that are to learn from themselves alone have method.name: gspo"
+            )
+        for key in ("lr", "max_grad_norm"):
+            if getattr(self, key) <= 0:
+                raise ValueError(f"{key} must be positive, not {getattr(self, key)}")
+        for beta in self.betas:
+            if not 0 <= beta < 1:
+                raise ValueError(f"betas must be in [0, 1), not {beta}")
+        if self.weight_decay < 0:
+            raise ValueError(f"weight_decay must not be negative, not {self.weight_decay}")
+        if not self.mismatch_cap >= 1:
+            raise ValueError(
+                f"mismatch_cap must be at least 1, not {self.mismatch_cap}: a sampler that agrees with the "
+                "learner has weight 1"
+            )
+
+    def recomputes_old_policy(self, exact_sampler: bool) -> bool:
+        """Whether the old policy is the learner's; ``exact_sampler``: the sampler's numbers are equal."""
+        if self.old_policy == "auto":
+            return not exact_sampler
+        return self.old_policy == "learner"
+
+    def updates(self, sources: int) -> int:
+        """Return the number of updates that a learner with so many sources makes in a step."""
+        if self.updates_per_step is not None:
+            return self.updates_per_step
+        return self.updates_per_source * sources * self.epochs

@@ -1,0 +1,223 @@
+"""Settings of the methods: GRPO, GSPO, Naive and HACPO, with the paper's defaults.
+
+The paper and its public code differ in several points (``docs/paper_map.md``). ``reading`` decides them all
+at once; a field that is left out (null) follows it, and a field that is set decides its own point alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Literal
+
+from hacrl.config.settings import Settings
+from hacrl.types import RatioLength
+
+ROUNDING = 1e-9  # a clip interval narrower than this is empty but for rounding
+
+Reading = Literal["paper", "public"]
+CapabilityMeasure = Literal["mean_reward", "positive_share"]
+CrossBaseline = Literal["source", "learner"]
+MinibatchOrder = Literal["mixed", "self_first"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """The points in which the paper and its public code differ, each decided."""
+
+    kl_coefficient: float
+    capability_measure: CapabilityMeasure
+    learn_stop_token: bool
+    minibatch_order: MinibatchOrder
+    ratio_length: RatioLength
+    cross_baseline: CrossBaseline
+
+
+READINGS: dict[Reading, Choices] = {
+    "paper": Choices(
+        kl_coefficient=0.0,
+        capability_measure="mean_reward",
+        learn_stop_token=True,
+        minibatch_order="mixed",
+        ratio_length="source",
+        cross_baseline="source",
+    ),
+    "public": Choices(
+        kl_coefficient=0.001,
+        capability_measure="positive_share",
+        learn_stop_token=False,
+        minibatch_order="self_first",
+        ratio_length="own",
+        cross_baseline="learner",
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodSettings(Settings):
+    """Settings that all methods share."""
+
+    shares_rollouts: ClassVar[bool] = False  # whether an agent learns from other agents' responses
+
+    reading: Reading = "paper"
+    """Whose choices count where the paper and its public code differ: `paper`, or `public` for the newest
+    version of the code. A key below whose default is "by `reading`" overrides one choice."""
+    clip_low: float = 0.0003
+    """Ratios of the agent's own responses are clipped to [1 - `clip_low`, 1 + `clip_high`]."""
+    clip_high: float = 0.0004
+    """Upper half of that interval."""
+    kl_coefficient: float | None = None
+    """Weight of the k3 penalty to the reference policy, on own responses only. By `reading`: 0 (paper), 0.001
+    (public)."""
+    capability_window: int = 5
+    """K: an agent's capability is the mean over its last so many steps."""
+    capability_measure: CapabilityMeasure | None = None
+    """Capability of one step: `mean_reward`, or `positive_share`, the share of responses with a positive
+    reward. By `reading`: `mean_reward` (paper), `positive_share` (public)."""
+    reward_range: tuple[float, float | None] | None = None
+    """Lowest and highest reward there can be. Capability counts from the lowest; HACPO's baseline does not
+    exceed the highest. Default: 0 and the task's own highest reward, if the task knows one."""
+    learn_stop_token: bool | None = None
+    """Whether the stop token is part of the response that the loss sees. By `reading`: true (paper), false
+    (public)."""
+    minibatch_order: MinibatchOrder | None = None
+    """`mixed`: a step's own and other responses are shuffled together; `self_first`: own responses come
+    first. By `reading`: `mixed` (paper), `self_first` (public)."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.clip_low < 1:
+            raise ValueError(f"clip_low must be in [0, 1), not {self.clip_low}")
+        if self.clip_high < 0:
+            raise ValueError(f"clip_high must not be negative, not {self.clip_high}")
+        if self.kl_coefficient is not None and self.kl_coefficient < 0:
+            raise ValueError(f"kl_coefficient must not be negative, not {self.kl_coefficient}")
+        if self.capability_window < 1:
+            raise ValueError(f"capability_window must be at least 1 step, not {self.capability_window}")
+        if self.max_reward is not None and self.max_reward <= self.min_reward:
+            raise ValueError(f"reward_range must rise, not {[self.min_reward, self.max_reward]}")
+
+    @property
+    def choices(self) -> Choices:
+        """The choices of `reading`, but for those that this record sets itself."""
+        own: dict[str, Any] = {field.name: getattr(self, field.name, None) for field in fields(Choices)}
+        return replace(READINGS[self.reading], **{key: own[key] for key in own if own[key] is not None})
+
+    @property
+    def min_reward(self) -> float:
+        """The reward that counts as no capability."""
+        return 0.0 if self.reward_range is None else self.reward_range[0]
+
+    @property
+    def max_reward(self) -> float | None:
+        """The highest reward there can be; None: these settings do not say."""
+        return None if self.reward_range is None else self.reward_range[1]
+
+    def check_updates(self, updates_per_step: int) -> None:
+        """Raise ValueError if the method cannot make so many updates in one step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrpoSettings(MethodSettings):
+    """GRPO, each agent alone: token-level ratio."""
+
+    name: Literal["grpo"] = "grpo"
+    """The method."""
+    clip_low: float = 0.2
+    """Ratios of single tokens are clipped to [1 - `clip_low`, 1 + `clip_high`]."""
+    clip_high: float = 0.28
+    """Upper half of that interval."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GspoSettings(MethodSettings):
+    """GSPO, each agent alone: sequence-level ratio."""
+
+    name: Literal["gspo"] = "gspo"
+    """The method."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NaiveSettings(MethodSettings):
+    """Shared rollouts without the four mechanisms: joint mean and deviation, GSPO's ratio and clip."""
+
+    shares_rollouts: ClassVar[bool] = True
+
+    name: Literal["naive"] = "naive"
+    """The method."""
+    ratio_length: RatioLength | None = None
+    """Length by which another tokenizer's response is normalised: `source`, the source's number of
+    tokens, or `own`, each log-probability by its own number of tokens. By `reading`: `source` (paper),
+    `own` (public)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HacpoSettings(MethodSettings):
+    """HACPO: the four mechanisms, each with its switch."""
+
+    shares_rollouts: ClassVar[bool] = True
+
+    name: Literal["hacpo"] = "hacpo"
+    """The method."""
+    ratio_length: RatioLength | None = None
+    """Length by which another tokenizer's response is normalised: `source`, the source's number of
+    tokens, or `own`, each log-probability by its own number of tokens. By `reading`: `source` (paper),
+    `own` (public)."""
+    capability_baseline: bool = True
+    """Mechanism 1, capability-aware advantage. False: all agents count as equally capable in the baseline."""
+    cross_baseline: CrossBaseline | None = None
+    """Whose baseline another agent's response is compared with: the `source`'s or the `learner`'s. By
+    `reading`: `source` (paper), `learner` (public)."""
+    baseline_overshoot: Literal["own_mean", "keep"] = "own_mean"
+    """What replaces a baseline above the highest reward: `own_mean`, the agent's own mean reward, or nothing
+    (`keep`)."""
+    discrepancy: bool = True
+    """Mechanism 2, capability discrepancy coefficient. False: advantages of others' responses are not
+    scaled."""
+    alpha: float = 1.0
+    """Mechanism 3, exponential importance sampling: exponent on the ratio of others' responses. 0: off."""
+    cross_clip: bool = True
+    """Mechanism 4, stepwise clipping. False: ratios of others' responses are not clipped."""
+    delta: float = 0.2
+    """Ratios of others' responses are clipped to [1 - `delta` + u * `delta_step`, `cross_upper`] in
+    update u."""
+    delta_step: float = 0.025
+    """How much the lower bound rises with each update of a step. 0: it does not."""
+    cross_upper: float = 1.0
+    """Upper bound of that interval, at least 1."""
+
+    def __post_init__(self) -> None:
+        MethodSettings.__post_init__(self)
+        if self.alpha < 0:
+            raise ValueError(f"alpha must not be negative, not {self.alpha}")
+        if not 0 < self.delta < 1:
+            raise ValueError(
+                f"delta must be in (0, 1), not {self.delta}: the lower bound is 1 - delta "
+                "(the paper's table 5 lists the bound itself; its 0.8 is delta: 0.2)"
+            )
+        if self.delta_step < 0:
+            raise ValueError(f"delta_step must not be negative, not {self.delta_step}")
+        if self.cross_upper < 1:
+            raise ValueError(f"cross_upper must be at least 1, not {self.cross_upper}")
+
+    def check_updates(self, updates_per_step: int) -> None:
+        """Raise ValueError if the clip interval closes before a step's last update."""
+        if self.cross_clip:
+            check_schedule(self.delta, self.delta_step, self.cross_upper, updates_per_step)
+
+
+AnyMethodSettings = GrpoSettings | GspoSettings | NaiveSettings | HacpoSettings
+
+
+def check_schedule(delta: float, delta_step: float, upper: float, updates_per_step: int) -> None:
+    """Raise ValueError if the stepwise clip interval is empty before a step's last update."""
+    bounds = [1.0 - delta + u * delta_step for u in range(updates_per_step)]
+    usable = sum(bound < upper - ROUNDING for bound in bounds)
+    if usable == updates_per_step:
+        return
+    last_bound = bounds[-1]
+    largest = (upper - 1.0 + delta) / max(updates_per_step - 1, 1)
+    raise ValueError(
+        f"the cross-agent clip interval [1 - delta + u * delta_step, upper] is empty from update "
+        f"{usable + 1} of {updates_per_step} on (delta={delta}, delta_step={delta_step}, upper={upper}, "
+        f"last lower bound {last_bound:.4g}): use delta_step below {largest:.4g}, a larger "
+        "delta, or fewer updates per step"
+    )
