@@ -21,7 +21,7 @@ from hacrl.runs.preflight import check_agents, preflight
 from hacrl.runs.results import RunResult
 from hacrl.runs.resume import ResumePoint
 from hacrl.runs.watchdog import STALL_MINUTES, Watchdog
-from hacrl.tasks.base import Task
+from hacrl.tasks.base import CheckedTask, Task
 from hacrl.tasks.registry import make_task
 from hacrl.tasks.stream import ProblemStream
 from hacrl.tracking.registry import make_trackers
