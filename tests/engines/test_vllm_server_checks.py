@@ -212,7 +212,7 @@ def test_a_server_that_falls_silent_is_given_up(monkeypatch: pytest.MonkeyPatch)
             list(ServerClient("it", url, None, model="ada").generate(ASKS))
 
 
-def test_a_server_that_falls_ill_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_becomes_unhealthy_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A vLLM server whose engine is dead still answers: that it is not well."""
     monkeypatch.setattr(http_client, "HEALTH_EVERY", 0.05)
     answers = {**MODELS, "/health": (503, None), "/v1/completions": (NEVER, None)}
