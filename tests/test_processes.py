@@ -61,7 +61,7 @@ def ready(process: SupervisedProcess) -> Callable[[], bool]:
 
 
 @pytest.mark.parametrize("kind", ["", "deaf"])
-def test_a_server_ends_with_all_it_started(
+def test_a_program_ends_with_all_that_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setattr(processes, "TERMINATE_SECONDS", 0.5)
@@ -78,7 +78,7 @@ def test_a_server_ends_with_all_it_started(
     assert soon(lambda: not is_there(pid) and not is_there(child))
 
 
-def test_what_a_dead_server_left_behind_ends_before_the_next_one_starts(tmp_path: Path) -> None:
+def test_children_of_a_dead_program_end_before_the_next_start(tmp_path: Path) -> None:
     process = server(tmp_path)
     process.start(ready(process))
     first, orphan = process.pid, child_of(process)
@@ -93,7 +93,7 @@ def test_what_a_dead_server_left_behind_ends_before_the_next_one_starts(tmp_path
     process.end()
 
 
-def test_a_server_that_ends_at_once_says_what_its_log_says(tmp_path: Path) -> None:
+def test_a_program_that_ends_at_once_is_reported_with_its_log(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("OldError: of an earlier server\n")
     code = "import sys; print('starting'); sys.stderr.write('ValueError: no such model\\n'); sys.exit(3)"
     with pytest.raises(ProcessError) as caught:
@@ -104,7 +104,7 @@ def test_a_server_that_ends_at_once_says_what_its_log_says(tmp_path: Path) -> No
     assert "OldError" not in str(caught.value)
 
 
-def test_a_server_that_is_never_ready_is_ended(tmp_path: Path) -> None:
+def test_a_program_that_is_never_ready_is_ended(tmp_path: Path) -> None:
     process = server(tmp_path, PARENT, start_timeout=1.0)
     pids: list[int] = []
 
@@ -124,7 +124,7 @@ def test_the_environment_is_added_to_ours(tmp_path: Path) -> None:
         server(tmp_path, code).start(lambda: False)
 
 
-def test_an_address_that_somebody_else_answers_at_is_refused(tmp_path: Path) -> None:
+def test_an_address_with_another_server_is_refused(tmp_path: Path) -> None:
     """Weights would go to a server of another run."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Healthy) as other:
         threading.Thread(target=other.serve_forever, daemon=True).start()
@@ -157,7 +157,7 @@ process.start(lambda: False)
 
 
 @pytest.mark.parametrize("kind", ["", "deaf"])
-def test_a_server_does_not_outlive_hacrl_even_if_that_is_killed(tmp_path: Path, kind: str) -> None:
+def test_a_program_ends_even_if_hacrl_is_killed(tmp_path: Path, kind: str) -> None:
     log = tmp_path / "log"
     hacrl = subprocess.Popen([sys.executable, "-c", KILLED, PARENT, str(log), kind])
     assert soon(lambda: log.exists() and "pids" in log.read_text())
@@ -179,7 +179,7 @@ def children_of(pid: int) -> list[int]:
         return []
 
 
-def test_a_guard_leaves_as_soon_as_there_is_nothing_to_watch() -> None:
+def test_a_guard_ends_when_its_targets_have_ended() -> None:
     watched = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     guard = Guard([watched.pid])
@@ -194,7 +194,7 @@ def test_a_guard_leaves_as_soon_as_there_is_nothing_to_watch() -> None:
     other.wait()
 
 
-def test_a_guard_that_is_dismissed_does_no_harm() -> None:
+def test_a_dismissed_guard_leaves_its_targets_alone() -> None:
     watched = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     Guard([watched.pid]).end()
     assert watched.poll() is None
@@ -250,7 +250,7 @@ def test_a_process_that_ends_by_itself_says_why() -> None:
     assert soon(lambda: not is_there(child))
 
 
-def test_only_the_process_that_started_another_may_end_it() -> None:
+def test_a_forked_process_does_not_end_its_parents_children() -> None:
     process, _ = echo()
     forked = os.fork()
     if forked == 0:

@@ -61,7 +61,7 @@ RAGGED = {"GPT2", "OPT", "GPTNeoX", "Llama", "Mistral", "Phi3", "Qwen3Moe"}  # c
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_who_can_be_laid_end_to_end(name: str) -> None:
+def test_which_models_can_be_packed(name: str) -> None:
     """Bloom has attention code of its own; Gemma 2 caps its scores, which the kernel does not."""
     assert supports_packing(agent_of(name, ARCHITECTURES[name]).model) == (name in RAGGED)
 
@@ -97,7 +97,7 @@ SEE_ALL = RAGGED - {"Mistral"}  # and not a window
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_whose_prompts_are_kept_once_for_a_group(name: str) -> None:
+def test_which_models_can_share_prompts(name: str) -> None:
     model = agent_of(name, ARCHITECTURES[name]).model
     assert can_share_prompts(model) == (name in SEE_ALL)
     assert not can_share_prompts(model.to(torch.bfloat16))  # scores would be rounded
@@ -160,7 +160,7 @@ SLOTS = {  # options, whether they can be laid end to end, and whether a cache w
 
 
 @pytest.mark.parametrize("name", SLOTS)
-def test_who_supports_slots(name: str) -> None:
+def test_which_models_support_slots(name: str) -> None:
     """What attention is told must be all there is to it, or responses would be drawn from another model."""
     options, ragged, slots = SLOTS[name]
     base = {key: value for key, value in GROUPED.items() if key != "head_dim" or name == "Mistral"}

@@ -1,4 +1,4 @@
-"""Continuous batching: who is decoded when, worked out by hand, and what is computed for it."""
+"""Continuous batching: the schedule worked out by hand, and the forward passes that it takes."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ LONG, SHORT, ONE = (3, 4, 5, 6, 7, 8), (9, 10, 11), (12,)
 
 @pytest.fixture
 def agent() -> Agent:
-    """Never stops by itself."""
+    """An agent whose responses never stop by themselves."""
     agent = sharpened(char_agent(), 5.0)
     with_logit_bias(agent, {"<eos>": -100.0})
     return agent
 
 
 def run(agent: Agent, slots: int, requests: list[Request], sampling: Sampling, seed: int = 0):
-    """Sizes of the batches decoded, tokens of prompts computed, and the answers in the order of ending."""
-    supports_packing(agent.model)  # found out before anything is counted
+    """Return batch sizes decoded, prompt tokens computed, and responses in the order of finishing."""
+    supports_packing(agent.model)  # the trial forward pass must not be counted
     decoder = SlotDecoder(agent.model, slots, 32, sampling, sorted(agent.stop_ids))
     computed: list[int] = []
     prefilled: list[int] = []
@@ -50,7 +50,7 @@ def run(agent: Agent, slots: int, requests: list[Request], sampling: Sampling, s
     return computed, prefilled, ended
 
 
-def test_who_waits_takes_the_place_of_who_has_ended(agent, monkeypatch) -> None:
+def test_a_waiting_request_takes_the_slot_of_a_finished_one(agent, monkeypatch) -> None:
     """Two slots and limits 5, 2, 4, 1: one has 5 tokens, then 1; the other 2, then 4."""
     monkeypatch.setattr(continuous, "STEPS_BETWEEN_CHECKS", 1)
     requests = [Request(place, SHORT, limit) for place, limit in enumerate([5, 2, 4, 1])]
@@ -70,8 +70,8 @@ def test_the_batch_shrinks_to_the_next_power_of_two(agent, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("between", [1, 3, 4, 7])
-def test_looking_later_changes_no_response(agent, monkeypatch, between) -> None:
-    """Rows that have ended say no more, however long nobody looks; others' draws need not be the same."""
+def test_rarer_checks_change_no_response(agent, monkeypatch, between) -> None:
+    """Finished rows record no more tokens until a check frees their slot."""
     monkeypatch.setattr(continuous, "STEPS_BETWEEN_CHECKS", between)
     limits = [5, 2, 4, 1, 7, 7, 3]
     requests = [Request(place, (LONG, SHORT, ONE)[place % 3], limit) for place, limit in enumerate(limits)]
@@ -95,7 +95,7 @@ def test_a_prompt_is_computed_once_for_all_responses_to_it(agent, monkeypatch) -
     assert prefilled == [5, 2]  # 6 and 3 are too many together
 
 
-def test_equal_prompts_need_not_follow_each_other(agent) -> None:
+def test_a_prompt_that_comes_back_after_another_is_computed_again(agent) -> None:
     requests = [Request(place, (LONG, SHORT, LONG)[place], 3) for place in range(3)]
     _, prefilled, ended = run(agent, 1, requests, Sampling(3, temperature=0))
     said = {request.index: said.token_ids for request, said in ended}
@@ -103,7 +103,7 @@ def test_equal_prompts_need_not_follow_each_other(agent) -> None:
     assert prefilled == [5 + 2 + 5]
 
 
-def test_an_equal_prompt_may_come_back_while_it_is_still_there(agent, monkeypatch) -> None:
+def test_a_prompt_that_comes_back_while_it_is_kept_is_not_computed_again(agent, monkeypatch) -> None:
     """Of A B A C, the second A needs no computing; the next to be computed is C."""
     monkeypatch.setattr(continuous, "PREFILL_TOKENS", 16)
     first, second, other = tuple(range(3, 13)), (4, 5, 6, 7, 8), tuple(range(5, 15))
@@ -114,8 +114,8 @@ def test_an_equal_prompt_may_come_back_while_it_is_still_there(agent, monkeypatc
 
 
 @pytest.mark.parametrize("slots", [3, 5, 8])
-def test_a_prompt_is_the_same_in_the_slot_it_is_read_from(agent, monkeypatch, slots) -> None:
-    """Whoever has ended, and whoever has taken whose place; and groups share a slot as long as they can."""
+def test_the_slot_that_a_prompt_is_read_from_holds_the_same_prompt(agent, monkeypatch, slots) -> None:
+    """Also after slots have changed their prompts; and most steps share a slot."""
     monkeypatch.setattr(continuous, "STEPS_BETWEEN_CHECKS", 2)
     limits = [3, 9, 5, 1, 8, 2, 7, 7, 1, 4, 9, 2, 6, 3, 5, 8]
     requests = [
@@ -139,7 +139,7 @@ def test_a_prompt_is_the_same_in_the_slot_it_is_read_from(agent, monkeypatch, sl
     assert sum(shared) > len(shared) / 2
 
 
-def test_who_reads_whose_prompt() -> None:
+def test_from_which_slot_each_prompt_is_read() -> None:
     cache = SlotDecoder(char_agent().model, 6, 8, Sampling(1), [1]).cache
     cache.set_prompts({0: 7, 1: 7, 2: 7, 3: 8, 4: 8})
     assert cache.prompt_slots.tolist() == [0, 0, 0, 3, 3, 5, 6]
@@ -150,7 +150,7 @@ def test_who_reads_whose_prompt() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's compiler looks at them
-def test_compiled_layers_say_the_same(agent, monkeypatch) -> None:
+def test_compiled_layers_sample_the_same_tokens(agent, monkeypatch) -> None:
     """With a compiler that traces as on a GPU but generates no code."""
     use_compiler(monkeypatch, partial(torch.compile, backend="aot_eager"))
     requests = [Request(place, (LONG, SHORT, ONE)[place % 3], 2 + place) for place in range(7)]
@@ -192,7 +192,7 @@ def test_a_layer_is_compiled_once_for_all(monkeypatch) -> None:
     assert graphs[0] == graphs[1] > 0
 
 
-def test_sizes_of_batches() -> None:
+def test_batch_sizes() -> None:
     decoder = SlotDecoder(char_agent().model, 700, 8, Sampling(1), [1])
     expected = {1: 1, 2: 2, 3: 4, 33: 64, 64: 64, 65: 80, 80: 80, 81: 96, 97: 112, 113: 128, 128: 128}
     expected |= {129: 160, 192: 192, 193: 224, 385: 448, 449: 512, 513: 640, 641: 700}
@@ -200,7 +200,7 @@ def test_sizes_of_batches() -> None:
     assert sizes == expected
 
 
-def test_numbers_that_are_not_finite_are_noticed(agent) -> None:
+def test_non_finite_logits_are_noticed(agent) -> None:
     with torch.no_grad():
         agent.model.get_output_embeddings().weight.fill_(float("nan"))
     for sampling in (Sampling(4), Sampling(4, temperature=0)):

@@ -54,7 +54,7 @@ def test_the_context_is_used_to_its_last_position_and_not_beyond() -> None:
         sample_rollouts(engine, PROBLEMS, 1, Sampling(55), seed=0)
 
 
-def test_a_rollout_knows_how_often_its_policy_was_updated() -> None:
+def test_a_rollout_has_the_version_of_its_policy() -> None:
     agent = char_agent()
     engine = TransformersEngine(agent)
     assert sample_rollouts(engine, PROBLEMS[:1], 1, Sampling(2), seed=0)[0].policy_version == 0

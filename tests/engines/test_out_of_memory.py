@@ -32,7 +32,7 @@ from tests.support.tiny import char_agent, sharpened, with_logit_bias
 
 @pytest.fixture(autouse=True)
 def padded_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a model is given shows how many responses there are. Grouped ones: test_grouped_rows.py."""
+    """What a model is given shows how many responses there are. Grouped ones: test_shared_prompts.py."""
     monkeypatch.setattr(decoding, "can_share_prompts", lambda model: False)
 
 
@@ -54,7 +54,7 @@ def more_rows_than(rows: int):
 
 
 @pytest.mark.parametrize("fail", [gpu_is_full, cpu_is_full, cublas_is_full])
-def test_as_if_fewer_had_been_decoded_from_the_start(fail: Raise) -> None:
+def test_a_smaller_batch_samples_as_if_it_had_been_small_from_the_start(fail: Raise) -> None:
     engine = TransformersEngine(fresh(), 512)
     with out_of_memory(engine.policy.model, more_rows_than(7), fail=fail) as failed:
         rollouts = sample_rollouts(engine, PROBLEMS, 3, SAMPLING, seed=2)
@@ -138,7 +138,7 @@ def test_a_group_may_be_split_down_to_single_responses(fits: int, parts: list[in
 
 
 @pytest.mark.parametrize("max_batch", [1, 2, 5, 8])
-def test_parts_of_groups_are_in_order_and_sampled_as_they_say(max_batch: int) -> None:
+def test_split_groups_are_in_order_and_have_the_models_logprobs(max_batch: int) -> None:
     """Seven responses to each, in parts, also if the last part is smaller."""
     agent = fresh()
     widths: list[int] = []
@@ -168,7 +168,7 @@ def test_a_response_that_does_not_fit_alone_ends_the_run() -> None:
     assert failed == [(1, 10)] * 3  # the prompt, for 4, 2 and 1 responses
 
 
-def test_other_errors_are_not_taken_for_it() -> None:
+def test_other_errors_are_raised() -> None:
     engine = TransformersEngine(fresh(), 64)
 
     def fail() -> None:
@@ -182,7 +182,7 @@ def test_other_errors_are_not_taken_for_it() -> None:
     assert (engine.max_batch, engine.notes) == (64, [])
 
 
-def test_nothing_of_the_failed_attempt_is_held_by_the_next() -> None:
+def test_the_failed_attempt_is_freed_before_the_next() -> None:
     engine = TransformersEngine(fresh(), 64)
     caches: list[weakref.ref[Any]] = []
     held: list[int] = []
@@ -202,7 +202,7 @@ def test_nothing_of_the_failed_attempt_is_held_by_the_next() -> None:
     assert held[:2] == [0, 0]
 
 
-def test_what_fits_is_known_to_a_resumed_run() -> None:
+def test_a_resumed_run_keeps_the_smaller_batch() -> None:
     engine, resumed = TransformersEngine(fresh(), 64), TransformersEngine(fresh(), 64)
     with out_of_memory(engine.policy.model, more_rows_than(7)):
         sample_rollouts(engine, PROBLEMS, 3, SAMPLING, seed=0)

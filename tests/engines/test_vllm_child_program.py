@@ -1,4 +1,4 @@
-"""Responses of a child's engine, asked for and taken step by step; vLLM itself is played here."""
+"""Generation in the child process, step by step, with a stand-in for vLLM."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def ended(place: int, ids: list[int], logprobs: list[float]) -> tuple[int, str, 
     return place, integers_to_text(ids), floats_to_text(logprobs)
 
 
-def test_places_are_those_of_the_order_asked_in(made: tuple[Engine, Played]) -> None:
+def test_indices_follow_the_order_of_the_requests(made: tuple[Engine, Played]) -> None:
     """Whoever ends first, and those of several that end together."""
     engine, played = made
     connection = Connection()
@@ -107,7 +107,7 @@ def test_places_are_those_of_the_order_asked_in(made: tuple[Engine, Played]) -> 
     assert played.aborted == []
 
 
-def test_what_was_left_is_never_heard_of_again(made: tuple[Engine, Played]) -> None:
+def test_aborted_requests_send_no_responses(made: tuple[Engine, Played]) -> None:
     engine, played = made
     connection = Connection(patience=1)
     played.steps = [[output("2", [2], [-2.0])]]
@@ -119,7 +119,7 @@ def test_what_was_left_is_never_heard_of_again(made: tuple[Engine, Played]) -> N
     assert connection.sent == [{"number": 2, "finished": [ended(0, [7], [-7.0])]}]
 
 
-def test_one_that_is_refused_takes_those_before_it_along(made: tuple[Engine, Played]) -> None:
+def test_a_refused_request_aborts_those_before_it(made: tuple[Engine, Played]) -> None:
     engine, played = made
     with pytest.raises(ValueError, match="refused"):
         engine.handle(
@@ -129,7 +129,7 @@ def test_one_that_is_refused_takes_those_before_it_along(made: tuple[Engine, Pla
     assert not engine.is_broken()
 
 
-def test_a_step_that_fails_leaves_vllm_alone(made: tuple[Engine, Played]) -> None:
+def test_a_failed_step_breaks_the_engine_and_aborts_nothing(made: tuple[Engine, Played]) -> None:
     """It cannot be told anything after that, and is to be started again."""
     engine, played = made
     played.steps = [RuntimeError("out of memory")]

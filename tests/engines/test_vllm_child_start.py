@@ -1,4 +1,4 @@
-"""How an engine's own process starts: vLLM is imported ahead, and built when it is this engine's turn.
+"""The start of an engine's child process: it imports vLLM early and builds the engine when asked to.
 
 The process and its program are the real ones. What they import is a stand-in for vLLM, which is not here.
 """
@@ -82,7 +82,7 @@ def processes() -> list[psutil.Process]:
     return [p for p in psutil.Process().children() if child_program.__name__ in p.cmdline()]
 
 
-def test_vllm_is_imported_ahead_and_built_when_it_starts(folder: Path, backend) -> None:
+def test_launching_imports_vllm_and_starting_builds_the_engine(folder: Path, backend) -> None:
     child = backend()
     child.launch()
     assert soon(lambda: told(folder) == ["imported"])
@@ -100,7 +100,7 @@ def test_vllm_is_imported_ahead_and_built_when_it_starts(folder: Path, backend) 
     assert processes() == []
 
 
-def test_one_that_was_launched_and_is_not_wanted_ends(folder: Path, backend) -> None:
+def test_a_launched_process_can_be_closed_before_it_starts(folder: Path, backend) -> None:
     child = backend()
     child.launch()
     assert soon(lambda: bool(processes()))  # the command line of a new process is empty for a moment
@@ -114,7 +114,7 @@ def test_one_that_was_launched_and_is_not_wanted_ends(folder: Path, backend) -> 
     assert "built small" not in told(folder)
 
 
-def test_one_that_died_ahead_of_its_turn_says_so_then(folder: Path, backend) -> None:
+def test_a_process_that_died_after_its_launch_fails_to_start(folder: Path, backend) -> None:
     child = backend()
     child.launch()
     assert soon(lambda: bool(processes()))  # the command line of a new process is empty for a moment
@@ -138,7 +138,7 @@ def test_one_that_died_ahead_of_its_turn_says_so_then(folder: Path, backend) -> 
         ("small", True, "does not start: no such library; its log .*ImportError: no such library"),
     ],
 )
-def test_it_says_what_goes_wrong_when_it_starts(folder: Path, backend, model, breaks, message: str) -> None:
+def test_a_failed_start_names_the_error(folder: Path, backend, model, breaks, message: str) -> None:
     if breaks:
         (folder / "broken").touch()
     child = backend(model)
@@ -148,7 +148,7 @@ def test_it_says_what_goes_wrong_when_it_starts(folder: Path, backend, model, br
     assert processes() == []
 
 
-def test_one_that_is_never_ready_is_ended(folder: Path, backend) -> None:
+def test_a_process_that_is_never_ready_is_ended(folder: Path, backend) -> None:
     child = backend("endless", start_timeout=1.0)
     child.launch()
     with pytest.raises(EngineLostError, match=r"was not ready after 1 s;"):
@@ -156,7 +156,7 @@ def test_one_that_is_never_ready_is_ended(folder: Path, backend) -> None:
     assert processes() == []
 
 
-def test_a_call_that_fails_is_told_from_workers_that_are_gone(folder: Path, backend) -> None:
+def test_a_failed_call_is_told_from_dead_workers(folder: Path, backend) -> None:
     child = backend()
     child.start()
     with pytest.raises(EngineError, match="failed while fails: no such thing") as caught:

@@ -30,7 +30,7 @@ def run_of(*settings: VllmSettings, model: str = "x", output: str = "run", **opt
     return RunConfig(agents=tuple(agents), output=output, **options)
 
 
-def test_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(LIMIT, "60")
     assert engine_notes(run_of(VllmSettings(), VllmSettings(mode="server")), ON_GPU) == (
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=60 would limit the vLLM engines of ada, bob. On an H200, vLLM's "
@@ -91,19 +91,19 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     )
 
 
-def test_a_run_says_it_once_before_its_first_step(config: RunConfig) -> None:
+def test_a_run_notes_it_once_before_its_first_step(config: RunConfig) -> None:
     with local.LocalRun(config, task=SevensTask()) as run:
         notes = (run.result.folder / "notes.txt").read_text().splitlines()
     assert [LIMIT in note for note in notes].count(True) == 1
 
 
-def test_a_dry_run_says_it(config: RunConfig) -> None:
+def test_a_dry_run_notes_it(config: RunConfig) -> None:
     plan = planning.dry_run(config)
     assert [LIMIT in note for note in plan.notes].count(True) == 1
     assert any(line.startswith(f"note: {LIMIT}=60") for line in dry_run_lines(plan))
 
 
-def test_whoever_starts_a_server_is_told(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serving_notes_it(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever engine the recipe's own runs have."""
     monkeypatch.setattr(serve, "check_vllm", lambda *_: None)
     (agent,) = config.agents

@@ -20,6 +20,7 @@ from hacrl.engines.sync_check import EngineError
 from hacrl.engines.vllm import client as http_client
 from hacrl.engines.vllm.backend import EngineLostError, Request
 from hacrl.engines.vllm.client import ServerClient
+from hacrl.engines.vllm.in_vllm.hacrl_vllm_worker import PROTOCOL
 from hacrl.engines.vllm.weight_transfer import free_port
 from hacrl.errors import ConfigError
 from hacrl.models.agent import Agent
@@ -33,7 +34,7 @@ MODELS: Answers = {
     "/v1/models": (200, {"data": [{"id": "ada"}]}),
     "/version": (200, {"version": "0.32.0"}),
 }
-DESCRIBED = (200, {"results": [{"protocol": 1, "device": "cpu", "gpu": None, "model": {}}]})
+DESCRIBED = (200, {"results": [{"protocol": PROTOCOL, "device": "cpu", "gpu": None, "model": {}}]})
 
 
 @contextmanager
@@ -93,6 +94,17 @@ def test_a_server_as_it_should_be(tmp_path: Path) -> None:
     with serving({**MODELS, "/collective_rpc": DESCRIBED}) as url:
         check_engines(config(tmp_path, VllmSettings(url=url)))
         check_engines(config(tmp_path, VllmSettings(url=f"{url}/")))
+
+
+def test_a_server_with_the_worker_extension_of_another_hacrl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = (200, {"results": [{"protocol": PROTOCOL - 1, "device": "cpu", "gpu": None, "model": {}}]})
+    with serving({**MODELS, "/collective_rpc": older}) as url:
+        said = refusal(tmp_path, monkeypatch, VllmSettings(url=url))
+    assert said.startswith(
+        f"agents.ada.vllm.url: vLLM server {url} has the worker extension of another version"
+    )
 
 
 def test_nothing_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +225,7 @@ def test_a_server_that_falls_silent_is_given_up(monkeypatch: pytest.MonkeyPatch)
             list(ServerClient("it", url, None, model="ada").generate(ASKS))
 
 
-def test_a_server_that_falls_ill_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_becomes_unhealthy_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A vLLM server whose engine is dead still answers: that it is not well."""
     monkeypatch.setattr(http_client, "HEALTH_EVERY", 0.05)
     answers = {**MODELS, "/health": (503, None), "/v1/completions": (NEVER, None)}

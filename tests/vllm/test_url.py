@@ -57,7 +57,7 @@ def test_a_response_that_might_not_fit_is_refused_and_not_cut(server: Server) ->
         sample_rollouts(engine, [problem], 1, Sampling(21), 0)
 
 
-def test_a_server_goes_on_after_somebody_stopped_listening(server: Server) -> None:
+def test_a_server_goes_on_after_a_caller_stopped(server: Server) -> None:
     """Requests under way are taken back; the next ones are answered."""
 
     def stop(place: int, rollout: object) -> None:

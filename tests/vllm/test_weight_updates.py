@@ -112,7 +112,7 @@ class Silent(Files):
         """Sends nothing."""
 
 
-def test_an_update_that_does_not_arrive_is_found_out(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_update_that_does_not_arrive_is_noticed(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = engine_agent()
     server.engine(agent).sync()  # now the server has the agent's weights
     monkeypatch.setattr(vllm_engine, "make_transport", lambda *_: Silent())
@@ -130,7 +130,7 @@ def test_an_update_that_does_not_arrive_is_found_out(server: Server, monkeypatch
 
 
 @pytest.mark.parametrize(("size", "gap", "passes"), [(1e-4, 0.05, True), (0.2, 1e-3, False)])
-def test_the_allowed_gap_is_the_users(
+def test_the_user_sets_the_allowed_gap(
     server: Server, monkeypatch: pytest.MonkeyPatch, size: float, gap: float, passes: bool
 ) -> None:
     agent = engine_agent()
@@ -149,7 +149,7 @@ def test_the_allowed_gap_is_the_users(
     ("way", "needs"),
     [("ipc", "learner and engine on the same GPU"), ("nccl", "learner and engine on GPUs")],
 )
-def test_a_way_that_needs_a_gpu_is_refused_without_one(server: Server, way: str, needs: str) -> None:
+def test_a_transport_that_needs_a_gpu_is_refused_without_one(server: Server, way: str, needs: str) -> None:
     engine = server.engine(engine_agent(), weight_sync=way)
     message = f"weight_sync={way} needs {needs}; here the learner is on cpu and the engine on cpu"
     with pytest.raises(EngineError, match=message):

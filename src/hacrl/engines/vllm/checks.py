@@ -126,6 +126,7 @@ def _check_server(key: str, settings: VllmSettings) -> None:
     """Raise unless the server accepts our key and weight updates, in a supported version."""
     from hacrl.engines.sync_check import EngineError
     from hacrl.engines.vllm.client import ServerClient
+    from hacrl.engines.vllm.in_vllm.hacrl_vllm_worker import PROTOCOL
     from hacrl.engines.vllm.server import ServerBackend
 
     assert settings.url is not None
@@ -134,9 +135,14 @@ def _check_server(key: str, settings: VllmSettings) -> None:
     try:
         backend.start()
         _check_version(f"{key}.url: {client.name}", client.version())
-        backend.call("hacrl_describe")
+        workers = backend.call("hacrl_describe")
     except EngineError as error:
         hint = ""
         if "API key" in str(error):
             hint = f"; put the server's key into the environment variable {API_KEY_VARIABLE}"
         raise ConfigError(f"{key}.url: {error}{hint}") from error
+    if any(worker["protocol"] != PROTOCOL for worker in workers):
+        raise ConfigError(
+            f"{key}.url: {client.name} has the worker extension of another version of hacrl; start it "
+            "again with this version's `hacrl serve`"
+        )

@@ -1,12 +1,11 @@
-"""A cache with room to spare holds what transformers' own holds, and copies less."""
+"""A growing cache holds what transformers' dynamic cache holds, and copies less."""
 
 from __future__ import annotations
 
 import torch
 from transformers import DynamicCache
 
-from hacrl.engines.hf import batch_decoding as growing_cache
-from hacrl.engines.hf.batch_decoding import GrowingLayer
+from hacrl.engines.hf.batch_decoding import GrowingLayer, growing_cache
 from tests.support.tiny import char_agent
 
 
@@ -15,9 +14,9 @@ def states(tokens: int, rows: int = 3, seed: int = 0) -> tuple[torch.Tensor, tor
     return tuple(torch.randn(rows, 2, tokens, 4, generator=generator) for _ in "kv")  # type: ignore[return-value]
 
 
-def test_it_holds_what_a_dynamic_cache_holds() -> None:
+def test_a_growing_cache_holds_what_a_dynamic_cache_holds() -> None:
     config = char_agent().model.config
-    mine, theirs = growing_cache.growing_cache(config), DynamicCache(config=config)
+    mine, theirs = growing_cache(config), DynamicCache(config=config)
     assert all(type(layer) is GrowingLayer for layer in mine.layers)
     steps = [(5, 3), (1, 3), (1, 3), (2, 3), (16, 3), (1, 3)]
     for number, (tokens, rows) in enumerate(steps):
@@ -34,10 +33,10 @@ def test_it_holds_what_a_dynamic_cache_holds() -> None:
         assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
-def test_tokens_are_copied_when_room_runs_out_only(monkeypatch) -> None:
+def test_tokens_are_copied_only_when_the_buffer_is_full(monkeypatch) -> None:
     layer, made = GrowingLayer(), []
-    make_room = GrowingLayer._grow
-    monkeypatch.setattr(GrowingLayer, "_grow", lambda self, n: made.append(n) or make_room(self, n))
+    grow = GrowingLayer._grow
+    monkeypatch.setattr(GrowingLayer, "_grow", lambda self, n: made.append(n) or grow(self, n))
     layer.update(*states(5))
     for _ in range(2 * 16 + 2):
         layer.update(*states(1))
@@ -45,7 +44,7 @@ def test_tokens_are_copied_when_room_runs_out_only(monkeypatch) -> None:
     assert made == [22, 39]
 
 
-def test_more_tokens_get_more_room() -> None:
+def test_a_longer_cache_grows_by_more() -> None:
     """500 held ones and a new one have room for 500 / 16 = 31 more."""
     layer = GrowingLayer()
     layer.update(*states(500))

@@ -1,4 +1,4 @@
-"""Whether a decoder's cache stays between steps: by numbers that a GPU of 100 GiB would give."""
+"""Whether a decoder's cache is kept between steps, on a GPU of 100 GiB."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GIB = 2**30
 
 
 def cache(gib: float, device: str = "cuda"):
-    """What is looked at of a cache; no memory is needed for that."""
+    """A stand-in for a cache of this size, without the memory."""
     return SimpleNamespace(nbytes=int(gib * GIB), states=[SimpleNamespace(device=torch.device(device))])
 
 
@@ -27,7 +27,7 @@ def cache(gib: float, device: str = "cuda"):
         ((6,), 40, 50, 41, False),
     ],
 )
-def test_small_caches_stay_while_half_of_the_gpu_can_be_had(
+def test_small_caches_are_kept_while_half_of_the_gpu_is_unused(
     caches, free, reserved, allocated, kept, monkeypatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free * GIB, 100 * GIB))
@@ -36,6 +36,6 @@ def test_small_caches_stay_while_half_of_the_gpu_can_be_had(
     assert should_keep([cache(gib) for gib in caches]) is kept
 
 
-def test_on_a_cpu_they_always_stay() -> None:
+def test_caches_on_a_cpu_are_always_kept() -> None:
     assert should_keep([cache(1000, "cpu")])
     assert should_keep([])

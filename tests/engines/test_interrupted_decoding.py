@@ -1,4 +1,4 @@
-"""Continuous decoding that memory breaks off: what was said stays said, and chances are as if nothing was."""
+"""Continuous batching that runs out of memory: no token is lost, lengths keep their distribution."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FULL = "CUDA out of memory"
 
 
 def fail_at(monkeypatch: pytest.MonkeyPatch, *steps: int) -> list[int]:
-    """Memory runs out at these steps, counted over all decoders; the list grows with every step."""
+    """Run out of memory at these steps of all decoders; return a list that grows with every step."""
     made: list[int] = []
     real = SlotDecoder.step
 
@@ -33,11 +33,11 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, *steps: int) -> list[int]:
     return made
 
 
-def test_who_had_ended_is_told_of_and_who_had_not_is_handed_back(monkeypatch) -> None:
+def test_an_interruption_reports_finished_responses_and_returns_the_others(monkeypatch) -> None:
     agent = engine_agent(leaning={"<eos>": -100.0})
     decoder = SlotDecoder(agent.model, 4, 32, Sampling(9), sorted(agent.stop_ids))
     requests = [Request(place, (3 + place, 4, 5), limit) for place, limit in enumerate([2, 9, 3, 9])]
-    fail_at(monkeypatch, 6)  # the look after 4 steps is the only one there was
+    fail_at(monkeypatch, 6)  # only the check after 4 steps has happened by then
     told: list[tuple[Request, list[int]]] = []
     with torch.inference_mode(), pytest.raises(Interrupted) as broken:
         decode_all(decoder, requests, 0, lambda ended: told.extend((r, s.token_ids) for r, s in ended))
@@ -49,7 +49,7 @@ def test_who_had_ended_is_told_of_and_who_had_not_is_handed_back(monkeypatch) ->
 
 
 @pytest.mark.parametrize("steps", [(1,), (6,), (3, 8, 9), (2, 4, 11)])
-def test_responses_are_whole_and_sampled_as_they_say(monkeypatch, steps) -> None:
+def test_interrupted_responses_are_whole_and_have_the_models_logprobs(monkeypatch, steps) -> None:
     agent = engine_agent(leaning={"<eos>": 1.0})
     fail_at(monkeypatch, *steps)
     problems = [problem(text) for text in ("1:", "(23+14)*2:", "7-4:")]
@@ -67,8 +67,8 @@ def test_responses_are_whole_and_sampled_as_they_say(monkeypatch, steps) -> None
         torch.testing.assert_close(torch.tensor(rollout.token_logprobs), expected, atol=1e-4, rtol=0)
 
 
-def test_running_out_of_memory_makes_nobody_brief(monkeypatch) -> None:
-    """Those that go on must not have a second chance to end early: as many are long as otherwise."""
+def test_interruptions_do_not_shorten_responses(monkeypatch) -> None:
+    """Sampling tokens again would give responses a second chance to end early."""
     agent = engine_agent(leaning={"<eos>": 2.0})
 
     def lengths(seed: int) -> list[int]:
@@ -87,8 +87,8 @@ def test_running_out_of_memory_makes_nobody_brief(monkeypatch) -> None:
     assert abs(long - still) < 4 * 0.027
 
 
-def test_fewer_are_tried_than_there_were(monkeypatch) -> None:
-    """Memory for 4 slots, of which 4 are too many: 2 are next, not half of the 64 that were asked for."""
+def test_the_next_attempt_decodes_fewer_responses_at_a_time(monkeypatch) -> None:
+    """4 slots fit by the estimate and fail in fact: 2 are next, not half of the 64 that were requested."""
     built: list[int] = []
     monkeypatch.setattr(transformers_engine, "slots_that_fit", lambda model, length: 4)
 
@@ -110,7 +110,7 @@ def test_fewer_are_tried_than_there_were(monkeypatch) -> None:
     assert "4 responses side by side did not fit" in note
 
 
-def test_a_cache_of_numbers_that_are_not_finite_is_not_used_again() -> None:
+def test_a_cache_with_non_finite_numbers_is_dropped() -> None:
     agent = engine_agent()
     engine = TransformersEngine(agent, 8, continuous=True)
     weight = agent.model.model.layers[0].self_attn.v_proj.weight
@@ -124,7 +124,7 @@ def test_a_cache_of_numbers_that_are_not_finite_is_not_used_again() -> None:
     assert len(sample_rollouts(engine, [problem("1:")], 2, Sampling(6), 0)) == 2
 
 
-def test_a_seed_fixes_responses_whatever_was_asked_before() -> None:
+def test_a_seed_fixes_responses_whatever_was_generated_before() -> None:
     agent = engine_agent()
     problems = [problem(f"{number}+1:") for number in range(11)]
 

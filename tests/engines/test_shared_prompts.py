@@ -1,4 +1,4 @@
-"""Responses in step with one copy of their prompt for all: logits of plain forward passes, for less work."""
+"""Responses that share one copy of their prompt: logits of plain forward passes, for less work."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SAMPLING = Sampling(10)
 
 
 def fresh() -> Agent:
-    """Its responses end at different places."""
+    """An agent whose responses have different lengths."""
     return with_logit_bias(sharpened(char_agent("ada")), {"<eos>": 3.0})
 
 
@@ -40,7 +40,7 @@ def plain(model, sequences) -> torch.Tensor:
 @torch.no_grad()
 @pytest.mark.parametrize("prompts", PROMPTS.values(), ids=PROMPTS.keys())
 def test_logits_are_those_of_plain_forward_passes(prompts) -> None:
-    """Before and after rows have left, also twice, also before anything was said."""
+    """Before and after rows are dropped, also twice, also before the first token."""
     model = sharpened(char_agent()).model
     draw = torch.Generator().manual_seed(0)
     rows = SharedPromptRows(model, prompts, 3)
@@ -62,7 +62,7 @@ def test_logits_are_those_of_plain_forward_passes(prompts) -> None:
 def test_prompts_are_computed_and_kept_once() -> None:
     """Of 2, 10 and 4 tokens, for 4 responses each; then one token for each of 12 rows."""
     model = sharpened(char_agent()).model
-    can_share_prompts(model)  # found out before
+    can_share_prompts(model)  # the trial forward pass must not be counted
     computed: list[int] = []
     hook = model.get_input_embeddings().register_forward_pre_hook(
         lambda _, given: computed.append(given[0].numel())
@@ -76,7 +76,7 @@ def test_prompts_are_computed_and_kept_once() -> None:
     assert [states.numel() for states in rows._prompts] == [2 * 3 * heads * 10 * width] * len(rows._own)
 
 
-def test_grouped_and_padded_rows_say_the_same(monkeypatch) -> None:
+def test_shared_and_padded_rows_sample_the_same_tokens(monkeypatch) -> None:
     """The same draws, hence the same tokens, whose log-probabilities differ by rounding."""
     grouped = sample_rollouts(TransformersEngine(fresh()), PROBLEMS, 4, SAMPLING, seed=3)
     monkeypatch.setattr(decoding, "can_share_prompts", lambda model: False)
@@ -88,7 +88,7 @@ def test_grouped_and_padded_rows_say_the_same(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("too_many", [31, 15, 7])
-def test_memory_that_runs_out(too_many: int) -> None:
+def test_running_out_of_memory_halves_the_batch(too_many: int) -> None:
     """With all prompts, with all 15 rows, and when 7 of them are left: as if 8 had been asked for."""
     engine = TransformersEngine(fresh())
     sizes: list[int] = []
@@ -97,7 +97,7 @@ def test_memory_that_runs_out(too_many: int) -> None:
         sizes.append(ids.shape[1])
         return sizes[-1] == too_many and sizes.count(too_many) == 1
 
-    can_share_prompts(engine.policy.model)  # found out before
+    can_share_prompts(engine.policy.model)  # the trial forward pass must not be counted
     with out_of_memory(engine.policy.model, is_too_much) as failed:
         rollouts = sample_rollouts(engine, PROBLEMS, 3, SAMPLING, seed=3)
     assert failed == [(1, too_many)]
@@ -106,7 +106,7 @@ def test_memory_that_runs_out(too_many: int) -> None:
     assert rollouts == sample_rollouts(TransformersEngine(fresh(), 8), PROBLEMS, 3, SAMPLING, seed=3)
 
 
-def test_nothing_of_a_failed_attempt_is_held_by_the_next(monkeypatch) -> None:
+def test_a_failed_attempt_is_freed_before_the_next(monkeypatch) -> None:
     made: list[weakref.ref[SharedPromptRows]] = []
     held: list[int] = []
 
