@@ -69,10 +69,9 @@ class LocalExecutor:
         builds = [partial(worker.build_samples, groups, capabilities, step) for worker in workers]
         with Prefetch(builds) as prefetched:
             for worker in workers:
-                agent_reporter = reporter.agent(worker.name)
-                with agent_reporter.phase("learn"):
+                with reporter.agent(worker.name).phase("learn"):
                     self.residency.to_learn(worker.name)
-                    report = worker.update(prefetched.next(), step, agent_reporter)
+                    report = worker.update(prefetched.next(), step)
                 yield worker.name, report
 
     def _turns(self, agents: Sequence[str]) -> list[list[AgentWorker]]:
@@ -99,11 +98,11 @@ class LocalExecutor:
         try:
             with reporter.generating():
                 generated = run_concurrently({worker.name: partial(generate, worker) for worker in turn})
-                syncs = {worker.name: worker.end_generation(reporter.agent(worker.name)) for worker in turn}
+                ended = {worker.name: worker.end_generation() for worker in turn}
                 return {
                     worker.name: Answer(
                         worker.verify(assignment, generated[worker.name], reporter.agent(worker.name)),
-                        syncs[worker.name],
+                        *ended[worker.name],
                     )
                     for worker in turn
                 }
