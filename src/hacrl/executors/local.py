@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,7 @@ class LocalExecutor:
 
     def release(self) -> None:
         """End engines and let weights return to their devices."""
-        for worker in self.workers.values():
-            worker.close()
-        self.residency.everyone_home()
+        with ExitStack() as stack:  # if an engine cannot be ended, the others are ended nevertheless
+            stack.callback(self.residency.everyone_home)
+            for worker in self.workers.values():
+                stack.callback(worker.close)
