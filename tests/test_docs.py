@@ -12,10 +12,16 @@ from typing import Any
 
 import pytest
 import typer
-import yaml
 
 from hacrl.cli.main import app
-from hacrl.config.load import apply_override, build_config, load_config, read_recipe, shipped_recipes
+from hacrl.config.load import (
+    apply_override,
+    build_config,
+    load_config,
+    parse_yaml,
+    read_recipe,
+    shipped_recipes,
+)
 from hacrl.config.reference import describe_settings
 from hacrl.config.schema import AgentSettings, BenchmarkSettings, RunConfig, VllmSettings
 from hacrl.engines.base import SyncReport
@@ -150,7 +156,7 @@ def test_the_paper_map_names_functions_and_tests_that_exist():
             if name.startswith("scripts/"):
                 continue  # test_files_exist
             try:
-                resolve("hacrl." + name.replace("/", "."))
+                resolve(f"hacrl.{name}")
             except AttributeError:
                 wrong.append(name)
         for name in re.findall(r"`([\w./]+)`", tests):
@@ -274,6 +280,17 @@ def test_the_command_check_finds_commands_and_errors():
             check_command(wrong)
 
 
+@documents
+def test_options_of_scripts_exist(path: Path):
+    """Every option of a ``python benchmarks/...`` or ``python scripts/...`` command is in that file."""
+    text = path.read_text("utf-8").replace("\\\n", "").replace("\n", "\n ")
+    wrong = []
+    for file, rest in re.findall(r"python ((?:benchmarks|scripts)/\w+\.py)([^`#\n]*)", text):
+        source = (ROOT / file).read_text("utf-8")
+        wrong += [f"{file} {flag}" for flag in re.findall(r" (--[\w-]+)", rest) if f'"{flag}"' not in source]
+    assert wrong == []
+
+
 # Recipes and config keys
 
 KEYS = {setting.key for setting in describe_settings()}
@@ -348,7 +365,7 @@ def test_yaml_builds(path: Path):
     wrong = []
     for written in blocks(text, "yaml") + [span for span in spans if span.partition(":")[0] in keys]:
         try:
-            build_config(complete(yaml.safe_load(written)), written.strip().splitlines()[0])
+            build_config(complete(parse_yaml(written, "block")), written.strip().splitlines()[0])
         except Exception as error:
             wrong.append(str(error))
     assert wrong == []
