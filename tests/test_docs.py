@@ -23,14 +23,18 @@ from hacrl.config.load import (
     shipped_recipes,
 )
 from hacrl.config.reference import describe_settings
-from hacrl.config.schema import AgentSettings, BenchmarkSettings, RunConfig, VllmSettings
+from hacrl.config.schema import AgentSettings, RunConfig, VllmSettings
 from hacrl.engines.base import SyncReport
 from hacrl.evaluation.results import PairResult
+from hacrl.plugins import load_plugin
 from hacrl.runs.resume import FREE_KEYS
 from hacrl.studies.variants import variant_recipe
-from hacrl.training.metrics import AgentReport, LearnReport
+from hacrl.tasks.registry import TASKS
+from hacrl.tracking.scalars import evaluation_scalars, step_scalars
+from hacrl.training.metrics import LearnReport
 from hacrl.training.trainer import Trainer
 from tests.test_repository import LAYERS
+from tests.tracking.scenario import SECONDS, accuracies, report
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "hacrl"
@@ -107,9 +111,10 @@ def test_files_exist(path: Path):
     for span in code_spans(text):
         if not re.fullmatch(r"[\w./*-]+\.(py|md|yaml|toml)", span) or span in written_by_users(text):
             continue
-        if not any(any(base.glob(f"**/{span.lstrip('/')}")) for base in (ROOT / "tests", SOURCE, ROOT / "docs")):
-            if not any(ROOT.glob(span)) and Path(span).name not in RUN_FILES:
-                wrong.append(span)
+        folders = (ROOT / "tests", SOURCE, ROOT / "docs")
+        found = any(any(folder.glob(f"**/{span.lstrip('/')}")) for folder in folders)
+        if not found and not any(ROOT.glob(span)) and Path(span).name not in RUN_FILES:
+            wrong.append(span)
     assert wrong == []
 
 
@@ -267,7 +272,8 @@ def test_commands_parse(path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_the_command_check_finds_commands_and_errors():
-    text = "```\nA=1 hacrl eval runs/x --on task  # why\nhacrl train size \\\n  lr=1; hacrl demo\n```\n`hacrl agents`"
+    block = "```\nA=1 hacrl eval runs/x --on task  # why\nhacrl train size \\\n  lr=1; hacrl demo\n```\n"
+    text = f"{block}`hacrl agents`"
     assert commands(text) == [
         ["eval", "runs/x", "--on", "task"],
         ["train", "size", "lr=1"],
@@ -371,6 +377,48 @@ def test_yaml_builds(path: Path):
     assert wrong == []
 
 
+def task_parameters(name: str) -> set[str]:
+    """The options that a built-in task takes."""
+    if name.startswith("gym:"):
+        from hacrl.tasks.gym.task import GymTask as Factory
+    else:
+        Factory = load_plugin("task", name, TASKS, "hacrl.tasks", key="task.name")
+    return set(inspect.signature(Factory).parameters) - {"name", "kind"}
+
+
+def test_options_of_tasks_exist():
+    """In YAML blocks that name a built-in task, and in the tables of docs/tasks.md, which are complete."""
+    text = (ROOT / "docs" / "tasks.md").read_text("utf-8")
+    for block in [block for path in DOCUMENTS for block in blocks(path.read_text("utf-8"), "yaml")]:
+        task = parse_yaml(block, "block").get("task")
+        if isinstance(task, dict) and (task["name"] in TASKS or task["name"].startswith("gym:")):
+            assert task.get("options", {}).keys() <= task_parameters(task["name"]), block
+    for heading, name in (
+        ("## `arithmetic`: built-in sums", "arithmetic"),
+        ("## `boxed`: maths from a data set", "boxed"),
+        ("## `gym:NAME`: procedural reasoning", "gym:chain_sum"),
+        ("## `reward`: your own functions", "reward"),
+    ):
+        assert first_column(text, heading) == task_parameters(name), name
+
+
+def test_options_of_eval_are_named():
+    text = (ROOT / "docs" / "evaluation.md").read_text("utf-8")
+    group = typer.main.get_command(app)
+    options = {option for parameter in group.commands["eval"].params for option in parameter.opts}
+    missing = [option for option in options if option.startswith("--") and option not in text]
+    assert missing == []
+
+
+def test_scalars_of_trackers_exist():
+    """tests/api/test_docs.py checks that every scalar is in docs/tracking.md; this is the other direction."""
+    scalars = step_scalars(report(1), SECONDS) | evaluation_scalars(accuracies(0))
+    found = {name.rpartition("/")[2] for name in scalars}
+    text = (ROOT / "docs" / "tracking.md").read_text("utf-8")
+    written = {name.rpartition("/")[2] for name in first_column(text, "## Names")}
+    assert {name for name in written if not name.isupper()} <= found
+
+
 def first_column(text: str, heading: str) -> set[str]:
     """The code spans in the first column of the first table below a heading."""
     section = text.partition(f"{heading}\n")[2]
@@ -398,8 +446,3 @@ def test_the_fields_of_metrics_are_listed():
     text = (ROOT / "docs" / "agents.md").read_text("utf-8")
     keys = {key.partition(".")[0] for key in first_column(text, "## Other agents' text")}
     assert keys <= {field.name for field in fields(LearnReport)}
-
-
-def test_records_are_named():
-    assert {field.name for field in fields(AgentReport)} >= {"learning", "engine"}
-    assert {field.name for field in fields(BenchmarkSettings)} >= {"samples", "temperature"}
