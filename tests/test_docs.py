@@ -363,9 +363,13 @@ def complete(data: dict[str, Any]) -> dict[str, Any]:
 
 
 @documents
-def test_yaml_builds(path: Path):
+def test_yaml_builds(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Every YAML block, and every code span that is a mapping with a key of the config."""
     text = path.read_text("utf-8")
+    monkeypatch.chdir(tmp_path)
+    for block in blocks(text, "python"):  # a recipe may name the code of a document
+        if name := re.match(r"# (\w+\.py)\n", block):
+            Path(name[1]).write_text(block, encoding="utf-8")
     keys = {field.name for field in (*fields(RunConfig), *fields(AgentSettings))} | {"agent_defaults"}
     spans = [span for span in code_spans(text) if re.match(r"(\w+): ", span) and "..." not in span]
     wrong = []
