@@ -6,13 +6,14 @@
 
 The script never imports hacrl. transformers runs the models; the rest of the file describes HACPO (arXiv
 2603.02604) a second time, one function per concept. The script reads the config, the rollout log
-(docs/rollout_log.md) and the checkpoint before the step; before step 1, the initial models. It computes the
-step's metrics and the weights after the step, and compares them with metrics.jsonl and the next checkpoint.
+(docs/rollout_log.md) and the checkpoint before the step; before step 1, the initial models. The script
+computes the step's metrics and the weights after the step. The output compares these numbers with
+metrics.jsonl and the next checkpoint. The exit code is 0 if all rows pass, else 1.
 
 The run must keep its rollouts (`keep_rollouts: all`, the default) and the checkpoints before and after the
 step (`checkpoint.every: 1`, and `checkpoint.keep_last` not below `steps`). The audit covers HACPO with
-single-turn responses, all weights trained in float32, and the settings in `ASSUMED`. It refuses any other run
-and names the key. The exit code is 0 if all rows pass, else 1.
+single-turn responses, all weights trained in float32, and the settings in `ASSUMED`. For any other run, the
+script stops and names the key.
 """
 
 from __future__ import annotations
@@ -264,10 +265,10 @@ class Agent:
 
 
 def forward_passes(model: Any, samples: Sequence[Sample]) -> Iterator[list[tuple[Sample, Tensor]]]:
-    """Run the model on at most 32 samples at a time. Yield each sample with its log-probabilities.
+    """Run the model on at most 32 samples at a time. Yield each sample with its tokens' log-probabilities.
 
-    They are those of every response token given everything before it. Padding comes last, where a causal
-    model does not see it. The number 32 changes results by rounding only.
+    Each response token's log-probability is given all tokens before that token. Padding comes last, where a
+    causal model does not see the padding. The number 32 changes results by rounding only.
     """
     for part in (samples[i : i + 32] for i in range(0, len(samples), 32)):
         rows = [sample.prompt_ids + sample.ids for sample in part]
@@ -475,7 +476,7 @@ def compare_log(table: Table, learner: Agent, own: Sequence[Response]) -> None:
     with torch.no_grad():
         found = [logprobs for part in forward_passes(learner.model, samples) for _, logprobs in part]
     logprobs = numpy.array([logprob for one in own for logprob in one.logprobs])
-    size = 1.0 + numpy.abs(logprobs)  # float32 rounds the logits of unlikely tokens more
+    size = 1.0 + numpy.abs(logprobs)  # float32 rounds larger numbers more
     table.add(k, "log pi of own tokens / (1+|log pi|)", logprobs / size, joined(found).numpy() / size, 1e-5)
     pairs = [(mean(one.logprobs), float(ours.mean())) for one, ours in zip(own, found, strict=True)]
     table.add(k, "log pi of own responses / |y|", *zip(*pairs, strict=True), 1e-5)
@@ -501,7 +502,7 @@ def compare_weights(table: Table, k: str, optimizer: AdamW, after: Mapping[str, 
 
     AdamW divides by the size of the gradient. So a gradient that is rounding alone may move its weight by any
     amount up to lr. The audit compares single weights where all gradients of the step are far larger than
-    rounding. It compares all weights together by the length of their move.
+    rounding. For all weights together, the audit compares the length of the move.
     """
 
     def recorded(kind: str) -> Tensor:
