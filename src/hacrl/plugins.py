@@ -117,7 +117,8 @@ def check_options(
     for option in options:
         if option in given or (option not in known and not takes_any):
             near = get_close_matches(option, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; it takes {', '.join(known) or 'no options'}"
+            takes = ", ".join(known) or "none"
+            hint = f"; did you mean {near[0]!r}?" if near else f"; it takes {takes}"
             raise error_type(f"{key}.{option}: unknown option of {subject}{hint}")
     for name in known:
         if parameters[name].default is kinds.empty and name not in options and name not in presets:

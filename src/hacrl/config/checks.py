@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hacrl.config.schema import RunConfig
+from hacrl.config.schema import PluginMethodSettings, RunConfig
 from hacrl.errors import ConfigError
 
 _MOST_UPDATES = 100_000  # of one agent in one step
 
 
 def check_config(config: RunConfig) -> None:
-    """Raise ConfigError for settings that are valid one by one but cannot work together."""
+    """Raise ConfigError for settings that are valid one by one but cannot work together.
+
+    No code of the user's is imported: :func:`check_method` follows when a run is about to begin.
+    """
     _check_agent_names(config)
+    if not isinstance(config.method, PluginMethodSettings):
+        check_method(config)
+
+
+def check_method(config: RunConfig) -> None:
+    """Raise ConfigError if the method cannot be used, or not with the run's other settings."""
     _check_group_sizes(config)
     _check_number_of_updates(config)
     _check_clip_schedule(config)
