@@ -6,7 +6,8 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -60,8 +61,8 @@ def is_reference(name: str) -> bool:
 def load_reference(reference: str, key: str, error_type: type[HacrlError]) -> Any:
     """Import ``package.module:name`` or ``path/to/file.py:name`` and return what the name stands for.
 
-    Modules in the working folder are found too. Any failure is raised as ``error_type``, with a message
-    that begins with the config ``key``.
+    Modules in the working folder are found too, and a file finds modules beside it. Any failure is raised as
+    ``error_type``, with a message that begins with the config ``key``.
     """
     place, _, attribute = reference.rpartition(":")
     try:
@@ -148,7 +149,7 @@ _FILES: dict[tuple[Path, int, int], ModuleType] = {}  # by path, time of the las
 
 
 def _load_file(path: Path, key: str, error_type: type[HacrlError]) -> ModuleType:
-    """Import a file; import it again only if it has changed."""
+    """Import a file, which may import modules beside it; import it again only if it has changed."""
     path = path.expanduser().resolve()
     if not path.is_file():
         raise error_type(f"{key}: {path} does not exist")
@@ -163,7 +164,8 @@ def _load_file(path: Path, key: str, error_type: type[HacrlError]) -> ModuleType
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look up their module there
     try:
-        spec.loader.exec_module(module)
+        with _on_path(path.parent):
+            spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
@@ -173,9 +175,15 @@ def _load_file(path: Path, key: str, error_type: type[HacrlError]) -> ModuleType
 
 def _import(name: str) -> Any:
     """Import a module, from the working folder too, which is not on the path of a console script."""
-    folder = str(Path.cwd())
-    sys.path.append(folder)
-    try:
+    with _on_path(Path.cwd()):
         return importlib.import_module(name)
+
+
+@contextmanager
+def _on_path(folder: Path) -> Iterator[None]:
+    """Let modules of a folder be imported within the block, if no others have their names."""
+    sys.path.append(str(folder))
+    try:
+        yield
     finally:
-        sys.path.remove(folder)
+        sys.path.remove(str(folder))
