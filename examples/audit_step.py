@@ -1,18 +1,19 @@
-"""Recompute one whole training step of a real run, and compare every number with what the run recorded.
+"""Recompute one training step of a run, and compare every number with what the run recorded.
 
-    hacrl train model steps=2 checkpoint.every=1 output=runs/audited
-    python examples/audit_step.py runs/audited --step 1
-    python examples/audit_step.py runs/audited --step 2
+    python -m hacrl train model steps=2 checkpoint.every=1 checkpoint.keep_last=2 device=cpu output=runs/audit
+    python examples/audit_step.py runs/audit --step 1
+    python examples/audit_step.py runs/audit --step 2
 
-The script never imports hacrl. transformers runs the models; everything else is below: a second description
-of HACPO (arXiv 2603.02604), one function per concept. From the run's folder it reads the config, the rollout
-log (docs/rollout_log.md) and the checkpoint before the step (before step 1: the initial models). It computes
-the step's metrics and the weights after it, and compares them with metrics.jsonl and the next checkpoint.
+The script never imports hacrl. transformers runs the models; the rest of the file describes HACPO (arXiv
+2603.02604) a second time, one function per concept. The script reads the config, the rollout log
+(docs/rollout_log.md) and the checkpoint before the step; before step 1, the initial models. The script
+computes the step's metrics and the weights after the step. The output compares these numbers with
+metrics.jsonl and the next checkpoint. The exit code is 0 if all rows pass, else 1.
 
-A run that is to be audited keeps its rollouts (`rollouts.keep: all`) and the checkpoints before and after
-the step (`checkpoint.every: 1`, `checkpoint.keep_last`: the number of `steps`). The audit covers single-turn
-HACPO in float32 with all weights trained and the paper's reading of every option (`ASSUMED`). For any other
-run it names the key. The exit code is 0 if all rows pass, else 1.
+The run must keep its rollouts (`keep_rollouts: all`, the default) and the checkpoints before and after the
+step (`checkpoint.every: 1`, and `checkpoint.keep_last` not below `steps`). The audit covers HACPO with
+single-turn responses, all weights trained in float32, and the settings in `ASSUMED`. For any other run, the
+script stops and names the key.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import random
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -40,28 +41,35 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
-# ---- Names in a run's folder and config. Nothing after this part depends on them.
+# ---- The run's folder. Only this part knows the names of files and config keys.
 
 ROLLOUTS, METRICS = "rollouts/step-{step:06d}/{agent}.jsonl", "metrics.jsonl"
 CHECKPOINT, HISTORY, TENSORS = "checkpoints/step-{step:06d}", "trainer.json", "agent-{agent}.safetensors"
-BUNDLED = Path(__file__).resolve().parent.parent / "src" / "hacrl"  # the models "bundled:NAME" are in here
-SETTINGS = """seed learning.lr learning.beta1 learning.beta2 learning.weight_decay learning.max_grad_norm
-    learning.updates_per_source learning.updates_per_step method.clip_low method.clip_high method.alpha
-    method.delta method.delta_step method.max_reward method.std.epsilon method.capability.window
-    method.capability.floor method.capability.ratio_min method.capability.ratio_max"""
-ASSUMED: dict[str, tuple[Any, ...]] = {  # config key -> values the audit covers; a key may be missing
-    "method.name": ("hacpo",), "method.kl_coefficient": (0,), "method.std.unbiased": (True,),
-    "method.capability.measure": ("mean_reward",), "method.capability.reward_min": (0,),
-    "method.capability_baseline": (True,), "method.cross_baseline": ("source",),
-    "method.baseline_overshoot": ("own_mean",), "method.discrepancy": (True,),
-    "method.ratio_length": ("source",), "method.exponent_on": ("clipped",),
-    "method.cross_clip": (True,), "method.cross_upper": (1,), "rollout.engine": ("transformers",),
-    "rollout.temperature": (1,), "rollout.top_k": (0,), "rollout.top_p": (1,),
-    "learning.epochs": (1,), "learning.max_cross_rollouts": (None,), "learning.minibatch_order": ("mixed",),
-    "learning.learn_stop_token": (True,), "learning.old_policy": ("auto", "sampler"),
+BUNDLED = Path(__file__).resolve().parent.parent / "src" / "hacrl"  # contains the models "bundled:NAME"
+
+# Constants without a config key. The paper does not state them; hacrl takes them from the public code.
+STD_EPSILON = 1e-6  # added to sigma_joint (eq. 7): Normaliser in src/hacrl/algorithms/advantage.py
+CAPABILITY_FLOOR = 1e-8  # lowest capability of one step: src/hacrl/algorithms/capability.py
+RATIO_MIN, RATIO_MAX = 0.1, 10.0  # bounds of omega (eq. 9): src/hacrl/algorithms/capability.py
+
+# config.yaml leaves out keys that are not set. A missing key has its default in docs/configuration.md.
+SETTINGS = """seed learning.lr learning.betas learning.weight_decay learning.max_grad_norm
+    learning.updates_per_source method.clip_low method.clip_high method.alpha method.delta method.delta_step
+    method.capability_window"""
+SETTINGS_WITHOUT_DEFAULT = "learning.updates_per_step method.reward_range"  # missing: not set
+ASSUMED: dict[str, tuple[Any, ...]] = {  # key -> values that the audit covers, first what a missing key means
+    "pause_collapsed": (False,), "method.name": ("hacpo",), "method.reading": ("paper",),
+    "method.kl_coefficient": (0,), "method.capability_measure": ("mean_reward",),
+    "method.learn_stop_token": (True,), "method.minibatch_order": ("mixed",),
+    "method.ratio_length": ("source",), "method.capability_baseline": (True,),
+    "method.cross_baseline": ("source",), "method.baseline_overshoot": ("own_mean",),
+    "method.discrepancy": (True,), "method.cross_clip": (True,), "method.cross_upper": (1,),
+    "rollout.engine": ("transformers",), "rollout.temperature": (1,), "rollout.top_k": (0,),
+    "rollout.top_p": (1,), "learning.epochs": (1,), "learning.max_cross_rollouts": (None,),
+    "learning.old_policy": ("auto", "sampler"),
 }  # fmt: skip
 ASSUMED_OF_AGENTS = {"lora": (None,), "precision": ("auto", "float32"), "engine": (None, "transformers")}
-RECORDED = {  # quantity -> where a step's metrics of an agent have it, and the tolerance; {} is a source
+RECORDED = {  # quantity -> its path in a step's metrics of an agent, and the tolerance; {} is a source
     "mean reward": ("rollout.reward", 1e-9),
     "capability P": ("capability", 1e-9),
     "updates": ("learning.updates", 0),
@@ -70,7 +78,7 @@ RECORDED = {  # quantity -> where a step's metrics of an agent have it, and the 
     "own tokens per token of {}": ("learning.retokenised.{}.length_ratio", 1e-9),
     "learnt from {}": ("learning.sources.{}.used", 0),
     "s of {}, mean": ("learning.sources.{}.ratio_mean", 1e-5),
-    # of very unlikely responses after the first update: AdamW has moved some weights by rounding (see below)
+    # The extremes belong to unlikely responses, which rounding in AdamW moves most (see compare_weights).
     "s of {}, smallest": ("learning.sources.{}.ratio_min", 1e-4),
     "s of {}, largest": ("learning.sources.{}.ratio_max", 1e-4),
     "s of {}, share clipped": ("learning.sources.{}.clipped", 1e-9),
@@ -80,18 +88,19 @@ RECORDED = {  # quantity -> where a step's metrics of an agent have it, and the 
 
 
 def find(tree: Any, path: str, source: str = "", missing: Any = ...) -> Any:
-    """Return what a nested mapping has at a dotted path, in which {} stands for a source."""
+    """Return the value at a dotted path of a nested mapping. {} in the path stands for a source."""
     for part in path.split("."):
         if part.format(source) not in tree:
-            if missing is ...:
-                sys.exit(f"the run's folder does not have {path}")
-            return missing
+            return sys.exit(f"the run's folder does not have {path}") if missing is ... else missing
         tree = tree[part.format(source)]
     return tree
 
 
-def read_settings(run: Path) -> SimpleNamespace:
-    """Return the numbers that define a step, and the agents. Refuse a run that the audit does not cover."""
+def read_settings(run: Path, max_reward: float | None) -> SimpleNamespace:
+    """Return the numbers that define a step, and the agents. Refuse a run that the audit does not cover.
+
+    ``max_reward`` is the task's highest reward. `method.reward_range` overrides it.
+    """
     if not (run / "config.yaml").is_file():
         sys.exit(f"{run} is not the folder of a run: it has no config.yaml")
     config = yaml.safe_load((run / "config.yaml").read_text("utf-8"))
@@ -102,19 +111,25 @@ def read_settings(run: Path) -> SimpleNamespace:
     for key, value, allowed in used:
         if value not in allowed:
             sys.exit(f"{key} is {value!r}: the audit covers {' or '.join(map(repr, allowed))}")
-    numbers = {key.rpartition(".")[2]: find(config, key) for key in SETTINGS.split()}
-    return SimpleNamespace(agents=[SimpleNamespace(**one) for one in config["agents"]], **numbers)
+    values = {key: find(config, key) for key in SETTINGS.split()}
+    values |= {key: find(config, key, missing=None) for key in SETTINGS_WITHOUT_DEFAULT.split()}
+    settings = SimpleNamespace(**{key.rpartition(".")[2]: value for key, value in values.items()})
+    settings.min_reward, highest = settings.reward_range or (0.0, None)
+    settings.max_reward = max_reward if highest is None else highest
+    defaults = {"lr": settings.lr, "revision": "main"}
+    settings.agents = [SimpleNamespace(**defaults | one) for one in config["agents"]]
+    return settings
 
 
 def read_lines(path: Path) -> list[Any]:
-    """Return the JSON objects of a file, one a line."""
+    """Return the JSON objects of a file, one per line."""
     if not path.is_file():
-        sys.exit(f"{path} is missing: a run that is to be audited has rollouts.keep=all")
+        sys.exit(f"{path} is missing: the audit needs a run with keep_rollouts=all")
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
 def read_rollouts(run: Path, step: int, agent: str) -> list[Response]:
-    """Return one agent's responses of a step, in the order in which they were sampled."""
+    """Return one agent's responses of a step, in the order of the log."""
     rows = read_lines(run / ROLLOUTS.format(step=step, agent=agent))
     if any(len(row["segments"]) != 1 or row["logprob"] is None for row in rows):
         sys.exit("the audit covers single-turn responses with finite log-probabilities")
@@ -122,16 +137,16 @@ def read_rollouts(run: Path, step: int, agent: str) -> list[Response]:
 
 
 def read_metrics(run: Path, step: int) -> dict[str, Any]:
-    """Return what the run recorded about each agent in a step."""
+    """Return each agent's recorded metrics of a step."""
     found: dict[int, dict[str, Any]] = {line["step"]: line["agents"] for line in read_lines(run / METRICS)}
     return found[step] if step in found else sys.exit(f"step {step} is not in {run / METRICS}")
 
 
 def read_checkpoint(run: Path, step: int) -> tuple[dict[str, list[float]], dict[str, dict[str, Tensor]]]:
-    """Return capability histories, and every agent's float32 weights and AdamW moments, after ``step`` steps.
+    """Return every agent's capability history, and its weights and AdamW moments, after ``step`` steps.
 
-    A tensor's name is NUMBER.KIND: the number of the parameter in the model's order, and the weight itself
-    (``master``), the mean of its gradients (``exp_avg``), of their squares (``exp_avg_sq``), or ``step``.
+    A tensor's name is NUMBER.KIND. NUMBER counts the model's parameters. KIND is ``master`` (the float32
+    weight), ``exp_avg`` (mean of its gradients), ``exp_avg_sq`` (mean of their squares), or ``step``.
     """
     folder = run / CHECKPOINT.format(step=step)
     if not folder.is_dir():
@@ -144,7 +159,7 @@ def read_checkpoint(run: Path, step: int) -> tuple[dict[str, list[float]], dict[
 
 
 def model_folder(reference: str) -> str:
-    """Return the folder or hub id that a model in the config stands for."""
+    """Return the folder or hub id of a model in the config."""
     if not reference.startswith("bundled:"):
         return reference
     for config in BUNDLED.rglob(reference.replace(":", "/") + "/config.json"):
@@ -179,12 +194,13 @@ class Sample:
 
 
 class Agent:
-    """A plain transformers model with its tokenizer. ``fingerprint``: the tokenizer's in the log."""
+    """A transformers model in float32 with its tokenizer. ``fingerprint`` is the tokenizer's in the log."""
 
     def __init__(self, about: SimpleNamespace, folder: str, fingerprint: str) -> None:
         self.name, self.fingerprint, self.template_args = about.name, fingerprint, about.chat_template_args
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        model = AutoModelForCausalLM.from_pretrained(folder, revision=about.revision, dtype=torch.float32)
+        self.model = model.eval()
+        self.tokenizer = AutoTokenizer.from_pretrained(folder, revision=about.revision)
         self.use_template = about.chat_template and self.tokenizer.chat_template is not None
         self.special = {i for i, token in self.tokenizer.added_tokens_decoder.items() if token.special}
         self.longest = getattr(self.model.config.get_text_config(), "max_position_embeddings", math.inf)
@@ -209,8 +225,8 @@ class Agent:
     def encode(self, text: str, prompt_ids: list[int]) -> list[int] | None:
         """Return a text in this agent's tokens, as a continuation of the prompt; None if that is impossible.
 
-        Some tokenizers put a space before the first word of a text. A character that stands before the text,
-        and is cut off again, prevents that.
+        Some tokenizers put a space before the first word of a text. A leading character prevents the space;
+        its tokens are cut off again.
         """
         for lead in ("", ":", "\n"):
             before = self._tokens(lead, split_special_tokens=True)
@@ -227,10 +243,11 @@ class Agent:
         return str(whole[len(prompt) :] if whole.startswith(prompt) else self.tokenizer.decode(ids))
 
     def response_ids(self, response: Response) -> list[int] | None:
-        """Return a response in this agent's tokens; None if it is dropped: no response is cut to fit.
+        """Return a response in this agent's tokens; None if the learner drops the response.
 
-        Its tokens stay as they are where the tokenizer is the same. Otherwise its text is encoded, and this
-        agent's stop token is appended if the source stopped by itself.
+        If the tokenizers are equal, the token ids stay as they are. Otherwise this agent encodes the text,
+        and appends its stop token if the source generated a stop token. A response that does not fit is
+        dropped, never cut.
         """
         ids, prompt_ids = response.ids, self.prompt_ids(response)
         if response.tokenizer != self.fingerprint:
@@ -247,19 +264,20 @@ class Agent:
         return self.tokenizer(text, add_special_tokens=False, **options).input_ids if text else []
 
 
-def log_probabilities(model: Any, samples: Sequence[Sample]) -> list[Tensor]:
-    """Return the log-probability of every response token given everything before it; a tensor per sample."""
-    rows = [sample.prompt_ids + sample.ids for sample in samples]
-    width = max(map(len, rows))  # padding comes last, where a causal model does not see it
-    input_ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows])
-    logits = model(input_ids=input_ids[:, :-1], use_cache=False).logits.float()
-    chosen = logits.log_softmax(dim=-1).gather(-1, input_ids[:, 1:, None]).squeeze(-1)
-    return [chosen[i, len(one.prompt_ids) - 1 : len(rows[i]) - 1] for i, one in enumerate(samples)]
+def forward_passes(model: Any, samples: Sequence[Sample]) -> Iterator[list[tuple[Sample, Tensor]]]:
+    """Run the model on at most 32 samples at a time. Yield each sample with its tokens' log-probabilities.
 
-
-def in_parts(samples: Sequence[Sample], size: int = 32) -> Iterable[Sequence[Sample]]:
-    """Yield as many samples as one forward pass takes. The size changes results by rounding only."""
-    return (samples[i : i + size] for i in range(0, len(samples), size))
+    Each response token's log-probability is given all tokens before that token. Padding comes last, where a
+    causal model does not see the padding. The number 32 changes results by rounding only.
+    """
+    for part in (samples[i : i + 32] for i in range(0, len(samples), 32)):
+        rows = [sample.prompt_ids + sample.ids for sample in part]
+        width = max(map(len, rows))
+        input_ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows])
+        logits = model(input_ids=input_ids[:, :-1], use_cache=False).logits.float()
+        chosen = logits.log_softmax(dim=-1).gather(-1, input_ids[:, 1:, None]).squeeze(-1)
+        spans = [slice(len(one.prompt_ids) - 1, len(row) - 1) for one, row in zip(part, rows, strict=True)]
+        yield [(sample, chosen[i, spans[i]]) for i, sample in enumerate(part)]
 
 
 # ---- The method: capabilities, advantages, ratios, loss.
@@ -267,17 +285,18 @@ def in_parts(samples: Sequence[Sample], size: int = 32) -> Iterable[Sequence[Sam
 
 def capability_history(before: Sequence[float], rewards: Sequence[float], settings: Any) -> list[float]:
     """Return the mean rewards of the last K steps, this one included. P_k (eq. 8) is their mean."""
-    return [*before, max(mean(rewards), settings.floor)][-settings.window :]
+    capability = max(mean(rewards) - settings.min_reward, CAPABILITY_FLOOR)
+    return [*before, capability][-settings.capability_window :]
 
 
-def omega(k: str, j: str, capability: Mapping[str, float], settings: Any) -> float:
+def omega(k: str, j: str, capability: Mapping[str, float]) -> float:
     """Return the capability ratio P_k / P_j (eq. 9), clamped."""
-    return min(max(capability[k] / capability[j], settings.ratio_min), settings.ratio_max)
+    return min(max(capability[k] / capability[j], RATIO_MIN), RATIO_MAX)
 
 
 def baseline(k: str, rewards: Mapping[str, Sequence[float]], capability: Any, settings: Any) -> float:
-    """Return mu_k (eq. 6), what agent k should earn here; its own mean if that is above any reward."""
-    mu = mean([omega(k, j, capability, settings) * mean(values) for j, values in rewards.items()])
+    """Return mu_k (eq. 6), agent k's expected reward; its own mean reward if mu_k exceeds the highest one."""
+    mu = mean([omega(k, j, capability) * mean(values) for j, values in rewards.items()])
     is_too_high = settings.max_reward is not None and mu > settings.max_reward
     return mean(rewards[k]) if is_too_high else mu
 
@@ -287,18 +306,17 @@ def advantages(
 ) -> dict[str, list[float]]:
     """Return learner k's advantages of all sources' responses to one prompt.
 
-    A_i^j = (R_i - mu_j) / sigma_joint (eq. 7); others' count A~ = omega(j, k) * A_i^j (eq. 10).
+    A_i^j = (R_i - mu_j) / sigma_joint (eq. 7). For another source j, A~ = omega(j, k) * A_i^j (eq. 10).
     """
     pooled = [reward for values in rewards.values() for reward in values]
-    sigma = statistics.stdev(pooled) if len(pooled) > 1 else 0.0
-    seen = {}
+    if min(pooled) == max(pooled):  # equal rewards teach nothing
+        return {j: [0.0] * len(values) for j, values in rewards.items()}
+    sigma, found = statistics.stdev(pooled), {}
     for j, values in rewards.items():
         mu = baseline(j, rewards, capability, settings)
-        weight = 1.0 if j == k else omega(j, k, capability, settings)
-        seen[j] = [weight * (reward - mu) / (sigma + settings.epsilon) for reward in values]
-        if min(pooled) == max(pooled):  # equal rewards teach nothing
-            seen[j] = [0.0] * len(values)
-    return seen
+        weight = 1.0 if j == k else omega(j, k, capability)
+        found[j] = [weight * (reward - mu) / (sigma + STD_EPSILON) for reward in values]
+    return found
 
 
 def sequence_ratio(logprobs: Tensor, response: Response) -> Tensor:
@@ -307,10 +325,10 @@ def sequence_ratio(logprobs: Tensor, response: Response) -> Tensor:
 
 
 def sample_loss(s: Tensor, sample: Sample, k: str, u: int, settings: Any) -> tuple[Tensor, bool]:
-    """Return minus one response's objective (eq. 12-14, 47-53), and whether clipping took its gradient.
+    """Return minus one response's objective (eq. 12-14, 47-53), and whether clipping removed its gradient.
 
-    Own: min(s A, clip(s) A), as in GSPO. Others': c * stopgrad(c)^alpha * A~, where c is s clipped to
-    [1 - delta + u * delta_step, 1] and u is the number of updates already made in this step.
+    Own response: min(s A, clip(s) A), as in GSPO. Another's: c * stopgrad(c)^alpha * A~, where c is s clipped
+    to [1 - delta + u * delta_step, 1]. u is the number of updates that the learner has made in this step.
     """
     if sample.response.source == k:
         plain = s * sample.advantage
@@ -327,9 +345,9 @@ def sample_loss(s: Tensor, sample: Sample, k: str, u: int, settings: Any) -> tup
 def minibatches(samples: Sequence[Sample], k: str, step: int, settings: Any) -> list[list[Sample]]:
     """Return the samples of each update: all samples shuffled, then cut into equal parts.
 
-    Specification: Python's generator shuffles, with a seed of (run's seed, "learn", learner, step): these
-    parts joined by the character 0x1f, of their SHA-256 the first 8 bytes, big-endian, shifted right by one
-    bit. Part i of n begins at sample len * i // n. An empty part makes no update.
+    Python's generator shuffles. Its seed comes from the run's seed, "learn", the learner and the step, joined
+    by the character 0x1f: the first 8 bytes of their SHA-256, big-endian, shifted right by one bit. Part i of
+    n begins at sample len * i // n. An empty part makes no update.
     """
     digest = hashlib.sha256(f"{settings.seed}\x1flearn\x1f{k}\x1f{step}".encode()).digest()
     shuffled = list(samples)
@@ -340,7 +358,7 @@ def minibatches(samples: Sequence[Sample], k: str, step: int, settings: Any) -> 
 
 
 class AdamW:
-    """AdamW with bias correction, written out; ``saved`` are the tensors of a checkpoint, if there is one."""
+    """AdamW with bias correction. ``saved`` holds the tensors of a checkpoint; it is empty before step 1."""
 
     def __init__(self, model: Any, lr: float, settings: Any, saved: Mapping[str, Tensor]) -> None:
         self.weights = list(model.parameters())
@@ -364,9 +382,9 @@ class AdamW:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Move the weights. Note which gradients stand out from rounding: AdamW magnifies small ones."""
+        """Move the weights. Note which gradients are far larger than rounding (see compare_weights)."""
         self.steps += 1
-        beta1, beta2 = self.settings.beta1, self.settings.beta2
+        beta1, beta2 = self.settings.betas
         largest = max(float(weight.grad.abs().max()) for weight in self.weights)
         for i, weight in enumerate(self.weights):
             self.is_clear[i] &= weight.grad.abs() >= 1e-3 * largest
@@ -380,9 +398,9 @@ class AdamW:
 def learn(
     learner: Agent, batches: Sequence[Sequence[Sample]], optimizer: AdamW, settings: Any
 ) -> dict[str, float]:
-    """Make one update per mini-batch. Return what the run records of them.
+    """Make one update per mini-batch. Return the quantities of RECORDED.
 
-    An update's loss is the mean over its mini-batch. A response with advantage 0 counts there, with loss 0.
+    An update's loss is the mean over its mini-batch. A response with advantage 0 counts with loss 0.
     """
     losses, norms, skipped = [], [], 0
     ratios: dict[str, list[tuple[float, bool]]] = {}  # source -> s of each response, and whether clipped
@@ -392,9 +410,9 @@ def learn(
         losses.append(0.0)
         for weight in optimizer.weights:
             weight.grad = torch.zeros_like(weight)
-        for part in in_parts(active):
+        for part in forward_passes(learner.model, active):
             loss = torch.zeros(())
-            for sample, logprobs in zip(part, log_probabilities(learner.model, part), strict=True):
+            for sample, logprobs in part:
                 s = sequence_ratio(logprobs, sample.response)
                 one, is_clipped = sample_loss(s, sample, learner.name, u, settings)
                 loss = loss + one / len(batch)
@@ -403,22 +421,22 @@ def learn(
             losses[-1] += float(loss.detach())
         norms.append(optimizer.clip_gradients())
         optimizer.step()
-    seen = {"updates": len(losses), "responses with advantage 0": skipped}
+    found = {"updates": len(losses), "responses with advantage 0": skipped}
     for j, rows in ratios.items():
         s, clipped = zip(*rows, strict=True)
-        seen |= {f"learnt from {j}": len(s), f"s of {j}, mean": mean(s), f"s of {j}, smallest": min(s)}
-        seen |= {f"s of {j}, largest": max(s), f"s of {j}, share clipped": mean(clipped)}
-    return seen | {"loss": mean(losses), "gradient norm": mean(norms)}
+        found |= {f"learnt from {j}": len(s), f"s of {j}, mean": mean(s), f"s of {j}, smallest": min(s)}
+        found |= {f"s of {j}, largest": max(s), f"s of {j}, share clipped": mean(clipped)}
+    return found | {"loss": mean(losses), "gradient norm": mean(norms)}
 
 
 # ---- The audit.
 
-ROW = "{:12} {:34} {:>15} {:>15} {:>11} {:>10} {}"
+ROW = "{:12} {:36} {:>15} {:>15} {:>11} {:>10} {}"
 
 
 @dataclass
 class Table:
-    """What the run recorded beside what this script computed."""
+    """The recorded numbers beside the recomputed ones."""
 
     rows: list[tuple[str, str, float, float]] = field(default_factory=list)  # difference, tolerance
 
@@ -447,7 +465,7 @@ def joined(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def compare_log(table: Table, learner: Agent, own: Sequence[Response]) -> None:
-    """Compare the log of an agent's own responses with its tokenizer, and its model before the step."""
+    """Compare an agent's logged responses with its tokenizer, and with its model before the step."""
     k, prompts = learner.name, [learner.prompt_ids(response) for response in own]
     logged = [token for response in own for token in response.prompt_ids]
     table.add(k, "prompt tokens", logged, [token for ids in prompts for token in ids], 0)
@@ -456,24 +474,24 @@ def compare_log(table: Table, learner: Agent, own: Sequence[Response]) -> None:
     table.add(k, "texts equal to their tokens", len(own), same, 0)
     samples = [Sample(one, 0.0, ids, one.ids) for one, ids in zip(own, prompts, strict=True)]
     with torch.no_grad():
-        found = [one for part in in_parts(samples) for one in log_probabilities(learner.model, part)]
+        found = [logprobs for part in forward_passes(learner.model, samples) for _, logprobs in part]
     logprobs = numpy.array([logprob for one in own for logprob in one.logprobs])
-    size = 1.0 + numpy.abs(logprobs)  # float32 rounds the logits of unlikely tokens by more
-    table.add(k, "log pi of own tokens", logprobs / size, joined(found).numpy() / size, 1e-5)
+    size = 1.0 + numpy.abs(logprobs)  # float32 rounds larger numbers more
+    table.add(k, "log pi of own tokens / (1+|log pi|)", logprobs / size, joined(found).numpy() / size, 1e-5)
     pairs = [(mean(one.logprobs), float(ours.mean())) for one, ours in zip(own, found, strict=True)]
     table.add(k, "log pi of own responses / |y|", *zip(*pairs, strict=True), 1e-5)
     sums = [math.fsum(one.logprobs) for one in own]
     table.add(k, "log pi of own responses as logged", [one.logprob for one in own], sums, 1e-9)
 
 
-def compare_metrics(table: Table, k: str, metrics: Any, seen: dict[str, float], sources: list[str]) -> None:
-    """Compare all quantities that the step's metrics or the audit have of learner k, for each source."""
+def compare_metrics(table: Table, k: str, metrics: Any, found: dict[str, float], sources: list[str]) -> None:
+    """Compare every quantity of learner k that the metrics or the audit have, for each source."""
     for quantity, (path, tolerance) in RECORDED.items():
         for j in sources if "{}" in quantity else [""]:
             recorded = find(metrics, path, j, missing=None)
             if isinstance(recorded, dict):  # reason -> how many
                 recorded = sum(recorded.values())
-            pair = [recorded, seen.get(quantity.format(j))]
+            pair = [recorded, found.get(quantity.format(j))]
             if pair != [None, None]:
                 numbers = [math.nan if one is None else one for one in pair]
                 table.add(k, quantity.format(j), *numbers, tolerance)
@@ -482,8 +500,9 @@ def compare_metrics(table: Table, k: str, metrics: Any, seen: dict[str, float], 
 def compare_weights(table: Table, k: str, optimizer: AdamW, after: Mapping[str, Tensor]) -> None:
     """Compare the checkpoint after the step. AdamW's moments are sums of the step's clipped gradients.
 
-    AdamW turns a gradient as small as rounding into a move of any size up to lr. So weights are compared one
-    by one where all gradients of the step are clear of rounding, and as a whole by the length of the move.
+    AdamW divides by the size of the gradient. So a gradient that is rounding alone may move its weight by any
+    amount up to lr. The audit compares single weights where all gradients of the step are far larger than
+    rounding. For all weights together, the audit compares the length of the move.
     """
 
     def recorded(kind: str) -> Tensor:
@@ -502,7 +521,7 @@ def compare_weights(table: Table, k: str, optimizer: AdamW, after: Mapping[str, 
 def samples_of(
     learner: Agent, groups: Iterable[dict[str, list[Response]]], capability: dict[str, float], settings: Any
 ) -> tuple[list[Sample], Counter[str]]:
-    """Return a learner's samples of a step, by prompt and source; and how many of each source are dropped."""
+    """Return a learner's samples of a step, by prompt and source, and the number dropped of each source."""
     samples, dropped = [], Counter[str]()
     for group in groups:
         rewards = {j: [one.reward for one in responses] for j, responses in group.items()}
@@ -517,13 +536,11 @@ def samples_of(
 
 
 def audit(run: Path, step: int, models: Mapping[str, str], max_reward: float | None = 1.0) -> Table:
-    """Recompute a step. ``models``: folders of initial models that are not where the config says.
+    """Recompute a step. ``models`` has folders of initial models that are not where the config says.
 
-    ``max_reward`` is the task's, for a run whose config leaves it to the task.
+    ``max_reward`` is the task's highest reward, for a run whose config does not set it.
     """
-    settings, metrics = read_settings(run), read_metrics(run, step)
-    if settings.max_reward is None:
-        settings.max_reward = max_reward
+    settings, metrics = read_settings(run, max_reward), read_metrics(run, step)
     names = sorted(about.name for about in settings.agents)
     log = {k: read_rollouts(run, step, k) for k in names}
     groups: dict[str, dict[str, list[Response]]] = {}  # problem -> source -> responses
@@ -542,20 +559,20 @@ def audit(run: Path, step: int, models: Mapping[str, str], max_reward: float | N
     for about in settings.agents:
         k = about.name
         learner = Agent(about, models.get(k) or model_folder(about.model), log[k][0].tokenizer)
-        optimizer = AdamW(learner.model, about.lr or settings.lr, settings, before.get(k, {}))
+        optimizer = AdamW(learner.model, about.lr, settings, before.get(k, {}))
         compare_log(table, learner, log[k])
         table.add(k, "capability history", history_after[k], history[k], 1e-9)
         for j in (j for j in names if j != k):
-            ratios = [omega(j, k, one, settings) for one in (recorded_capability, capability)]
+            ratios = [omega(j, k, one) for one in (recorded_capability, capability)]
             table.add(k, f"omega({j}, {k})", *ratios, 1e-9)
         samples, dropped = samples_of(learner, groups.values(), capability, settings)
-        seen = learn(learner, minibatches(samples, k, step, settings), optimizer, settings)
-        seen |= {"mean reward": mean(rewards[k]), "capability P": capability[k]}
-        seen |= {f"dropped responses of {j}": number for j, number in dropped.items()}
+        found = learn(learner, minibatches(samples, k, step, settings), optimizer, settings)
+        found |= {"mean reward": mean(rewards[k]), "capability P": capability[k]}
+        found |= {f"dropped responses of {j}": number for j, number in dropped.items()}
         for j in (j for j in names if log[j][0].tokenizer != learner.fingerprint):
             lengths = [len(one.ids) / len(one.response.ids) for one in samples if one.response.source == j]
-            seen[f"own tokens per token of {j}"] = mean(lengths)
-        compare_metrics(table, k, metrics[k], seen, names)
+            found[f"own tokens per token of {j}"] = mean(lengths)
+        compare_metrics(table, k, metrics[k], found, names)
         compare_weights(table, k, optimizer, after[k])
     return table
 
@@ -565,7 +582,7 @@ def main() -> int:
     parser.add_argument("run", type=Path, help="the run's folder")
     parser.add_argument("--step", type=int, required=True, help="which step, from 1")
     parser.add_argument("--model", action="append", default=[], metavar="AGENT=FOLDER", help="initial model")
-    parser.add_argument("--max-reward", default="1", help="the task's largest reward, or none (default: 1)")
+    parser.add_argument("--max-reward", default="1", help="the task's highest reward, or none (default: 1)")
     given = parser.parse_args()
     logging.disable_progress_bar()
     logging.set_verbosity_error()

@@ -1,7 +1,7 @@
 """Child processes: start them, wait for them, exchange messages with them, end all that they started.
 
-Every child leads a session of its own: Ctrl-C reaches hacrl alone, which then ends its children, each with
-its whole process group. ``MessageProcess`` serves untrusted work: it may be killed at any moment.
+Every child leads a process group of its own: Ctrl-C reaches hacrl alone, which then ends its children, each
+with its whole group. ``MessageProcess`` serves untrusted work: it may be killed at any moment.
 ``SupervisedProcess`` runs a program with a log; a guard ends that program even if hacrl is killed.
 
 This module imports the standard library alone. Workers import it, and the guard runs it as its program.
@@ -224,7 +224,7 @@ class SupervisedProcess:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **self._environment},
-                start_new_session=True,
+                process_group=0,  # no session: the scheduler would give that its own share of the CPU
                 pass_fds=() if inherited_fd is None else (inherited_fd,),
             )
         self._guard = Guard([-process.pid])
@@ -297,7 +297,7 @@ class Guard:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # the guard must outlive whatever ends hacrl, such as Ctrl-C
+            process_group=0,  # the guard must outlive whatever ends hacrl, such as Ctrl-C
         )
 
     @property

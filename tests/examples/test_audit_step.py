@@ -1,4 +1,4 @@
-"""The audit recomputes the steps of a real run, fails for what was tampered with, and is independent."""
+"""examples/audit_step.py recomputes steps of a real run, finds changed numbers, and does not need hacrl."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ from tests.support.tiny import (
 
 SCRIPT = Path(audit_step.__file__)
 AGENTS = ("small-a", "llama")  # of recipes/model.yaml: two architectures, two tokenizers
+TOKEN_ROW = "log pi of own tokens / (1+|log pi|)"
 LOG_ROWS = {
     "prompt tokens",
     "texts equal to their tokens",
-    "log pi of own tokens",
+    TOKEN_ROW,
     "log pi of own responses / |y|",
 }
 REWARD_ROWS = {"mean reward", "capability P", "capability history"}
@@ -78,12 +79,13 @@ def change_lines(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 
 def change_config(folder: Path, key: str, value: Any) -> None:
+    """Set a key in a run's config.yaml, which may not have the key."""
     config = yaml.safe_load((folder / "config.yaml").read_text())
     *sections, last = key.split(".")
     section = config
     for name in sections:
         section = section[name]
-    assert section[last] != value
+    assert section.get(last) != value
     section[last] = value
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
 
@@ -94,7 +96,7 @@ def test_every_number_of_a_step_is_recomputed(run, step):
     assert table.failed == []
     rows = {(agent, quantity): tolerance for agent, quantity, _, tolerance in table.rows}
     for k, j in (AGENTS, AGENTS[::-1]):
-        assert rows[k, "log pi of own tokens"] == rows[k, "log pi of own responses / |y|"] == 1e-5
+        assert rows[k, TOKEN_ROW] == rows[k, "log pi of own responses / |y|"] == 1e-5
         assert rows[k, "loss"] == 1e-6
         others = {
             f"learnt from {j}",
@@ -120,8 +122,20 @@ def test_the_run_is_no_trivial_case(run):
     assert found["small-a"]["capability"] != found["llama"]["capability"]
 
 
-def test_chat_templates_lost_responses_and_unknown_rewards(tmp_path):
-    """Three kinds of tokenizer, one with a chat template; most responses of two are lost to others."""
+UNSET: dict[str, Any] = {"method": {}, "learning": {}, "agent": {}}
+SET: dict[str, Any] = {
+    "method": {"reward_range": (-1.0, 2.0)},
+    "learning": {"updates_per_step": 5},
+    "agent": {"lr": 2e-3},
+}
+
+
+@pytest.mark.parametrize("optional", [UNSET, SET], ids=["unset", "set"])
+def test_chat_templates_dropped_responses_and_optional_keys(tmp_path, optional):
+    """Three kinds of tokenizer, one with a chat template. Other agents drop most responses of two of them.
+
+    The task does not know its highest reward. The optional keys are once left out, once set.
+    """
     template = (
         "{% for turn in messages %}{{ '(' if turn['role'] == 'user' else ')' }}{{ turn['content'] }}"
         "{% if turn['role'] == 'assistant' %}<pad>{% endif %}{% endfor %}"
@@ -138,7 +152,7 @@ def test_chat_templates_lost_responses_and_unknown_rewards(tmp_path):
         tokenizer.save_pretrained(tmp_path / name)
     rows = [{"prompt": f"{a}+{b}:", "digit": str((a + b) % 10)} for a in range(6) for b in range(4)]
     HACRLTrainer(
-        agents=[str(tmp_path / name) for name in kinds],
+        agents=[{"name": name, "model": str(tmp_path / name), **optional["agent"]} for name in kinds],
         reward_funcs=lambda completions, digit, **_: [
             2.0 * (gold in text) for text, gold in zip(completions, digit, strict=True)
         ],
@@ -148,14 +162,20 @@ def test_chat_templates_lost_responses_and_unknown_rewards(tmp_path):
             steps=1,
             device="cpu",
             progress=False,
-            method={"name": "hacpo", "clip_low": 0.2, "clip_high": 0.28, "delta": 0.9},
+            method={"name": "hacpo", "clip_low": 0.2, "clip_high": 0.28, "delta": 0.9, **optional["method"]},
             rollout={"prompts_per_step": 6, "rollouts_per_prompt": 6, "max_new_tokens": 6},
-            learning={"lr": 5e-3, "weight_decay": 0.01},
+            learning={"lr": 5e-3, "weight_decay": 0.01, **optional["learning"]},
         ),
     ).train()
     table = audit_step.audit(tmp_path / "run", 1, {}, max_reward=None)
     assert table.failed == []
     found = audit_step.read_metrics(tmp_path / "run", 1)
+    updates = optional["learning"].get("updates_per_step", 6)  # 6: 2 updates for each of 3 sources
+    assert all(one["learning"]["updates"] == updates for one in found.values())
+    lowest = optional["method"].get("reward_range", (0.0,))[0]
+    for one in found.values():  # 1e-8: no capability is below it, so that ratios exist
+        assert one["capability"] == pytest.approx(max(one["rollout"]["reward"] - lowest, 1e-8))
+    assert found["bytes"]["rollout"]["reward"] == 0  # the lowest capability and the bounds of omega count
     dropped = {k: one["learning"]["dropped"] for k, one in found.items()}
     assert dropped["char"]["spaced"]["not_representable"] > 0
     assert found["char"]["learning"]["sources"].keys() >= {"char", "spaced"}
@@ -170,7 +190,7 @@ def test_a_changed_log_probability_fails_where_it_was_logged(copied):
 
     change_lines(log_of(copied, "llama"), change)
     failed = failures(copied)
-    changed = {"log pi of own tokens", "log pi of own responses / |y|"}  # and what is computed from them
+    changed = {TOKEN_ROW, "log pi of own responses / |y|"}  # and what is computed from them
     assert {("llama", quantity) for quantity in changed} <= failed
     assert not {("small-a", quantity) for quantity in LOG_ROWS} & failed
     assert not {(k, quantity) for k in AGENTS for quantity in REWARD_ROWS} & failed
@@ -224,15 +244,15 @@ def test_a_changed_weight_fails_alone(copied):
         ("method.delta_step", 0.05, "loss"),
         ("method.clip_low", 0.0003, "loss"),
         ("method.clip_high", 0.0004, "loss"),
-        ("method.std.epsilon", 1e-3, "loss"),
-        ("method.capability.ratio_max", 1.0, "loss"),
-        ("method.capability.ratio_min", 1.0, "loss"),
+        ("method.reward_range", [0.0, 0.3], "loss"),
+        ("method.reward_range", [-1.0, 1.0], "capability P"),
         ("learning.lr", 2.02e-4, "weights with clear gradients"),
-        ("learning.beta1", 0.91, "gradients (exp_avg)"),
-        ("learning.beta2", 0.96, "gradients (exp_avg_sq)"),
+        ("learning.betas", [0.91, 0.95], "gradients (exp_avg)"),
+        ("learning.betas", [0.9, 0.96], "gradients (exp_avg_sq)"),
         ("learning.weight_decay", 0.1, "weights with clear gradients"),
         ("learning.max_grad_norm", 0.1, "gradients (exp_avg)"),
         ("learning.updates_per_source", 1, "updates"),
+        ("learning.updates_per_step", 2, "updates"),
     ],
 )
 def test_a_step_with_another_setting_would_be_another_step(copied, key, value, quantity):
@@ -241,8 +261,28 @@ def test_a_step_with_another_setting_would_be_another_step(copied, key, value, q
     assert any((k, quantity.format(j)) in failed for k, j in (AGENTS, AGENTS[::-1]))
 
 
+@pytest.mark.parametrize(
+    ("constant", "value"), [("STD_EPSILON", 1e-3), ("RATIO_MAX", 1.0), ("RATIO_MIN", 1.0)]
+)
+def test_a_step_with_another_constant_would_be_another_step(run, monkeypatch, constant, value):
+    monkeypatch.setattr(audit_step, constant, value)
+    assert {(k, "loss") for k in AGENTS} & failures(run)
+
+
+def test_a_key_that_is_not_set_means_its_default(copied):
+    """The run's config.yaml has none of these keys. Their defaults change nothing."""
+    config = yaml.safe_load((copied / "config.yaml").read_text())
+    assert not {"reward_range", "kl_coefficient", "learn_stop_token"} & config["method"].keys()
+    assert "updates_per_step" not in config["learning"]
+    change_config(copied, "method.reward_range", [0.0, 1.0])
+    change_config(copied, "method.kl_coefficient", 0.0)
+    change_config(copied, "method.learn_stop_token", True)
+    change_config(copied, "learning.updates_per_step", 4)
+    assert failures(copied) == set()
+
+
 def test_the_capability_window_shows_in_the_second_step(copied):
-    change_config(copied, "method.capability.window", 1)
+    change_config(copied, "method.capability_window", 1)
     assert ("llama", "capability P") in failures(copied, 2)
 
 
@@ -252,15 +292,30 @@ def test_what_the_run_has_not_kept_is_named(copied):
         with pytest.raises(SystemExit, match=r"step-000001 is missing.*checkpoint\.every=1"):
             audit_step.audit(copied, step, {})
     log_of(copied, "llama", step=2).unlink()
-    with pytest.raises(SystemExit, match=r"llama\.jsonl is missing.*rollouts\.keep=all"):
+    with pytest.raises(SystemExit, match=r"llama\.jsonl is missing.*keep_rollouts=all"):
         audit_step.audit(copied, 2, {})
     with pytest.raises(SystemExit, match="step 3 is not in"):
         audit_step.audit(copied, 3, {})
 
 
-def test_an_option_that_the_audit_does_not_cover_is_named(copied):
-    change_config(copied, "method.kl_coefficient", 0.001)
-    with pytest.raises(SystemExit, match=r"method\.kl_coefficient is 0\.001: the audit covers 0"):
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("method.kl_coefficient", 0.001, r"method\.kl_coefficient is 0\.001: the audit covers 0"),
+        ("method.reading", "public", r"method\.reading is 'public': the audit covers 'paper'"),
+    ],
+)
+def test_a_setting_that_the_audit_does_not_cover_is_named(copied, key, value, message):
+    change_config(copied, key, value)
+    with pytest.raises(SystemExit, match=message):
+        audit_step.audit(copied, 1, {})
+
+
+def test_an_agent_that_the_audit_does_not_cover_is_named(copied):
+    config = yaml.safe_load((copied / "config.yaml").read_text())
+    config["agents"][1]["lora"] = {"rank": 4}
+    (copied / "config.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(SystemExit, match=r"agents\.llama\.lora is \{'rank': 4\}: the audit covers None"):
         audit_step.audit(copied, 1, {})
 
 

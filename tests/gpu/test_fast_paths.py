@@ -73,8 +73,8 @@ def test_graphs_sample_with_the_probabilities_of_a_plain_forward_pass(dtype, gap
     engine = TransformersEngine(agent, max_batch=6)  # of 20 responses: slots are used again
     for seed in (0, 1):  # the second time with graphs recorded before
         rollouts = sample_rollouts(engine, PROBLEMS, 4, sampling, seed)
-        assert engine._decoders[sampling]._graphs
-        assert engine._decoders[sampling].compile_error == ""
+        assert engine._decoders[sampling, frozenset(engine.policy.stop_ids)]._graphs
+        assert engine._decoders[sampling, frozenset(engine.policy.stop_ids)].compile_error == ""
         assert len({rollout.num_tokens for rollout in rollouts}) > 1
         for rollout, expected in zip(rollouts, plain_logprobs(agent, rollouts, sampling), strict=True):
             difference = (torch.tensor(rollout.token_logprobs) - expected).abs()
@@ -138,11 +138,11 @@ def test_graphs_follow_weights_that_change_and_weights_that_move() -> None:
     engine = TransformersEngine(agent, 8)
     sampling = Sampling(12)
     sample_rollouts(engine, PROBLEMS, 2, sampling, 0)
-    recorded = engine._decoders[sampling]
+    recorded = engine._decoders[sampling, frozenset(engine.policy.stop_ids)]
     with torch.no_grad():
         agent.model.get_output_embeddings().weight.mul_(0.5)  # in place
     rollouts = sample_rollouts(engine, PROBLEMS, 2, sampling, 0)
-    assert engine._decoders[sampling] is recorded
+    assert engine._decoders[sampling, frozenset(engine.policy.stop_ids)] is recorded
     for rollout, expected in zip(rollouts, plain_logprobs(agent, rollouts, sampling), strict=True):
         torch.testing.assert_close(torch.tensor(rollout.token_logprobs), expected, atol=1e-3, rtol=0)
     old = [parameter.data for parameter in agent.model.parameters()]  # kept, so that addresses are new
@@ -325,5 +325,5 @@ def test_the_kernel_that_adds_up_gradients_of_shared_prompts() -> None:
     states = torch.randn(1000, 8, 128, device="cuda").bfloat16().requires_grad_()
     weights = torch.randn(6000, 8, 128, device="cuda").bfloat16()
     (copied_keys(states, shared) * weights).sum().backward()
-    expected = torch.zeros(1000, 8, 128, device="cuda").index_add_(0, shared.places, weights.float())
+    expected = torch.zeros(1000, 8, 128, device="cuda").index_add_(0, shared.tokens, weights.float())
     torch.testing.assert_close(states.grad.float(), expected, rtol=0.01, atol=0.01)

@@ -127,9 +127,9 @@ def test_generating_goes_on_with_fewer_responses() -> None:
     assert 256 <= crowded.max_batch < 4096
     assert [r.problem.id for r in rollouts] == [p.id for p in problems for _ in range(group)]
     assert {r.num_tokens for r in rollouts} == {48}
-    pairs = [(crowded.agent.encode_prompt(r.problem), r.token_ids) for r in rollouts[::8]]
+    pairs = [(crowded.policy.encode_prompt(r.problem), r.token_ids) for r in rollouts[::8]]
     with torch.no_grad():
-        truth, _ = response_logprobs(crowded.agent.model, pairs, SAMPLING, torch.device("cuda"))
+        truth, _ = response_logprobs(crowded.policy.model, pairs, SAMPLING, torch.device("cuda"))
     found = torch.tensor([r.token_logprobs for r in rollouts[::8]])  # across the place where they broke off
     torch.testing.assert_close(found, truth.cpu(), atol=1e-3, rtol=0)
     assert len({r.token_ids for r in rollouts}) == len(rollouts)  # nobody says what another said

@@ -189,7 +189,8 @@ make_vllm_engine(engine_agent(), settings, probe_prompts(engine_agent()), CONTEX
 def test_a_server_does_not_outlive_hacrl(vllm_python: str, tmp_path: Path) -> None:
     """Killed while its server loads, which is when vLLM itself does not heed signals."""
     command = [sys.executable, "-c", KILLED, vllm_python, str(tmp_path)]
-    here = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    root = Path(__file__).parents[2]
+    here = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "src")])}
     hacrl = subprocess.Popen(command, env=here)
 
     def has_children() -> bool:
