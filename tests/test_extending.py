@@ -244,6 +244,9 @@ def test_a_method_says_whether_rollouts_are_shared(folder: Path):
     alone = build_config(recipe(agents=two, method="alone.py:Alone", learning={"updates_per_source": 3}))
     try:
         assert [updates_per_step(shared), updates_per_step(alone)] == [6, 3]
+        lonely = replace(alone, rollout=replace(alone.rollout, rollouts_per_prompt=1))
+        with pytest.raises(ConfigError, match="a single response has nothing to be compared with"):
+            dry_run(lonely)
         # its advantages cover other agents' responses nevertheless
         with pytest.raises(TrainingError, match=r"'alone.py:Alone' gave .*shares_rollouts is False"):
             make_method(alone.method).advantages({"a": [1.0], "b": [0.0]}, "a", equal_capability)

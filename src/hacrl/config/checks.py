@@ -13,15 +13,20 @@ _MOST_UPDATES = 100_000  # of one agent in one step
 def check_config(config: RunConfig) -> None:
     """Raise ConfigError for settings that are valid one by one but cannot work together.
 
-    No code of the user's is imported: :func:`check_method` follows when a run is about to begin.
+    The code of a plug-in method is not imported: :func:`check_plugin_method` follows before a run begins.
     """
     _check_agent_names(config)
     if not isinstance(config.method, PluginMethodSettings):
-        check_method(config)
+        _check_method(config)
 
 
-def check_method(config: RunConfig) -> None:
-    """Raise ConfigError if the method cannot be used, or not with the run's other settings."""
+def check_plugin_method(config: RunConfig) -> None:
+    """Raise ConfigError if a plug-in method cannot be used, or not with the run's other settings."""
+    if isinstance(config.method, PluginMethodSettings):
+        _check_method(config)
+
+
+def _check_method(config: RunConfig) -> None:
     _check_group_sizes(config)
     _check_number_of_updates(config)
     _check_clip_schedule(config)
