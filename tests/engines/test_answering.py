@@ -194,6 +194,31 @@ def test_an_answerer_can_be_used_again_after_a_failure() -> None:
     assert rewards(answerer.answer([problem("1:")], 6, Sampling(4), seed=0)) == REWARDS
 
 
+def test_responses_that_finish_after_a_failure_are_not_verified() -> None:
+    """As from the thread of an engine that is still generating when another agent's engine has failed."""
+
+    class Engine(ScriptedEngine):
+        def generate(self, request: GenerationRequest, on_finished: OnFinished | None = None) -> list[Sample]:
+            finished.append(on_finished)
+            return super().generate(request, on_finished)
+
+    def fail(_: int) -> None:
+        raise KeyboardInterrupt
+
+    finished: list[Any] = []
+    task = WatchedTask(singly=True)
+    answerer = Answerer(AGENT, Engine(["1"] * 6, range(6), fail), task)
+    with pytest.raises(KeyboardInterrupt):
+        answerer.answer([problem("1:")], 6, Sampling(4), seed=0)
+    task.batches.clear()
+    late = answerer.engine._samples[0]
+    finished[0]([(0, late)])
+    assert verify_threads() == []
+    answerer.engine = ScriptedEngine(TEXTS, range(6), lambda _: finished[0]([(0, late)]))
+    assert rewards(answerer.answer([problem("1:")], 6, Sampling(4), seed=0)) == REWARDS
+    assert sorted(text for batch in task.batches for text in batch) == sorted(TEXTS)
+
+
 def test_a_real_reward_function_is_called_once() -> None:
     calls: list[list[str]] = []
 

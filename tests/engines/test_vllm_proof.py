@@ -124,6 +124,16 @@ def test_the_proof_goes_with_what_is_asked_for_and_is_nobodys_response(made) -> 
     assert backend.sent == 2
 
 
+def test_the_proof_fits_into_a_short_context(made, monkeypatch) -> None:
+    """A vLLM server refuses a request whose prompt and new tokens are longer than its context."""
+    _, backend, engine = made
+    monkeypatch.setattr(VllmEngine, "describe", lambda self: [{"max_length": 9, "model": {}}])
+    sample_rollouts(engine, PROBLEMS, 2, SAMPLING, 0)
+    (asks,) = backend.asked
+    assert lengths(asks) == [5] * NUM_PROBES + [5] * 4  # the prompts of probes have 4 tokens
+    assert engine.sync().logprob_gap < 1e-6
+
+
 def test_wrong_weights_are_noticed_whatever_was_said_meanwhile(made) -> None:
     _, backend, engine = made
     backend.agent = char_agent(seed=1)

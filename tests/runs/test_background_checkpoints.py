@@ -114,7 +114,7 @@ def checkpointer_of(path: Path, weights: Tensor) -> tuple[Checkpointer, SimpleNa
         state_dict=lambda: {"under_way": None},
         tensors=lambda: {"ada": {"0.master": weights}},
     )
-    folder = SimpleNamespace(path=path)
+    folder = SimpleNamespace(path=path, positions=dict)
     return Checkpointer(folder, CheckpointSettings(every=1), lambda _: None), trainer
 
 

@@ -8,6 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,8 +19,11 @@ import yaml
 from hacrl.cli.main import app
 from hacrl.config.load import load_config
 from hacrl.config.schema import RunConfig
+from hacrl.engines.base import SyncReport
+from hacrl.engines.hf.engine import TransformersEngine
 from hacrl.errors import CheckpointError, ConfigError
 from hacrl.rollouts.log import RolloutLog
+from hacrl.runs.checkpoint import CheckpointStore
 from hacrl.runs.resume import inspect_run, resume_point_of
 from hacrl.runs.run import LocalRun, run_locally
 from hacrl.training.observer import Observer, Phase
@@ -152,6 +157,78 @@ def test_an_unfinished_step_needs_its_rollouts(tmp_path):
     (folder / "rollouts" / "step-000001" / "small.jsonl").unlink()
     with pytest.raises(CheckpointError, match="rollouts of small in step 1 are missing"):
         go_on(folder)
+
+
+def test_rollouts_that_no_agent_has_learnt_from_may_be_sampled_again(calm, tmp_path):
+    """As after an engine's responses were refused, which deletes them from the log."""
+    folder = tmp_path / "run"
+    left_after(chaos_config(folder, STEPS), 6)  # both have answered
+    (folder / "rollouts" / "step-000001" / "small.jsonl").unlink()
+    go_on(folder)
+    assert differing_files(calm, folder) == []
+
+
+def test_notes_of_an_unfinished_step_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(TransformersEngine, "take_notes", lambda engine: [f"{engine.policy.name} notes"])
+    whole, parts = (chaos_config(tmp_path / name, 1) for name in ("whole", "parts"))
+    run_locally(whole)
+    left_after(parts, 7)
+    go_on(tmp_path / "parts")
+    written = [(tmp_path / name / "notes.txt").read_text().splitlines() for name in ("whole", "parts")]
+    assert len(written[0]) == 6  # of two agents in two evaluations and a step
+    assert [line for line in written[1] if "resumed after" not in line] == written[0]
+
+
+def test_the_weight_sync_of_an_unfinished_step_is_kept(tmp_path, monkeypatch):
+    def sync(engine, proven=True):
+        return SyncReport(engine.policy.policy_version, "files", 0.25, restarts=1)
+
+    monkeypatch.setattr(TransformersEngine, "sync", sync)
+    whole, parts = (chaos_config(tmp_path / name, 1) for name in ("whole", "parts"))
+    run_locally(whole)
+    left_after(parts, 7)
+    go_on(tmp_path / "parts")
+    assert '"logprob_gap": 0.25' in (tmp_path / "whole" / "metrics.jsonl").read_text()
+    assert differing_files(tmp_path / "whole", tmp_path / "parts") == []
+
+
+def test_the_folder_is_locked_until_the_last_checkpoint_is_written(tmp_path, monkeypatch):
+    config = chaos_config(tmp_path / "run", 1, checkpoint={"every": 1, "background": True})
+    is_locked, write = [], CheckpointStore.write
+
+    def slow_write(store, *arguments):
+        closing.wait(30)
+        time.sleep(0.1)
+        is_locked.append(run._folder.is_open)
+        write(store, *arguments)
+
+    closing = threading.Event()
+    monkeypatch.setattr(CheckpointStore, "write", slow_write)
+    with LocalRun(config) as run:
+        monkeypatch.setattr(run._task, "close", closing.set)
+        run.train()
+    assert is_locked == [True]
+
+
+def test_a_run_is_closed_whatever_fails_while_it_closes(tmp_path, monkeypatch):
+    closed = []
+
+    class Watch(Observer):
+        def on_end(self):
+            closed.append("observer")
+
+    def fail(engine):
+        raise RuntimeError(f"the engine of {engine.policy.name} hangs")
+
+    with pytest.raises(RuntimeError, match="the engine of small hangs"):  # noqa: SIM117 - raised at the exit
+        with LocalRun(chaos_config(tmp_path / "run", 1), [Watch()]) as run:
+            monkeypatch.setattr(run._task, "close", lambda: closed.append("task"))
+            monkeypatch.setattr(
+                run.trainer.executor.workers["llama"], "close", lambda: closed.append("engine of llama")
+            )
+            monkeypatch.setattr(TransformersEngine, "close", fail)
+    assert sorted(closed) == ["engine of llama", "observer", "task"]
+    assert not run._folder.is_open
 
 
 @pytest.mark.parametrize(("keep", "left"), [("all", [1, 2, 3]), (2, [2, 3]), ("none", [])])

@@ -83,6 +83,7 @@ def test_the_learn_report() -> None:
         bad_updates=3,
         oom_retries=1,
         left_out={"bob": 4, "carl": 6},
+        notes=("something to know",),
     )
 
 

@@ -1,4 +1,4 @@
-"""From problems to judged rollouts of one agent: render prompts, generate, decode, verify."""
+"""From problems to verified rollouts of one agent: render prompts, generate, decode, verify."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hacrl.types import Problem, Rollout, Sampling, Verdict, VerifiedRollout
 
 
 class OnResponses(Protocol):
-    """Is told how many responses have just finished."""
+    """A function that handles the number of responses that have just finished."""
 
     def __call__(self, count: int, /) -> None:
-        """Take note of ``count`` further responses."""
+        """Handle ``count`` further responses."""
         ...
 
 
@@ -40,7 +40,8 @@ class Answerer:
         self.agent = agent
         self.engine = engine
         self._task = task
-        self._verifier = _EarlyVerifier(task, verify_lock or nullcontext())
+        self._verify_lock = verify_lock or nullcontext()
+        self._verifier = _EarlyVerifier(task, self._verify_lock)  # of the last generation
 
     def answer(
         self, problems: Sequence[Problem], samples: int, sampling: Sampling, seed: int
@@ -63,13 +64,15 @@ class Answerer:
         prompts = [self.agent.encode_prompt(problem) for problem in problems]
         request = GenerationRequest(prompts, samples, sampling, frozenset(self.agent.stop_ids), seed)
         rollouts: dict[int, Rollout] = {}
+        # One verifier per generation: responses of an abandoned generation may still come from its thread.
+        verifier = self._verifier = _EarlyVerifier(self._task, self._verify_lock)
 
         def on_finished(finished: Sequence[tuple[int, Sample]]) -> None:
             answered = [(problems[index // samples], sample) for index, sample in finished]
             decoded = decode_rollouts(self.agent, answered)
             for (index, _), rollout in zip(finished, decoded, strict=True):
                 rollouts[index] = rollout
-                self._verifier.add(index, rollout)
+                verifier.add(index, rollout)
             on_responses(len(finished))
 
         self.engine.generate(request, on_finished)
@@ -83,7 +86,7 @@ class Answerer:
         return [VerifiedRollout(rollout, verdicts[index]) for index, rollout in enumerate(rollouts)]
 
     def abandon(self) -> None:
-        """Drop responses whose verdicts nobody will ask for. Does nothing after :meth:`verify`."""
+        """Stop verifying: the verdicts are not needed. Do nothing after :meth:`verify`."""
         self._verifier.abandon()
 
 
@@ -121,7 +124,7 @@ def verify_rollouts(task: Task, rollouts: Sequence[Rollout]) -> list[VerifiedRol
 
 
 class _EarlyVerifier:
-    """Verifies responses in a thread while others are still being generated, if the task allows it."""
+    """Verifies one generation's responses in a thread as they finish, if the task allows it."""
 
     def __init__(self, task: Task, lock: AbstractContextManager[object]) -> None:
         self._task = task
@@ -131,32 +134,34 @@ class _EarlyVerifier:
         self._verdicts: dict[int, Verdict] = {}
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
+        self._is_abandoned = False
+        self._changing = threading.Lock()  # of the two attributes above
 
     def add(self, index: int, rollout: Rollout) -> None:
         """Queue one response. ``index`` identifies its verdict."""
-        if not self._is_early:
-            return
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="hacrl-verify", daemon=True)
-            self._thread.start()
-        self._waiting.put((index, rollout))
+        with self._changing:
+            if not self._is_early or self._is_abandoned:
+                return
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="hacrl-verify", daemon=True)
+                self._thread.start()
+            self._waiting.put((index, rollout))
 
     def finish(self) -> dict[int, Verdict]:
         """Wait for all queued responses and return their verdicts; empty if the task was not called yet."""
         self._join()
-        verdicts, self._verdicts = self._verdicts, {}
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-        return verdicts
+        if self._error is not None:
+            raise self._error
+        return self._verdicts
 
     def abandon(self) -> None:
-        """Drop what is queued and what was found."""
+        """Drop queued responses, and ignore further ones."""
+        with self._changing:
+            self._is_abandoned = True
         with suppress(queue.Empty):
             while True:
                 self._waiting.get_nowait()
         self._join()
-        self._verdicts, self._error = {}, None
 
     def _join(self) -> None:
         thread, self._thread = self._thread, None
@@ -165,7 +170,7 @@ class _EarlyVerifier:
             thread.join()
 
     def _run(self) -> None:
-        """Verify what is queued, all that has come meanwhile in one call, until None is queued."""
+        """Verify queued responses until None is queued; those that wait together are verified in one call."""
         try:
             is_last = False
             while not is_last:

@@ -81,7 +81,7 @@ class SyncReport:
     policy_version: int
     weight_sync: str  # how the weights were sent
     logprob_gap: float  # mean |engine's - learner's log-probability| per token of a few responses, afterwards
-    restarts: int  # times the engine died and was started again since the run began
+    restarts: int  # times this process started the engine again because it had died
 
 
 class Engine(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -69,10 +70,9 @@ class LocalExecutor:
         builds = [partial(worker.build_samples, groups, capabilities, step) for worker in workers]
         with Prefetch(builds) as prefetched:
             for worker in workers:
-                agent_reporter = reporter.agent(worker.name)
-                with agent_reporter.phase("learn"):
+                with reporter.agent(worker.name).phase("learn"):
                     self.residency.to_learn(worker.name)
-                    report = worker.update(prefetched.next(), step, agent_reporter)
+                    report = worker.update(prefetched.next(), step)
                 yield worker.name, report
 
     def _turns(self, agents: Sequence[str]) -> list[list[AgentWorker]]:
@@ -99,11 +99,11 @@ class LocalExecutor:
         try:
             with reporter.generating():
                 generated = run_concurrently({worker.name: partial(generate, worker) for worker in turn})
-                syncs = {worker.name: worker.end_generation(reporter.agent(worker.name)) for worker in turn}
+                ended = {worker.name: worker.end_generation() for worker in turn}
                 return {
                     worker.name: Answer(
                         worker.verify(assignment, generated[worker.name], reporter.agent(worker.name)),
-                        syncs[worker.name],
+                        *ended[worker.name],
                     )
                     for worker in turn
                 }
@@ -133,6 +133,7 @@ class LocalExecutor:
 
     def release(self) -> None:
         """End engines and let weights return to their devices."""
-        for worker in self.workers.values():
-            worker.close()
-        self.residency.everyone_home()
+        with ExitStack() as stack:  # if an engine cannot be ended, the others are ended nevertheless
+            stack.callback(self.residency.everyone_home)
+            for worker in self.workers.values():
+                stack.callback(worker.close)

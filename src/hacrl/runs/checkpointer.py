@@ -190,8 +190,7 @@ def data_fingerprint(train: Sequence[Problem], test: Sequence[Problem]) -> str:
 class Checkpointer(Observer):
     """Writes checkpoints, each with the lengths of the run's growing files at that time.
 
-    It must observe a run after its :class:`RunFolder`, which writes these files. ``note`` takes a sentence
-    for the user.
+    ``note`` takes a sentence for the user.
     """
 
     def __init__(self, folder: RunFolder, settings: CheckpointSettings, note: Callable[[str], None]) -> None:
@@ -202,25 +201,18 @@ class Checkpointer(Observer):
         self._settings = settings
         self._note = note
         self._has_noted_memory = False
-        self._positions: dict[str, int] = {}
         self._score: float | None = None
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="hacrl-checkpoint")
         self._pending: Future[None] | None = None
         self._host_snapshot = HostSnapshot()
 
     def on_step(self, report: StepReport, seconds: Mapping[str, float]) -> None:
-        """Count the step's lines in the run's files as done."""
-        self.record_positions()
+        """Forget the score of the step before."""
         self._score = None
 
     def on_evaluation(self, step: int, accuracies: Mapping[str, Accuracy]) -> None:
-        """Count the evaluation's lines as done; its mean accuracy is the score of the next checkpoint."""
-        self.record_positions()
+        """Remember the mean accuracy: it is the score of the next checkpoint."""
         self._score = fmean(accuracy.mean for accuracy in accuracies.values())
-
-    def record_positions(self) -> None:
-        """Remember the current file lengths; a resumed run truncates the files to them."""
-        self._positions = self._folder.positions()
 
     def after_step(self, trainer: Trainer) -> None:
         """Write a checkpoint if one is due. Raise the error of an earlier one that failed."""
@@ -237,7 +229,8 @@ class Checkpointer(Observer):
         self._finish_pending(wait=True)
         state = trainer.state_dict()
         under_way = state.pop("under_way")
-        run = {"positions": self._positions, "data": self.data}
+        # A resumed run truncates the files to their present lengths. Notes of an unfinished step stay.
+        run = {"positions": self._folder.positions(), "data": self.data}
         documents: dict[str, Any] = {"run": run, "trainer": state}
         if under_way is not None:
             documents["under_way"] = under_way

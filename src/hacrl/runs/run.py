@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -97,7 +97,6 @@ class LocalRun:
         executor = self.trainer.executor
         for note in (*notes, *engine_notes(config, executor.devices), *executor.notes):
             self._observer.on_note(self.trainer.steps_done, note)
-        self._checkpoints.record_positions()
         self.trainer.report_restored_rollouts()
 
     def _open_folder(self, overwrite: bool, resumed: ResumePoint | None) -> None:
@@ -164,14 +163,18 @@ class LocalRun:
         return saved
 
     def close(self) -> None:
-        """Let go of engines and of the task's workers, and tell everybody who watches."""
+        """End engines and the task's workers, finish checkpoints and trackers, and unlock the folder.
+
+        If one of these fails, the others are done nevertheless.
+        """
         self._is_closed = True
-        if self._is_built:
-            self.trainer.executor.release()
-        self._task.close()
-        self._observer.on_end()
-        self._folder.unlock()
-        self._checkpoints.close()
+        with ExitStack() as stack:  # calls the last callback first
+            stack.callback(self._folder.unlock)
+            stack.callback(self._checkpoints.close)
+            stack.callback(self._observer.on_end)
+            stack.callback(self._task.close)
+            if self._is_built:
+                stack.callback(self.trainer.executor.release)
 
     def _after_step(self) -> None:
         self._checkpoints.after_step(self.trainer)

@@ -62,7 +62,8 @@ class CollapseDetector:
 
     def state_dict(self) -> dict[str, object]:
         """Return the counts as JSON values, for exact resume."""
-        return {"counts": self._counts, "reported": sorted(self._reported), "paused": sorted(self.paused)}
+        counts = {agent: dict(symptoms) for agent, symptoms in self._counts.items()}
+        return {"counts": counts, "reported": sorted(self._reported), "paused": sorted(self.paused)}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Restore what :meth:`state_dict` returned."""

@@ -82,6 +82,7 @@ class LearnReport:
     oom_retries: int = 0  # attempts at an update that were repeated because memory ran out
     # source -> rollouts not learnt from because of learning.max_cross_rollouts
     left_out: dict[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()  # sentences for the user; no part of the metrics
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,11 @@ class StepReport:
     agents: dict[str, AgentReport]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the report as plain JSON values."""
-        return asdict(self)
+        """Return the report as plain JSON values, without notes."""
+        plain = asdict(self)
+        for agent in plain["agents"].values():
+            del agent["learning"]["notes"]
+        return plain
 
 
 def accuracy_of(rewards_per_problem: Sequence[Sequence[float]]) -> Accuracy:
@@ -166,6 +170,7 @@ def learn_report(stats: LearnStats, samples: LearnerSamples) -> LearnReport:
         bad_updates=stats.bad_updates,
         oom_retries=stats.oom_retries,
         left_out=dict(sorted(samples.left_out.items())),
+        notes=tuple(stats.notes),
     )
 
 

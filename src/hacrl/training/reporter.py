@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 
 from hacrl.engines.concurrent import DirectCalls, MainThread
@@ -24,7 +25,9 @@ class Reporter:
         self.step = 0  # that phases and notes belong to; 0: before training
         self._began = 0.0
         self._is_interrupted = False
-        self._is_generating = False  # responses that were paid for are verified before a run stops
+        self._is_generating = False  # then the run does not stop until the responses are verified
+        self._generating_blocks = 0  # that are open
+        self._lock = threading.Lock()  # of the two attributes above
 
     def begin_step(self, step: int) -> None:
         """Start timing a step."""
@@ -41,11 +44,20 @@ class Reporter:
 
     @contextmanager
     def generating(self) -> Iterator[None]:
-        """Within the block, do not interrupt once a first agent has begun to generate."""
+        """Within the block, do not interrupt once a first agent has begun to generate. Blocks may be nested."""
+        with self._lock:
+            self._generating_blocks += 1
         try:
             yield
         finally:
-            self._is_generating = False
+            with self._lock:
+                self._generating_blocks -= 1
+                self._is_generating &= self._generating_blocks > 0
+
+    def check_interrupted(self) -> None:
+        """Raise :class:`TrainingInterrupted` if an interruption was requested and no agent generates."""
+        if self._is_interrupted and not self._is_generating:
+            raise TrainingInterrupted
 
     def agent(self, name: str, main: MainThread | None = None) -> AgentReporter:
         """Return what one agent reports to; from another thread through ``main``."""
@@ -57,9 +69,10 @@ class Reporter:
             self.observer.on_note(self.step, note)
 
     def _begin_phase(self, phase: Phase, agent: str) -> None:
-        if self._is_interrupted and not self._is_generating:
-            raise TrainingInterrupted
-        self._is_generating |= phase in ("rollout", "evaluate")
+        self.check_interrupted()
+        if phase in ("rollout", "evaluate"):
+            with self._lock:
+                self._is_generating = self._generating_blocks > 0
         self.observer.on_phase(self.step, phase, agent)
 
 
@@ -79,13 +92,11 @@ class AgentReporter:
         yield
         self._reporter.seconds[f"{phase}/{self._agent}"] = time.perf_counter() - start
 
+    def generating(self) -> AbstractContextManager[None]:
+        """Return a block that is not interrupted between its generation and its verification."""
+        return self._reporter.generating()
+
     def responses(self, count: int) -> None:
         """Report further responses that have finished."""
         for _ in range(count):
             self._main.post(partial(self._reporter.observer.on_response, self._agent))
-
-    def notes(self, notes: Iterable[str]) -> None:
-        """Pass on sentences for the user."""
-        listed = list(notes)
-        if listed:
-            self._main.post(partial(self._reporter.notes, listed))

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from hacrl.algorithms.capability import Capabilities, CapabilityTracker
 from hacrl.config.schema import RunConfig
-from hacrl.engines.base import SyncReport
 from hacrl.errors import EngineMismatchError, TrainingError
 from hacrl.rollouts.groups import PromptGroup, group_by_prompt
 from hacrl.rollouts.log import RolloutLog
@@ -60,7 +59,6 @@ class Trainer:
         self._evaluated_at = -1  # the step after which the agents were evaluated last
         self._noted: set[str] = set()  # agents whose rewards the user was told about
         self._notes_logged_rollouts = True
-        self._syncs: dict[str, SyncReport | None] = {}  # how each engine got its weights last
         self._is_stopping = False
 
     def train(self, steps: int) -> None:
@@ -93,14 +91,15 @@ class Trainer:
         """Evaluate every agent alone, on the same held-out problems with the same random draws every time."""
         if not self._test_problems:
             return {}
+        self.reporter.check_interrupted()
         self.reporter.step = step
         samples = self.config.evaluation.samples_per_problem
         assignment = Assignment("evaluate", self._test_problems, step)
         names = [agent.name for agent in self.config.agents]
         found = {}
         for name, answer in self.executor.answer(assignment, names, self.reporter):
+            self.reporter.notes(answer.notes)
             found[name] = accuracy_by_problem(answer.rollouts, samples)
-            self._syncs[name] = answer.sync
         accuracies = {name: found[name] for name in names}
         self._evaluated_at = step
         self.reporter.observer.on_evaluation(step, accuracies)
@@ -120,12 +119,15 @@ class Trainer:
         """Return an empty progress, or what an interrupted run had done of the step."""
         if not self.active:
             raise TrainingError(
-                f"nobody is left to train: all agents are paused since step {self.steps_done}"
+                f"there is no agent left to train: all agents are paused since step {self.steps_done}"
             )
+        self.reporter.check_interrupted()
         self.reporter.begin_step(step)
-        self._capabilities_before = self.capabilities.state_dict()
         if self._progress is None:
             self._progress = StepProgress(step)
+            self._capabilities_before = self.capabilities.state_dict()
+        else:  # the interrupted attempt may have added the step's rewards already
+            self.capabilities.load_state_dict(self._capabilities_before)
         assert self._progress.step == step, f"step {self._progress.step} is under way, not {step}"
         return self._progress
 
@@ -139,8 +141,10 @@ class Trainer:
         for name, answer in self.executor.answer(assignment, missing, self.reporter):
             if self._log is not None:
                 self._log.append(progress.step, name, answer.rollouts)
-            self._syncs[name] = answer.sync
+            progress.syncs[name] = answer.sync
             self._add_rollouts(progress, name, answer.rollouts)
+            self.reporter.notes(answer.notes)
+        self.reporter.check_interrupted()  # also if the executor has announced no phase
         return {name: progress.rollouts[name] for name in self.active}
 
     def _update_capabilities(self, groups: Sequence[PromptGroup]) -> Capabilities:
@@ -162,6 +166,7 @@ class Trainer:
         try:
             for name, report in learnt:
                 progress.reports[name] = report
+                self.reporter.notes(report.notes)
         except EngineMismatchError as error:
             if self._log is not None and error.agent is not None:  # a resumed run samples them again
                 self._log.discard(progress.step, error.agent)
@@ -179,7 +184,7 @@ class Trainer:
                     policy_version=versions[name],
                     rollout=rollout_report(progress.rollouts[name]),
                     learning=reports[name],
-                    engine=self._syncs.get(name),
+                    engine=progress.syncs.get(name),
                 )
                 for name in self.active
             },
@@ -265,6 +270,8 @@ class Trainer:
         """Continue where :meth:`state_dict` and :meth:`tensors` were taken."""
         self.steps_done, self._evaluated_at = state["steps_done"], state["evaluated"]
         self.capabilities.load_state_dict(state["capabilities"])
+        self._capabilities_before = state["capabilities"]
+        self._progress = None
         self._noted = set(state["noted"])
         self._collapse.load_state_dict(state["collapse"])
         self.executor.load_state_dict(state["agents"], tensors)

@@ -55,10 +55,11 @@ class Answer:
 
     rollouts: list[VerifiedRollout]
     sync: SyncReport | None  # how its engine got the weights; None if it shares the learner's
+    notes: tuple[str, ...] = ()  # sentences of the engine for the user
 
 
 class AgentWorker:
-    """Answers problems and learns from everybody's answers, for one agent."""
+    """Generates one agent's verified rollouts, and trains the agent on all agents' rollouts."""
 
     def __init__(
         self,
@@ -86,9 +87,10 @@ class AgentWorker:
         """Generate responses to the problems with the current policy, and verify them."""
         reporter = reporter or Reporter().agent(self.name)
         try:
-            rollouts = self.generate(assignment, reporter)
-            sync = self.end_generation(reporter)
-            return Answer(self.verify(assignment, rollouts, reporter), sync)
+            with reporter.generating():
+                rollouts = self.generate(assignment, reporter)
+                sync, notes = self.end_generation()
+                return Answer(self.verify(assignment, rollouts, reporter), sync, notes)
         finally:
             self.abandon_answer()
 
@@ -107,12 +109,12 @@ class AgentWorker:
         with reporter.phase(assignment.phase):
             return self._answerer.generate(assignment.problems, samples, sampling, seed, reporter.responses)
 
-    def end_generation(self, reporter: AgentReporter) -> SyncReport | None:
-        """Give back the memory that only generation needs, and return how the weights were brought."""
+    def end_generation(self) -> tuple[SyncReport | None, tuple[str, ...]]:
+        """Free the memory that only generation needs; return the weight sync's report and the engine's notes."""
         sync = self.engine.sync()  # a new report if the engine died meanwhile
-        reporter.notes(self.engine.take_notes())
+        notes = tuple(self.engine.take_notes())
         self.engine.sleep()
-        return sync
+        return sync, notes
 
     def verify(
         self, assignment: Assignment, rollouts: Sequence[Rollout], reporter: AgentReporter
@@ -137,7 +139,7 @@ class AgentWorker:
         """Update the policy with all agents' rollouts of one step."""
         reporter = reporter or Reporter().agent(self.name)
         with reporter.phase("learn"):
-            return self.update(self.build_samples(groups, capabilities, step), step, reporter)
+            return self.update(self.build_samples(groups, capabilities, step), step)
 
     def build_samples(
         self, groups: Sequence[PromptGroup], capabilities: Capabilities, step: int
@@ -146,7 +148,7 @@ class AgentWorker:
         seed = derive_seed(self.settings.seed, "choose", self.name, step)
         return self.builder.build(groups, capabilities.ratio, seed)
 
-    def update(self, samples: LearnerSamples, step: int, reporter: AgentReporter) -> LearnReport:
+    def update(self, samples: LearnerSamples, step: int) -> LearnReport:
         """Make the step's parameter updates."""
         seed = derive_seed(self.settings.seed, "learn", self.name, step)
         try:
@@ -154,7 +156,6 @@ class AgentWorker:
         except EngineMismatchError as error:
             error.agent = self.name
             raise
-        reporter.notes(stats.notes)
         return learn_report(stats, samples)
 
     def state_dict(self) -> dict[str, Any]:

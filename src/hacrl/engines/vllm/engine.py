@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -158,8 +159,14 @@ class VllmEngine:
                     del unserved[index]
 
     def _probe_requests(self, check: SyncCheck) -> list[Request]:
-        stop_ids = tuple(sorted(self.policy.stop_ids))
-        return [Request(prompt, check.sampling, stop_ids, seed=None) for prompt in check.prompts]
+        """Return the check's requests, shortened to the engine's context: servers refuse longer ones."""
+        stop_ids, limit = tuple(sorted(self.policy.stop_ids)), check.sampling.max_new_tokens
+        requests = []
+        for prompt in check.prompts:
+            fitting = limit if self._max_length is None else max(1, self._max_length - len(prompt))
+            sampling = replace(check.sampling, max_new_tokens=min(limit, fitting))
+            requests.append(Request(prompt, sampling, stop_ids, seed=None))
+        return requests
 
     def _pass_check(self, check: SyncCheck) -> SyncReport:
         """Return the report of a passed check. After a failed one, the weights count as not sent."""
