@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -71,6 +72,11 @@ def test_imports_point_downward_only():
             if other is not None and LAYERS.index(other) < LAYERS.index(own):
                 wrong.append(f"{path.relative_to(ROOT)} imports {module}")
     assert wrong == []
+
+
+def test_the_guide_for_contributors_names_the_layers():
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    assert re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE) == LAYERS
 
 
 def test_no_branch_on_the_algorithm_outside_its_lookup():

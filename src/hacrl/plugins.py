@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from hacrl.errors import ConfigError, HacrlError, TaskError
@@ -58,8 +61,8 @@ def is_reference(name: str) -> bool:
 def load_reference(reference: str, key: str, error_type: type[HacrlError]) -> Any:
     """Import ``package.module:name`` or ``path/to/file.py:name`` and return what the name stands for.
 
-    Modules in the working folder are found too. Any failure is raised as ``error_type``, with a message
-    that begins with the config ``key``.
+    Modules in the working folder are found too, and a file finds modules beside it. Any failure is raised as
+    ``error_type``, with a message that begins with the config ``key``.
     """
     place, _, attribute = reference.rpartition(":")
     try:
@@ -81,6 +84,48 @@ def load_reference(reference: str, key: str, error_type: type[HacrlError]) -> An
     return found
 
 
+def parameters_of(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a class or function; none if Python does not know them."""
+    try:
+        return inspect.signature(factory).parameters
+    except (TypeError, ValueError):  # of a class written in C
+        return {}
+
+
+def check_options(
+    subject: str,
+    factory: Callable[..., Any],
+    options: Mapping[str, object],
+    *,
+    key: str,
+    given: Collection[str] = (),
+    presets: Collection[str] = (),
+    error_type: type[HacrlError] = ConfigError,
+) -> None:
+    """Raise ``error_type`` if ``factory`` does not take one of the options, or needs one that is missing.
+
+    ``subject`` is the plug-in in words, e.g. ``"task 'math'"``; ``key`` is the config key of the options.
+    hacrl gives the parameters in ``given``: they are no options. ``presets`` are options with a value.
+    """
+    kinds = inspect.Parameter
+    parameters = {name: one for name, one in parameters_of(factory).items() if name not in given}
+    takes_any = any(one.kind is kinds.VAR_KEYWORD for one in parameters.values())
+    known = [
+        name
+        for name, one in parameters.items()
+        if one.kind not in (kinds.VAR_KEYWORD, kinds.VAR_POSITIONAL, kinds.POSITIONAL_ONLY)
+    ]
+    for option in options:
+        if option in given or (option not in known and not takes_any):
+            near = get_close_matches(option, known, n=1)
+            takes = ", ".join(known) or "none"
+            hint = f"; did you mean {near[0]!r}?" if near else f"; it takes {takes}"
+            raise error_type(f"{key}.{option}: unknown option of {subject}{hint}")
+    for name in known:
+        if parameters[name].default is kinds.empty and name not in options and name not in presets:
+            raise error_type(f"{key}.{name}: missing; {subject} needs it")
+
+
 def installed_plugins(entry_point_group: str) -> dict[str, str]:
     """Return name -> ``module:attribute`` of the entry points of all installed packages in a group."""
     return {entry.name: entry.value.replace(" ", "") for entry in entry_points(group=entry_point_group)}
@@ -100,10 +145,18 @@ def optional_module(name: str, *, extra: str, needed_for: str) -> Any:
         ) from error
 
 
-def _load_file(path: Path, key: str, error_type: type[HacrlError]) -> Any:
+_FILES: dict[tuple[Path, int, int], ModuleType] = {}  # by path, time of the last change, and size
+
+
+def _load_file(path: Path, key: str, error_type: type[HacrlError]) -> ModuleType:
+    """Import a file, which may import modules beside it; import it again only if it has changed."""
     path = path.expanduser().resolve()
     if not path.is_file():
         raise error_type(f"{key}: {path} does not exist")
+    found = path.stat()
+    version = (path, found.st_mtime_ns, found.st_size)
+    if version in _FILES:
+        return _FILES[version]
     name = f"hacrl_plugin_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -111,18 +164,26 @@ def _load_file(path: Path, key: str, error_type: type[HacrlError]) -> Any:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look up their module there
     try:
-        spec.loader.exec_module(module)
+        with _on_path(path.parent):
+            spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
+    _FILES[version] = module
     return module
 
 
 def _import(name: str) -> Any:
     """Import a module, from the working folder too, which is not on the path of a console script."""
-    folder = str(Path.cwd())
-    sys.path.append(folder)
-    try:
+    with _on_path(Path.cwd()):
         return importlib.import_module(name)
+
+
+@contextmanager
+def _on_path(folder: Path) -> Iterator[None]:
+    """Let modules of a folder be imported within the block, if no others have their names."""
+    sys.path.append(str(folder))
+    try:
+        yield
     finally:
-        sys.path.remove(folder)
+        sys.path.remove(str(folder))

@@ -84,7 +84,9 @@ def test_some_descriptions() -> None:
     assert described["learning.betas"].type == "list of 2: number, number"
     assert described["learning.betas"].default == "[0.9, 0.999]"
     assert described["agents[].vllm.devices"].type == "list of whole number"
-    assert described["method.name"].type == "grpo or gspo or naive or hacpo"
+    assert described["method.name"].type == "grpo or gspo or naive or hacpo or module:attribute"
+    assert described["method.options"].type == "mapping"
+    assert described["method.options"].description.endswith("Only methods of your own.")
     assert described["method.clip_low"].default == "0.0003"
     assert described["method.clip_low"].description.endswith("Default of grpo: 0.2.")
     assert described["method.ratio_length"].type == "source or own"

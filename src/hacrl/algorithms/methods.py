@@ -1,14 +1,15 @@
 """Training methods by name. A method is an advantage function and a loss function, bound to their settings.
 
-No code outside this module branches on a method's name.
+No code outside this module branches on a method's name. A recipe can also name a method of the user's own
+(:class:`OwnMethod`, docs/extending.md).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from hacrl.algorithms.advantage import (
     CapabilityRatio,
@@ -27,7 +28,8 @@ from hacrl.algorithms.losses.grpo import grpo_loss
 from hacrl.algorithms.losses.gspo import gspo_loss
 from hacrl.algorithms.losses.hacpo import hacpo_loss
 from hacrl.algorithms.losses.naive import naive_loss
-from hacrl.config.schema import AnyMethodSettings, HacpoSettings, MethodSettings
+from hacrl.config.schema import HacpoSettings, MethodSettings, PluginMethodSettings
+from hacrl.errors import TrainingError
 from hacrl.types import LossBatch, LossTerms
 
 Advantages = dict[str, tuple[float, ...]]  # source agent -> advantage of each of its responses to a prompt
@@ -48,6 +50,25 @@ class Method:
     def needs_reference(self) -> bool:
         """Whether the loss needs the log-probabilities of a frozen reference policy."""
         return self.settings.choices.kl_coefficient > 0
+
+
+class OwnMethod(Protocol):
+    """A method of the user's own. The object is made from ``method.options``.
+
+    If its class takes ``settings``, hacrl hands in the method's shared settings.
+    """
+
+    shares_rollouts: bool  # whether an agent learns from other agents' responses
+
+    def advantages(
+        self, rewards: PromptRewards, learner: str, capability_ratio: CapabilityRatio, /
+    ) -> Advantages:
+        """Return the learner's advantage of every response to one prompt that it trains on, by source."""
+        ...
+
+    def loss(self, batch: LossBatch, /) -> LossTerms:
+        """Return the loss of every response; ``kl_coefficient`` adds its penalty afterwards."""
+        ...
 
 
 def own_advantages(
@@ -117,6 +138,40 @@ def with_kl_penalty(
     return replace(terms, loss_B=terms.loss_B + kl_coefficient * kl_B)
 
 
+def plugin_advantages(
+    method: OwnMethod,
+    settings: PluginMethodSettings,
+    rewards: PromptRewards,
+    learner: str,
+    capability_ratio: CapabilityRatio,
+) -> Advantages:
+    """Return the method's advantages. Raise TrainingError if they do not fit the responses."""
+    advantages = method.advantages(rewards, learner, capability_ratio)
+    expected = {source: len(rewards[source]) for source in advantages if source in rewards}
+    found = {source: len(values) for source, values in advantages.items()}
+    if found != expected or not (method.shares_rollouts or set(found) <= {learner}):
+        responses = {source: len(values) for source, values in rewards.items()}
+        raise TrainingError(
+            f"method.name: {settings.name!r} gave advantages of {found} responses by agent to {learner!r}; "
+            f"there are {responses}, and shares_rollouts is {bool(method.shares_rollouts)}"
+        )
+    return advantages
+
+
+def plugin_loss(method: OwnMethod, batch: LossBatch, settings: MethodSettings) -> LossTerms:
+    """Return the method's loss terms. Raise TrainingError if they are not tensors of shape (B,)."""
+    terms = method.loss(batch)
+    for field in fields(LossTerms):
+        shape = getattr(getattr(terms, field.name, None), "shape", None)
+        if shape != batch.advantages_B.shape:
+            raise TrainingError(
+                f"method.name: the loss of {settings.name!r} must return hacrl.types.LossTerms with tensors "
+                f"of one value per response: {field.name} should have the shape "
+                f"{tuple(batch.advantages_B.shape)}, not {None if shape is None else tuple(shape)}"
+            )
+    return terms
+
+
 # name -> (advantage function, loss function)
 _METHODS: dict[str, tuple[Callable[..., Advantages], Callable[..., LossTerms]]] = {
     "grpo": (own_advantages, grpo_loss),
@@ -127,7 +182,7 @@ _METHODS: dict[str, tuple[Callable[..., Advantages], Callable[..., LossTerms]]] 
 
 
 def make_method(
-    settings: AnyMethodSettings,
+    settings: MethodSettings,
     max_reward: float | None = 1.0,
     normaliser: Normaliser = Normaliser(),  # noqa: B008 - immutable
 ) -> Method:
@@ -135,8 +190,17 @@ def make_method(
 
     ``max_reward`` is the task's largest reward; it is used if the settings name none.
     """
-    if isinstance(settings, HacpoSettings) and settings.max_reward is None and max_reward is not None:
+    uses_range = isinstance(settings, HacpoSettings | PluginMethodSettings)
+    if uses_range and settings.max_reward is None and max_reward is not None:
         settings = replace(settings, reward_range=(settings.min_reward, max_reward))
+    if isinstance(settings, PluginMethodSettings):
+        own: OwnMethod = settings.make()
+        return Method(
+            name=settings.name,
+            advantages=partial(plugin_advantages, own, settings),
+            loss=lambda batch: with_kl_penalty(partial(plugin_loss, own), batch, settings),
+            settings=settings,
+        )
     advantages, loss = _METHODS[settings.name]
     return Method(
         name=settings.name,

@@ -144,7 +144,7 @@ def _progress(config: RunConfig, first_step: int) -> RunProgress:
     from rich.console import Console
 
     names = [agent.name for agent in config.agents]
-    return RunProgress(config.method.name.upper(), names, config.steps, Console(), first_step=first_step)
+    return RunProgress(config.method.title, names, config.steps, Console(), first_step=first_step)
 
 
 @contextmanager

@@ -79,7 +79,7 @@ def train(config: RunConfig, make_run: MakeRun, first_step: int = 0) -> None:
     silence_transformers()
     console = Console()
     names = [agent.name for agent in config.agents]
-    title = config.method.name.upper()
+    title = config.method.title
     runs: list[LocalRun] = []
     with report_interruption(lambda: _interruption_message(config, runs)):
         progress = RunProgress(title, names, config.steps, console, first_step=first_step)
@@ -110,7 +110,7 @@ def show_result(console: Console, config: RunConfig, result: RunResult) -> None:
     if result.accuracies:
         first, last = min(result.accuracies), max(result.accuracies)
         measure = "Mean reward" if config.task.name == "reward" else "Accuracy"
-        table = Table(title=f"{measure} on held-out problems, {config.method.name.upper()}")
+        table = Table(title=f"{measure} on held-out problems, {config.method.title}")
         for heading in ("agent", "before", f"after {last} steps", "rollouts", "updates"):
             table.add_column(heading, justify="left" if heading == "agent" else "right")
         for name in names:

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hacrl.config.schema import RunConfig
+from hacrl.config.schema import PluginMethodSettings, RunConfig
 from hacrl.errors import ConfigError
 
 _MOST_UPDATES = 100_000  # of one agent in one step
 
 
 def check_config(config: RunConfig) -> None:
-    """Raise ConfigError for settings that are valid one by one but cannot work together."""
+    """Raise ConfigError for settings that are valid one by one but cannot work together.
+
+    The code of a plug-in method is not imported: :func:`check_plugin_method` follows before a run begins.
+    """
     _check_agent_names(config)
+    if not isinstance(config.method, PluginMethodSettings):
+        _check_method(config)
+
+
+def check_plugin_method(config: RunConfig) -> None:
+    """Raise ConfigError if a plug-in method cannot be used, or not with the run's other settings."""
+    if isinstance(config.method, PluginMethodSettings):
+        _check_method(config)
+
+
+def _check_method(config: RunConfig) -> None:
     _check_group_sizes(config)
     _check_number_of_updates(config)
     _check_clip_schedule(config)

@@ -12,7 +12,8 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from hacrl.config.schema import AnyMethodSettings, RunConfig
+from hacrl.config.method import MethodSettings, method_names, method_settings
+from hacrl.config.schema import RunConfig
 from hacrl.config.values import one_line, shown, shown_key
 
 _MOST_PROBLEMS = 10  # shown at once
@@ -46,10 +47,10 @@ def _sentence(problem: ErrorDetails, data: dict[str, Any]) -> str:
     if problem["type"] in ("missing", "missing_argument"):
         return f"{key}: missing"
     if problem["type"] in ("union_tag_not_found", "union_tag_invalid"):
-        names = [settings.name for settings in typing.get_args(AnyMethodSettings)]
+        names = method_names()
         given = problem["input"].get("name")
         near = get_close_matches(str(given), names, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = f"; did you mean {near[0]!r}?" if near else " (your own: module:attribute)"
         return f"{key}.name: must be one of {', '.join(names)}, not {shown(given)}{hint}"
     if problem["type"] == "value_error":  # a check in __post_init__, whose message names the key
         prefix = f"{key}: " if key else ""
@@ -88,13 +89,12 @@ def _record_type(annotation: Any, data: dict[str, Any]) -> Any:
     """Return the record inside ``tuple[X, ...]``; of a union of methods, the one that the recipe names."""
     if typing.get_origin(annotation) is tuple:
         return typing.get_args(annotation)[0]
-    if isinstance(annotation, types.UnionType):
-        records = [part for part in typing.get_args(annotation) if dataclasses.is_dataclass(part)]
+    if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
+        parts = [part for part in typing.get_args(annotation) if isinstance(part, type)]
+        records = [part for part in parts if dataclasses.is_dataclass(part)]
         if len(records) == 1:  # a section that may be left out
             return records[0]
         method = data.get("method")
-        name = method.get("name") if isinstance(method, dict) else None
-        for candidate in typing.get_args(annotation):
-            if getattr(candidate, "name", None) == name:
-                return candidate
+        if all(issubclass(record, MethodSettings) for record in records):
+            return method_settings(method.get("name") if isinstance(method, dict) else None)
     return annotation

@@ -1,4 +1,4 @@
-"""Settings of the methods: GRPO, GSPO, Naive and HACPO, with the paper's defaults.
+"""Settings of the methods: GRPO, GSPO, Naive and HACPO with the paper's defaults, and methods of your own.
 
 The paper and its public code differ in several points (``docs/paper_map.md``). ``reading`` decides them all
 at once; a field that is left out (null) follows it, and a field that is set decides its own point alone.
@@ -6,12 +6,17 @@ at once; a field that is left out (null) follows it, and a field that is set dec
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Tag
 
 from hacrl.config.settings import Settings
+from hacrl.errors import ConfigError
+from hacrl.plugins import check_options, installed_plugins, is_reference, load_plugin, parameters_of
 from hacrl.types import RatioLength
 
+ENTRY_POINTS = "hacrl.methods"  # group under which installed packages offer methods
 ROUNDING = 1e-9  # a clip interval narrower than this is empty but for rounding
 
 Reading = Literal["paper", "public"]
@@ -56,8 +61,8 @@ READINGS: dict[Reading, Choices] = {
 class MethodSettings(Settings):
     """Settings that all methods share."""
 
-    shares_rollouts: ClassVar[bool] = False  # whether an agent learns from other agents' responses
-
+    name: str
+    """The method: `grpo`, `gspo`, `naive`, `hacpo`, an installed package's, or `module:attribute`."""
     reading: Reading = "paper"
     """Whose choices count where the paper and its public code differ: `paper`, or `public` for the newest
     version of the code. A key below whose default is "by `reading`" overrides one choice."""
@@ -94,6 +99,16 @@ class MethodSettings(Settings):
             raise ValueError(f"capability_window must be at least 1 step, not {self.capability_window}")
         if self.max_reward is not None and self.max_reward <= self.min_reward:
             raise ValueError(f"reward_range must rise, not {[self.min_reward, self.max_reward]}")
+
+    @property
+    def shares_rollouts(self) -> bool:
+        """Whether an agent learns from other agents' responses."""
+        return False
+
+    @property
+    def title(self) -> str:
+        """The method's name in headings."""
+        return self.name.upper()
 
     @property
     def choices(self) -> Choices:
@@ -139,8 +154,6 @@ class GspoSettings(MethodSettings):
 class NaiveSettings(MethodSettings):
     """Shared rollouts without the four mechanisms: joint mean and deviation, GSPO's ratio and clip."""
 
-    shares_rollouts: ClassVar[bool] = True
-
     name: Literal["naive"] = "naive"
     """The method."""
     ratio_length: RatioLength | None = None
@@ -148,12 +161,15 @@ class NaiveSettings(MethodSettings):
     tokens, or `own`, each log-probability by its own number of tokens. By `reading`: `source` (paper),
     `own` (public)."""
 
+    @property
+    def shares_rollouts(self) -> bool:
+        """Return True."""
+        return True
+
 
 @dataclass(frozen=True, kw_only=True)
 class HacpoSettings(MethodSettings):
     """HACPO: the four mechanisms, each with its switch."""
-
-    shares_rollouts: ClassVar[bool] = True
 
     name: Literal["hacpo"] = "hacpo"
     """The method."""
@@ -198,13 +214,103 @@ class HacpoSettings(MethodSettings):
         if self.cross_upper < 1:
             raise ValueError(f"cross_upper must be at least 1, not {self.cross_upper}")
 
+    @property
+    def shares_rollouts(self) -> bool:
+        """Return True."""
+        return True
+
     def check_updates(self, updates_per_step: int) -> None:
         """Raise ValueError if the clip interval closes before a step's last update."""
         if self.cross_clip:
             check_schedule(self.delta, self.delta_step, self.cross_upper, updates_per_step)
 
 
-AnyMethodSettings = GrpoSettings | GspoSettings | NaiveSettings | HacpoSettings
+@dataclass(frozen=True, kw_only=True)
+class PluginMethodSettings(MethodSettings):
+    """A method of an installed package or of the user's own code: the shared settings, and its own options.
+
+    Its code is imported when it is first needed, not when a recipe is read.
+    """
+
+    options: dict[str, Any] = field(default_factory=dict)
+    """Options of a method of your own."""
+
+    @property
+    def shares_rollouts(self) -> bool:
+        """What the method itself says."""
+        return bool(self.make().shares_rollouts)
+
+    @property
+    def title(self) -> str:
+        """The name without the module."""
+        return self.name.rpartition(":")[2]
+
+    def make(self) -> Any:
+        """Return the method's object, made from its options and, if it takes them, these settings.
+
+        Raise ConfigError if the method cannot be imported or does not take the options.
+        """
+        subject = f"method {self.name!r}"
+        factory = load_plugin("method", self.name, METHOD_SETTINGS, ENTRY_POINTS, key="method.name")
+        if not callable(factory):
+            raise ConfigError(f"method.name: {self.name!r} is not a class or function that makes a method")
+        given = {"settings": self} if "settings" in parameters_of(factory) else {}
+        check_options(subject, factory, self.options, key="method.options", given=("settings",))
+        try:
+            made = factory(**given, **self.options)
+        except (TypeError, ValueError) as error:  # an option of the wrong type
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(f"method.options: {self.options} do not fit {subject}: {error}") from error
+        missing = [name for name in METHOD_MEMBERS if not hasattr(made, name)]
+        if missing:
+            raise ConfigError(
+                f"method.name: {self.name!r} does not make a method: it has no {', '.join(missing)} "
+                "(docs/extending.md)"
+            )
+        return made
+
+
+METHOD_MEMBERS = ("shares_rollouts", "advantages", "loss")  # of hacrl.algorithms.methods.OwnMethod
+METHOD_SETTINGS: dict[str, type[MethodSettings]] = {
+    "grpo": GrpoSettings,
+    "gspo": GspoSettings,
+    "naive": NaiveSettings,
+    "hacpo": HacpoSettings,
+}
+_PLUGIN = "plugin"  # pydantic's tag of all methods that are not hacrl's own
+
+
+def _settings_tag(given: Any) -> str:
+    """Return which record a method's section is validated as; an unknown name is refused."""
+    if not isinstance(given, dict):
+        return HacpoSettings.name  # refuses what is no mapping
+    name = given.get("name")
+    if not isinstance(name, str):
+        return ""
+    if name not in METHOD_SETTINGS and (is_reference(name) or name in installed_plugins(ENTRY_POINTS)):
+        return _PLUGIN
+    return name
+
+
+AnyMethodSettings = Annotated[
+    Annotated[GrpoSettings, Tag("grpo")]
+    | Annotated[GspoSettings, Tag("gspo")]
+    | Annotated[NaiveSettings, Tag("naive")]
+    | Annotated[HacpoSettings, Tag("hacpo")]
+    | Annotated[PluginMethodSettings, Tag(_PLUGIN)],
+    Discriminator(_settings_tag),
+]
+
+
+def method_names() -> list[str]:
+    """Return the short names of all methods, those of installed packages included."""
+    return list(dict.fromkeys((*METHOD_SETTINGS, *installed_plugins(ENTRY_POINTS))))
+
+
+def method_settings(name: object) -> type[MethodSettings]:
+    """Return the settings record of a method."""
+    return METHOD_SETTINGS.get(name, PluginMethodSettings) if isinstance(name, str) else PluginMethodSettings
 
 
 def check_schedule(delta: float, delta_step: float, upper: float, updates_per_step: int) -> None:

@@ -12,9 +12,11 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hacrl.config.schema import AnyMethodSettings, HacpoSettings, RunConfig
+from hacrl.config.method import METHOD_SETTINGS, MethodSettings
+from hacrl.config.schema import HacpoSettings, PluginMethodSettings, RunConfig
 from hacrl.config.settings import Settings
 
+_OWN_METHODS = "methods of your own"
 _PLAIN_TYPES = {str: "text", int: "whole number", float: "number", bool: "true or false", type(None): "null"}
 
 
@@ -77,7 +79,7 @@ def _describe_record(record: type, prefix: str) -> Iterator[SettingDescription]:
     sections = []
     for field in dataclasses.fields(record):
         key, hint = f"{prefix}{field.name}", hints[field.name]
-        if hint == AnyMethodSettings:
+        if _is_method(hint):
             sections.append(_describe_methods(f"{key}."))
         elif (inner := _record_in(hint)) is not None:
             is_list = typing.get_origin(hint) is tuple
@@ -91,9 +93,10 @@ def _describe_record(record: type, prefix: str) -> Iterator[SettingDescription]:
 
 def _describe_methods(prefix: str) -> Iterator[SettingDescription]:
     """Yield the keys of all methods, each once: as HACPO has it, and where other methods differ from it."""
-    methods = {str(record.name): record for record in typing.get_args(AnyMethodSettings)}
-    names = " or ".join(methods)
-    yield SettingDescription(f"{prefix}name", names, HacpoSettings.name, "The method.")
+    methods = {**METHOD_SETTINGS, _OWN_METHODS: PluginMethodSettings}
+    names = " or ".join((*METHOD_SETTINGS, "module:attribute"))
+    text = field_descriptions(PluginMethodSettings)["name"]
+    yield SettingDescription(f"{prefix}name", names, HacpoSettings.name, text)
     by_key: dict[str, dict[str, SettingDescription]] = {}
     for name in (HacpoSettings.name, *methods):
         for setting in _describe_record(methods[name], prefix):
@@ -106,6 +109,12 @@ def _describe_methods(prefix: str) -> Iterator[SettingDescription]:
             text += f" Default of {name}: {other.default}." if other.default != setting.default else ""
         text += f" Only {' and '.join(sorted(found))}." if len(found) < len(methods) else ""
         yield dataclasses.replace(setting, description=text)
+
+
+def _is_method(hint: Any) -> bool:
+    """Return whether an annotation is the union of the methods' settings."""
+    parts = typing.get_args(hint)
+    return bool(parts) and all(isinstance(part, type) and issubclass(part, MethodSettings) for part in parts)
 
 
 def _record_in(hint: Any) -> type | None:

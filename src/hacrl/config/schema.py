@@ -7,9 +7,7 @@ key is defined in exactly one place. The rest of hacrl imports settings from thi
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from hacrl.config.agent import AgentSettings, LoraSettings, Precision
 from hacrl.config.engine import MOST_MEMORY, EngineName, VllmMode, VllmSettings, WeightSync
@@ -39,6 +37,7 @@ from hacrl.config.method import (
     MethodSettings,
     MinibatchOrder,
     NaiveSettings,
+    PluginMethodSettings,
     check_schedule,
 )
 from hacrl.config.settings import Settings
@@ -73,6 +72,7 @@ __all__ = [
     "Offload",
     "OffloadLevel",
     "OldPolicy",
+    "PluginMethodSettings",
     "Precision",
     "RolloutSettings",
     "RunConfig",
@@ -188,7 +188,7 @@ class RunConfig(Settings):
     note names it in any case."""
     task: TaskSettings = field(default_factory=TaskSettings)
     """The problems and their verification; `task: gsm8k` is short for `task: {name: gsm8k}`."""
-    method: Annotated[AnyMethodSettings, Field(discriminator="name")] = field(default_factory=HacpoSettings)
+    method: AnyMethodSettings = field(default_factory=HacpoSettings)
     """The method; `method: gspo` is short for `method: {name: gspo}`."""
     rollout: RolloutSettings = field(default_factory=RolloutSettings)
     """Prompts of a step, and how responses are sampled."""

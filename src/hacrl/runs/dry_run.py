@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hacrl.config.checks import updates_per_step
+from hacrl.config.checks import check_plugin_method, updates_per_step
 from hacrl.config.schema import AgentSettings, RunConfig
 from hacrl.engines.registry import check_engines, engine_notes
 from hacrl.errors import ModelError, TaskError
@@ -62,6 +62,7 @@ class DryRun:
 
 def dry_run(config: RunConfig, overwrite: bool = False) -> DryRun:
     """Check everything except the weights; write nothing except downloads into the hub's cache."""
+    check_plugin_method(config)
     devices = check_agents(config, set())
     check_engines(config)
     find_executor(config.executor)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from hacrl.config.checks import check_plugin_method
 from hacrl.config.schema import RunConfig
 from hacrl.engines.registry import check_engines, engine_notes
 from hacrl.executors.registry import find_executor, make_executor
@@ -68,6 +69,7 @@ class LocalRun:
         self._log = RolloutLog(self._folder.path / ROLLOUTS)
         self._checkpoints = Checkpointer(self._folder, config.checkpoint, self._note)
         self.result = RunResult(self._folder.path) if resumed is None else resumed.result
+        check_plugin_method(config)
         check_agents(config, agents or ())
         check_engines(config)
         find_executor(config.executor)

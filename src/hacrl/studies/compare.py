@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 
+from hacrl.config.checks import check_plugin_method
 from hacrl.config.load import build_config, config_to_yaml, read_recipe
 from hacrl.config.schema import FEW_TOKENS, HacpoSettings, LearningSettings, RunConfig
 from hacrl.errors import ConfigError
@@ -67,6 +68,7 @@ def plan_runs(recipe: Recipe, variants: Sequence[str], seeds: int, output: Path)
             folder = output / variant.replace("/", "_") / f"seed-{seed}"
             data = {**STUDY_DEFAULTS, **variant_recipe(recipe, variant)}
             config = build_config({**data, "seed": seed, "output": str(folder)}, f"variant {variant}")
+            check_plugin_method(config)
             checks.check(config)
             runs.append(PlannedRun(variant, seed, config))
     return runs

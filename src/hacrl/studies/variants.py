@@ -1,7 +1,7 @@
 """Named variants of a recipe: the baselines and the ablations of the paper.
 
 A variant changes only the settings that define it. ``gspo@lr=1e-4`` is the variant ``gspo`` with one
-override, ``gspo@lr=1e-4@steps=50`` with two.
+override, ``gspo@lr=1e-4@steps=50`` with two. ``module:attribute`` is a method of the user's own.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 from hacrl.config.load import apply_override, with_names
 from hacrl.config.schema import AgentSettings, LearningSettings, RolloutSettings
 from hacrl.errors import ConfigError
+from hacrl.plugins import is_reference
 
 Recipe = dict[str, Any]
 # Method keys that a variant takes over from the recipe: all variants, and those with a sequence-level ratio.
@@ -83,10 +84,11 @@ VARIANTS: dict[str, Callable[[Recipe], None]] = {
 def variant_recipe(recipe: Recipe, variant: str) -> Recipe:
     """Return a copy of the recipe under a variant, e.g. ``gspo_x2`` or ``gspo@lr=1e-4``."""
     name, *overrides = variant.split("@")
-    if name not in VARIANTS:
+    change = _method(name) if is_reference(name) else VARIANTS.get(name)
+    if change is None:
         raise ConfigError(f"there is no variant {name!r}; there are {', '.join(VARIANTS)}")
     varied = with_names(copy.deepcopy(recipe))
-    VARIANTS[name](varied)
+    change(varied)
     for override in overrides:
         apply_override(varied, override)
     return varied

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from difflib import get_close_matches
 from typing import Any
 
 from hacrl.config.schema import TaskSettings, VerifierSettings
 from hacrl.errors import TaskError
-from hacrl.plugins import load_plugin
+from hacrl.plugins import check_options, load_plugin
 from hacrl.tasks.base import REQUIRED_MEMBERS, Task
 from hacrl.tasks.boxed import PRESETS
 
@@ -33,17 +31,16 @@ def make_task(settings: TaskSettings) -> Task:
     factory, options = _find(settings.name)
     if not callable(factory):
         raise TaskError(f"task.name: {settings.name!r} is not a class or function that makes a task")
-    parameters = inspect.signature(factory).parameters
-    known = [name for name in parameters if name not in _NO_OPTIONS]
-    for option in settings.options:
-        if option not in known:
-            near = get_close_matches(option, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; it takes {', '.join(known)}"
-            raise TaskError(f"task.options.{option}: unknown option of task {settings.name!r}{hint}")
+    check_options(
+        f"task {settings.name!r}",
+        factory,
+        settings.options,
+        key="task.options",
+        given=_NO_OPTIONS,
+        presets=options,
+        error_type=TaskError,
+    )
     options = {**options, **settings.options}
-    for name in known:
-        if parameters[name].default is inspect.Parameter.empty and name not in options:
-            raise TaskError(f"task.options.{name}: missing; task {settings.name!r} needs it")
     try:
         if "verifier" in options:
             options["verifier"] = _verifier_settings(options["verifier"])

@@ -52,6 +52,7 @@ class Trainer:
         self._stream = stream
         self._test_problems = test_problems
         self._log = log
+        self._shares_rollouts = config.method.shares_rollouts
         self._collapse = CollapseDetector(names, pauses=config.pause_collapsed)
         self._progress: StepProgress | None = None  # of a step that is under way
         self._capabilities_before = self.capabilities.state_dict()  # before the step under way
@@ -232,7 +233,7 @@ class Trainer:
     def _note_rewards_without_ratio(self, rewards: Mapping[str, Sequence[float]]) -> None:
         """Tell the user once if an agent's mean reward is below the reward that counts as no capability."""
         settings = self.config.method
-        if not settings.shares_rollouts or settings.choices.capability_measure != "mean_reward":
+        if not self._shares_rollouts or settings.choices.capability_measure != "mean_reward":
             return
         for agent, values in rewards.items():
             mean = math.fsum(values) / len(values)
