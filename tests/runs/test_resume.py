@@ -220,7 +220,7 @@ def test_a_run_is_closed_whatever_fails_while_it_closes(tmp_path, monkeypatch):
     def fail(engine):
         raise RuntimeError(f"the engine of {engine.policy.name} hangs")
 
-    with pytest.raises(RuntimeError, match="the engine of small hangs"):  # noqa: SIM117 - raised at the exit
+    with pytest.raises(RuntimeError, match="the engine of small hangs"):  # noqa: PT012, SIM117 - at the exit
         with LocalRun(chaos_config(tmp_path / "run", 1), [Watch()]) as run:
             monkeypatch.setattr(run._task, "close", lambda: closed.append("task"))
             monkeypatch.setattr(

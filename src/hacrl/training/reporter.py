@@ -44,7 +44,7 @@ class Reporter:
 
     @contextmanager
     def generating(self) -> Iterator[None]:
-        """Within the block, do not interrupt once a first agent has begun to generate. Blocks may be nested."""
+        """Within the block, do not interrupt once an agent has begun to generate. Blocks may be nested."""
         with self._lock:
             self._generating_blocks += 1
         try:

@@ -110,7 +110,7 @@ class AgentWorker:
             return self._answerer.generate(assignment.problems, samples, sampling, seed, reporter.responses)
 
     def end_generation(self) -> tuple[SyncReport | None, tuple[str, ...]]:
-        """Free the memory that only generation needs; return the weight sync's report and the engine's notes."""
+        """Free memory that only generation needs; return the weight sync's report and the engine's notes."""
         sync = self.engine.sync()  # a new report if the engine died meanwhile
         notes = tuple(self.engine.take_notes())
         self.engine.sleep()
