@@ -40,7 +40,7 @@ SIDES = ("hacrl gspo", "hacrl hacpo", "trl")
 
 
 def main() -> None:
-    """Measure both sides, print tables, and write JSON if asked to."""
+    """Measure both sides, print tables, and write JSON if requested."""
     options = _options()
     if options.side:  # a process that measures one side
         _measure_side(options.side, options.folder)
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def _is_among(learner: str, sides: Sequence[str]) -> bool:
-    """Whether a side of that library was asked for."""
+    """Return whether a side of that library is to be measured."""
     return any(side.split()[0] == learner.split()[0] for side in sides)
 
 

@@ -3,8 +3,8 @@
     python benchmarks/checkpoints.py --shape qwen3-0.6b --device cuda --only background
 
 Steps between checkpoints are made long enough that a write is over before the next one begins, as it should
-be in a real run; only what the run itself waits for is counted. The first checkpoint is told apart: it also
-gets the memory that later ones are copied to.
+be in a real run; only what the run itself waits for is counted. The first checkpoint is reported
+separately: it also allocates the memory that later checkpoints are copied to.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def stalls(folder: Path, model: Path, device: str, background: bool, checkpoints
 
 
 def main() -> None:
-    """Measure, print, and write JSON if asked to."""
+    """Measure, print, and write JSON if requested."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", choices=SHAPES, default="qwen3-tiny")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

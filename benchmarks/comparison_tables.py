@@ -68,10 +68,10 @@ def _rows(
 def _describe(work: Work, matmul_flops: float | None) -> str:
     peak = f"; bf16 matmul peak {matmul_flops / 1e12:.0f} TFLOP/s" if matmul_flops else ""
     given = work.given_prompt_tokens
-    asked = f"{given} tokens" if given else f"{work.prompt_letters} letters"
+    length = f"{given} tokens" if given else f"{work.prompt_letters} letters"
     return (
         f"{' + '.join(work.shapes)} on {work.device}: {work.prompts} x {work.samples} responses of "
-        f"{work.new_tokens} tokens to prompts of {asked}, "
+        f"{work.new_tokens} tokens to prompts of {length}, "
         f"{work.updates} updates, micro-batches of {work.micro_batch}; {work.steps} steps after "
         f"{work.warmup} that do not count{peak}"
     )

@@ -61,7 +61,7 @@ class Watch(Observer):
         print(f"step {step} {phase} {agent} after {seconds:.1f} s", file=sys.stderr, flush=True)
 
     def on_note(self, step: int, note: str) -> None:
-        """Whatever the user is told."""
+        """Print a note."""
         print(note, file=sys.stderr)
 
     def on_step(self, report: StepReport, seconds: Mapping[str, float]) -> None:
@@ -163,9 +163,9 @@ def _forward_tokens(work: Work, folders: list[Path]) -> int:
     """As many as TRL has in a forward pass: a micro-batch padded to its longest prompt."""
     from transformers import AutoTokenizer
 
-    asked = prompts(work.prompts * (work.warmup + work.steps), work.prompt_letters)
+    texts = prompts(work.prompts * (work.warmup + work.steps), work.prompt_letters)
     longest = max(
-        len(ids) for folder in folders for ids in AutoTokenizer.from_pretrained(folder)(asked)["input_ids"]
+        len(ids) for folder in folders for ids in AutoTokenizer.from_pretrained(folder)(texts)["input_ids"]
     )
     return work.micro_batch * (longest + work.new_tokens)
 

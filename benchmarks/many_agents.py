@@ -186,40 +186,45 @@ def made_up(
             ids = tuple(codec.tokenizer(text, add_special_tokens=False).input_ids)
             logprobs = tuple(-rng.random() for _ in ids)
             tokenizer = codec.tokenizer_fingerprint
-            said = Rollout.single_turn(problem, codec.name, text, ids, logprobs, "length", 0, tokenizer)
+            rollout = Rollout.single_turn(problem, codec.name, text, ids, logprobs, "length", 0, tokenizer)
             right = rng.random() < 0.5
-            verified.append(VerifiedRollout(said, Verdict(float(right), "correct" if right else "wrong")))
+            verified.append(VerifiedRollout(rollout, Verdict(float(right), "correct" if right else "wrong")))
     return verified
 
 
 def keep_books(
     agents: int, cap: int | None, options: argparse.Namespace, tokenizers: Sequence[Any]
 ) -> Bookkeeping:
-    """Everything of a step that is neither generation nor updates."""
-    method = make_method(HacpoSettings())
+    """Measure the part of a step that is neither generation nor updates."""
+    settings = HacpoSettings()
+    method = make_method(settings)
     codecs: list[Any] = []
     for i in range(agents):
         tokenizer = tokenizers[i % len(tokenizers)]
         config = SimpleNamespace(eos_token_id=tokenizer.eos_token_id)
         codecs.append(TextCodec(f"agent{i}", tokenizer, config, None))
     problems = [Problem(f"p{i}", prompt, "") for i, prompt in enumerate(prompts(options.real_prompts, 400))]
-    said = {one.name: made_up(one, problems, options.samples, options.real_tokens) for one in codecs}
+    rollouts = {
+        codec.name: made_up(codec, problems, options.samples, options.real_tokens) for codec in codecs
+    }
     retokeniser = Retokeniser()
-    builders = [SampleBuilder(one, method, True, cap, retokeniser) for one in codecs]
-    capabilities = CapabilityTracker(list(said), method.settings.capability)
+    builders = [SampleBuilder(codec, method, True, cap, retokeniser) for codec in codecs]
+    capabilities = CapabilityTracker.of(list(rollouts), settings)
     cpu, wall = time.process_time(), time.perf_counter()
-    groups = group_by_prompt(said)
-    capabilities.record({name: [one.reward for one in rollouts] for name, rollouts in said.items()})
+    groups = group_by_prompt(rollouts)
+    capabilities.record(
+        {name: [verified.reward for verified in sampled] for name, sampled in rollouts.items()}
+    )
     for builder in builders:
         learn_report(LearnStats(), builder.build(groups, capabilities.ratio, seed=1))
-    for rollouts in said.values():
-        rollout_report(rollouts)
+    for sampled in rollouts.values():
+        rollout_report(sampled)
     spent = time.process_time() - cpu, time.perf_counter() - wall
-    return Bookkeeping(agents, cap, sum(map(len, said.values())), *spent)
+    return Bookkeeping(agents, cap, sum(map(len, rollouts.values())), *spent)
 
 
 def table(costs: Sequence[StepCost], books: Sequence[Bookkeeping], tokens: int) -> None:
-    """Print."""
+    """Print the costs and how they grow with the number of agents."""
     print("agents  cap   rollout  learning  bookkeeping  of it samples   share   CPU seconds a step, medians")
     for one in costs:
         print(
@@ -230,8 +235,8 @@ def table(costs: Sequence[StepCost], books: Sequence[Bookkeeping], tokens: int) 
         found = [one for one in costs if one.cap == cap]
         grown = {part: exponent(found, part) for part in ("rollout", "learning", "bookkeeping")}
         if None not in grown.values():
-            said = ", ".join(f"{part} n^{power:.2f}" for part, power in grown.items())
-            print(f"from 2 agents on, {'no cap' if cap is None else f'cap {cap}'}: {said}")
+            powers = ", ".join(f"{part} n^{power:.2f}" for part, power in grown.items())
+            print(f"from 2 agents on, {'no cap' if cap is None else f'cap {cap}'}: {powers}")
     print(
         f"\nbookkeeping alone, responses of {tokens} tokens\n"
         "agents  cap  rollouts  CPU s  wall s  CPU s per 1,000 rollouts"
@@ -244,7 +249,7 @@ def table(costs: Sequence[StepCost], books: Sequence[Bookkeeping], tokens: int) 
 
 
 def main() -> None:
-    """Measure, print, and write JSON if asked to."""
+    """Measure, print, and write JSON if requested."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--agents", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--steps", type=int, default=3)

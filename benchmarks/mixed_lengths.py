@@ -88,8 +88,10 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, object]:
     texts: dict[int, str] = {}
 
     def on_finished(ended: Sequence[FinishedRequest]) -> None:
-        said = agent.decode_responses([one.token_ids for _, one in ended], [one.prompt for one, _ in ended])
-        texts.update(zip((request.index for request, _ in ended), said, strict=True))
+        decoded = agent.decode_responses(
+            [one.token_ids for _, one in ended], [one.prompt for one, _ in ended]
+        )
+        texts.update(zip((request.index for request, _ in ended), decoded, strict=True))
 
     rounds = [
         timed(lambda number=number: decode_all(decoder, requests, number, on_finished))  # type: ignore[misc]
@@ -120,7 +122,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, object]:
 
 
 def main() -> None:
-    """Measure, print, and write JSON if asked to."""
+    """Measure, print, and write JSON if requested."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,9 +1,9 @@
-"""How fast optimizers leave a GPU and come back, and how much of that computing hides; one run.
+"""Measure how fast optimizers are offloaded and reloaded, and how much of it computation hides; one run.
 
     python benchmarks/offload.py --shapes qwen3-1.7b qwen3-4b
 
 Two agents of a real model's shape, bfloat16 with float32 masters and moments: first alone, then one leaves
-while the other comes back, as when learning passes on, then the same beside matrix products.
+while the other is reloaded, as between two learners, then the same beside matrix products.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Figures:
     first_seconds: float  # to leave for the first time: the machine's memory is pinned
     out_gib_per_second: float
     in_gib_per_second: float
-    duplex_gib_per_second: float  # one leaves, the other comes back
+    duplex_gib_per_second: float  # one is offloaded while the other is reloaded
     compute_seconds: float  # matrix products alone ...
     transfer_seconds: float  # ... the exchange of the two alone ...
     both_seconds: float  # ... and at the same time
@@ -138,7 +138,7 @@ def measure(shapes: tuple[str, str], device: torch.device) -> Figures:
 
 
 def main() -> None:
-    """Measure, print, and write JSON if asked to."""
+    """Measure, print, and write JSON if requested."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shapes", nargs=2, choices=SHAPES, default=["qwen3-1.7b", "qwen3-4b"])
     parser.add_argument("--json", type=Path)

@@ -101,7 +101,7 @@ def draw_memory(axes: Any, files: list[Path]) -> None:
 def draw_agents(axes: Any, file: Path) -> None:
     """Learning against the number of agents, with and without the cap."""
     steps = _read(file)["steps"]
-    for cap, colour, label in ((None, ORANGE, "from everybody"), (8, BLUE, "others' capped at G = 8")):
+    for cap, colour, label in ((None, ORANGE, "from all agents"), (8, BLUE, "others' capped at G = 8")):
         chosen = [step for step in steps if step["cap"] == cap]
         numbers = [step["agents"] for step in chosen]
         axes.loglog(numbers, [step["learning"] for step in chosen], "o-", color=colour, label=label)
@@ -147,7 +147,7 @@ def main() -> None:
     draw_agents(agents, options.agents)
     for axes in (rollouts, steps, memory, agents):
         axes.spines[["top", "right"]].set_visible(False)
-    figure.get_layout_engine().set(hspace=0.08)  # a title is not taken for the label above it
+    figure.get_layout_engine().set(hspace=0.08)  # space between a title and the label above it
     figure.savefig(options.out, dpi=110)
 
 

@@ -110,7 +110,7 @@ def profiled(learner: Learner, given: Sequence[LearnerSample], on_gpu: bool) -> 
 
 
 def main() -> None:
-    """Profile, print, and write JSON if asked to."""
+    """Profile, print, and write JSON if requested."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--shape", choices=SHAPES, default="qwen3-0.6b")

@@ -50,20 +50,20 @@ def sentence(rng: random.Random, words: int) -> str:
     return " ".join(rng.choice(words_of_it) if rng.random() < 0.9 else number[i] for i in range(words))
 
 
-def rollouts(texts: Sequence[str], asked: Sequence[str]) -> list[Rollout]:
-    """As a source of another tokenizer would say them, eight to a prompt."""
-    problems = [Problem(f"p{i}", prompt, "") for i, prompt in enumerate(asked)]
+def rollouts(texts: Sequence[str], prompts: Sequence[str]) -> list[Rollout]:
+    """Return the texts as rollouts of an agent with another tokenizer, eight to a prompt."""
+    problems = [Problem(f"p{i}", prompt, "") for i, prompt in enumerate(prompts)]
     return [
         Rollout.single_turn(problems[i // 8 % len(problems)], "source", text, (0,), (0.0,), "length", 0, "")
         for i, text in enumerate(texts)
     ]
 
 
-def plainly(codec: TextCodec, said: Sequence[Rollout]) -> list[tuple[int, ...] | None]:
-    """A call of the tokenizer per response and lead, and one to decode prompt and response."""
+def plainly(codec: TextCodec, sampled: Sequence[Rollout]) -> list[tuple[int, ...] | None]:
+    """Retokenise with a tokenizer call per response and lead, and a call to decode prompt and response."""
     tokenizer = codec.tokenizer
     written: list[tuple[int, ...] | None] = []
-    for rollout in said:
+    for rollout in sampled:
         prompt = codec.encode_prompt(rollout.problem)
         found = None
         for lead in ("", ":", "\n"):
@@ -79,13 +79,13 @@ def plainly(codec: TextCodec, said: Sequence[Rollout]) -> list[tuple[int, ...] |
 
 
 def plain_text(codec: TextCodec, ids: Sequence[int], prompt: Sequence[int]) -> str:
-    """Prompt and response decoded together, less the prompt."""
+    """Decode prompt and response together; return the text after the prompt."""
     whole = str(codec.tokenizer.decode([*prompt, *ids], skip_special_tokens=False))
     return whole[len(codec.tokenizer.decode(list(prompt), skip_special_tokens=False)) :]
 
 
 def seconds(work: Callable[[], Any], rounds: int = 3) -> float:
-    """Of the fastest round."""
+    """Return the seconds of the fastest round."""
     best = float("inf")
     for _ in range(rounds):
         start = time.perf_counter()
@@ -94,28 +94,28 @@ def seconds(work: Callable[[], Any], rounds: int = 3) -> float:
     return best
 
 
-def measure(name: str, tokenizer: Any, texts: Sequence[str], asked: Sequence[str], learners: int) -> Timing:
-    """One tokenizer."""
-    said = rollouts(texts, asked)
+def measure(name: str, tokenizer: Any, texts: Sequence[str], prompts: Sequence[str], learners: int) -> Timing:
+    """Measure one tokenizer."""
+    sampled = rollouts(texts, prompts)
     config = SimpleNamespace(eos_token_id=tokenizer.eos_token_id)
     family = [TextCodec(f"learner{i}", tokenizer, config, None) for i in range(learners)]
-    codec, other = family[0], [False] * len(said)
-    expected = plainly(codec, said)
-    found = Retokeniser().tokens(codec, said, other)
+    codec, other = family[0], [False] * len(sampled)
+    expected = plainly(codec, sampled)
+    found = Retokeniser().tokens(codec, sampled, other)
     assert [None if isinstance(one, str) else one.response_ids for one in found] == expected
 
     def together() -> None:
         shared = Retokeniser()
         for learner in family:
-            shared.tokens(learner, said, other)
+            shared.tokens(learner, sampled, other)
 
     ids = [one or () for one in expected]
-    before = [codec.encode_prompt(one.problem) for one in said]
+    before = [codec.encode_prompt(one.problem) for one in sampled]
     return Timing(
         tokenizer=name,
         tokens=sum(map(len, ids)) / len(ids),
-        one_by_one=seconds(lambda: plainly(codec, said)),
-        a_step=seconds(lambda: Retokeniser().tokens(codec, said, other)),
+        one_by_one=seconds(lambda: plainly(codec, sampled)),
+        a_step=seconds(lambda: Retokeniser().tokens(codec, sampled, other)),
         learners=seconds(together),
         decode_one_by_one=seconds(
             lambda: [plain_text(codec, one, prompt) for one, prompt in zip(ids, before, strict=True)]

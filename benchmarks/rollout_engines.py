@@ -237,7 +237,7 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure, print, and write JSON if asked to."""
+    """Measure, print, and write JSON if requested."""
     options = parse()
     if options.threads:
         torch.set_num_threads(options.threads)

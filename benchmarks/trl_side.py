@@ -134,8 +134,8 @@ def _given(work: Work) -> Callable[[list[Any], Any], dict[str, Any]]:
     """Instead of generation: the random tokens that the other side learns from, too."""
     given = random_rollouts(work)
 
-    def rollouts(asked: list[Any], _: Any) -> dict[str, Any]:
-        chosen = given[: len(asked)]
+    def rollouts(prompts: list[Any], _: Any) -> dict[str, Any]:
+        chosen = given[: len(prompts)]
         return {
             "prompt_ids": [list(prompt) for prompt, _ in chosen],
             "completion_ids": [list(response) for _, response in chosen],

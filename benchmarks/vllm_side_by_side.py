@@ -32,7 +32,7 @@ from hacrl.types import Sampling
 
 
 def make_engines(options: argparse.Namespace, model: str, folder: Path) -> list[ChildBackend]:
-    """As many as the largest number that is asked at the same time, ready to answer."""
+    """Start the largest number of engines that generate concurrently."""
     work, device = options.work, torch.device(options.device)
     gib = options.kv_cache_gib
     cache = {} if gib is None else {"kv_cache_memory_bytes": int(gib * 2**30)}
@@ -74,8 +74,8 @@ def round_of(engines: list[ChildBackend], work: Work, draw: random.Random, vocab
         )
     answered: list[int] = []
 
-    def answer(engine: ChildBackend, asked: list[Request]) -> None:
-        answered.extend(len(said.token_ids) for ended in engine.generate(asked) for _, said in ended)
+    def answer(engine: ChildBackend, requests: list[Request]) -> None:
+        answered.extend(len(sample.token_ids) for ended in engine.generate(requests) for _, sample in ended)
 
     threads = [
         threading.Thread(target=answer, args=pair, daemon=True) for pair in zip(engines, asks, strict=True)
@@ -93,7 +93,7 @@ def round_of(engines: list[ChildBackend], work: Work, draw: random.Random, vocab
 
 
 def main() -> None:
-    """Measure, print medians and speeds beside the first number's, and write JSON if asked to."""
+    """Measure, print medians and speeds beside the first number's, and write JSON if requested."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

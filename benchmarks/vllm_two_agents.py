@@ -81,7 +81,7 @@ class Watch(Observer):
 
 
 def main() -> None:
-    """Train, print a table, and write JSON if asked to."""
+    """Train, print a table, and write JSON if requested."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["qwen3-tiny", "llama-tiny"])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

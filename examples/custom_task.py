@@ -29,7 +29,7 @@ class CloseCounts:
         self.train: Sequence[Problem] = problems[held_out:]
 
     def verify(self, rollouts: Sequence[Rollout]) -> list[Verdict]:
-        """One verdict per response. Whatever an agent may have said, this must not raise."""
+        """Return one verdict per response. Must not raise, whatever the text is."""
         return [self._judge(rollout.text, int(rollout.problem.answer)) for rollout in rollouts]
 
     def _judge(self, text: str, gold: int) -> Verdict:
@@ -40,7 +40,7 @@ class CloseCounts:
         return Verdict({0: 1.0, 1: 0.25}.get(distance, 0.0), "correct" if distance == 0 else "wrong")
 
     def close(self) -> None:
-        """There are no worker processes to let go of."""
+        """Do nothing: there are no worker processes to end."""
 
 
 trainer = HACRLTrainer(

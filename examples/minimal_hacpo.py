@@ -106,7 +106,7 @@ def sample_responses(agent: Agent, problems: list[tuple[str, int]]) -> list[list
 
 
 def log_likelihood(agent: Agent, responses: list[Response]) -> tuple[Tensor, Tensor]:
-    """log pi_k(y) of anybody's text in agent k's own tokens, stop token included, and how many they are."""
+    """Return log pi_k(y) of any agent's text in agent k's tokens, stop token included, and their number."""
     rows, starts = [], []
     for response in responses:
         prompt_ids = agent.tokenizer(response.prompt).input_ids
@@ -167,7 +167,7 @@ def hacpo_loss(learner: Agent, batch: list[tuple[Response, float]], updates_done
 
 
 def train_step(agents: list[Agent], rng: random.Random) -> None:
-    """Algorithm 1: everybody answers with frozen policies; then everybody learns from everybody's answers."""
+    """Algorithm 1: all agents answer with frozen policies; then every agent learns from all answers."""
     problems = [make_problem(rng) for _ in range(PROMPTS)]
     answers = {agent.name: sample_responses(agent, problems) for agent in agents}
     for agent in agents:

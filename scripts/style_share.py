@@ -50,11 +50,11 @@ def responses(folder: Path, prompts: Sequence[str]) -> list[str]:
 def measure(folder: Path, problems: int) -> Styles:
     """Split one agent's responses by style; a response without ``=`` shows no step."""
     task = ArithmeticTask()
-    asked = task.test[:problems]
+    chosen = task.test[:problems]
     rewards: dict[bool, list[float]] = {True: [], False: []}
-    for problem, text in zip(asked, responses(folder, [p.prompt for p in asked]), strict=True):
+    for problem, text in zip(chosen, responses(folder, [p.prompt for p in chosen]), strict=True):
         rewards["=" not in text].append(task.judge(problem, text).reward)
-    return Styles(len(rewards[True]) / len(asked), _mean(rewards[True]), _mean(rewards[False]))
+    return Styles(len(rewards[True]) / len(chosen), _mean(rewards[True]), _mean(rewards[False]))
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -182,13 +182,13 @@ def accuracy(
     sampling = (
         {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0} if samples else {"do_sample": False}
     )
-    asked = [problem for problem in problems for _ in range(max(1, samples))]
+    repeated = [problem for problem in problems for _ in range(max(1, samples))]
     model.eval()
     right = 0.0
-    for at in range(0, len(asked), batch):
-        chunk = asked[at : at + batch]
+    for at in range(0, len(repeated), batch):
+        chunk = repeated[at : at + batch]
         prompts = tokenizer([p.prompt for p in chunk], padding=True, return_tensors="pt").to(model.device)
         tokens = model.generate(**prompts, **sampling, max_new_tokens=MAX_NEW_TOKENS)
         texts = tokenizer.batch_decode(tokens[:, prompts["input_ids"].shape[1] :], skip_special_tokens=True)
         right += sum(task.judge(p, text).reward for p, text in zip(chunk, texts, strict=True))
-    return right / len(asked)
+    return right / len(repeated)

@@ -108,12 +108,12 @@ def check_options(
     hacrl gives the parameters in ``given``: they are no options. ``presets`` are options with a value.
     """
     kinds = inspect.Parameter
-    parameters = {name: one for name, one in parameters_of(factory).items() if name not in given}
-    takes_any = any(one.kind is kinds.VAR_KEYWORD for one in parameters.values())
+    parameters = {name: parameter for name, parameter in parameters_of(factory).items() if name not in given}
+    takes_any = any(parameter.kind is kinds.VAR_KEYWORD for parameter in parameters.values())
     known = [
         name
-        for name, one in parameters.items()
-        if one.kind not in (kinds.VAR_KEYWORD, kinds.VAR_POSITIONAL, kinds.POSITIONAL_ONLY)
+        for name, parameter in parameters.items()
+        if parameter.kind not in (kinds.VAR_KEYWORD, kinds.VAR_POSITIONAL, kinds.POSITIONAL_ONLY)
     ]
     for option in options:
         if option in given or (option not in known and not takes_any):

@@ -193,5 +193,5 @@ def test_a_dry_run_says_what_is_offloaded(tmp_path: Path) -> None:
     place = next(i for i, line in enumerate(lines) if line.startswith("cuda:0 ("))
     assert lines[place + 1] == (
         "  optimizer state streams through it during updates, and weights of agents not at work are "
-        "offloaded: 3.0 GiB of the machine's memory"
+        "offloaded: 3.0 GiB of host memory"
     )

@@ -165,7 +165,9 @@ def test_an_agent_s_own_device_is_named_as_such(models: dict[str, str], tmp_path
     config = config_of(models, tmp_path, agents=[agents[0], {**agents[1], "device": "gpu"}])
     assert refusal(config, LongTask(), ConfigError).startswith("agents.pair.device: 'gpu' is not a device")
     config = config_of(models, tmp_path, device="cuda:63")
-    assert refusal(config, LongTask(), ConfigError).startswith("device: 'cuda:63' is not there")
+    assert refusal(config, LongTask(), ConfigError).startswith(
+        "device: there is no 'cuda:63' (this machine has"
+    )
 
 
 def test_the_agent_with_the_smaller_context_is_the_one_named(models: dict[str, str], tmp_path: Path) -> None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from hacrl.cli.main import main
+from hacrl.engines.base import GenerationRequest, OnFinished, Sample
 from hacrl.engines.hf.engine import TransformersEngine
 from hacrl.runs.run import run_locally
-from hacrl.types import Rollout
 from tests.support.chaos import chaos_config, differing_files
-from tests.support.rollouts import with_logprobs
 
 STEPS = 3
 LIE = 6.0  # nats, for all tokens but the first
@@ -22,14 +22,20 @@ def lying_from(policy_version: int):
     """Generate as the engine does, but with wrong log-probabilities for the second agent after its update."""
     honestly = TransformersEngine.generate
 
-    def generate(engine: TransformersEngine, *told, **options) -> list[Rollout]:
-        rollouts = honestly(engine, *told, **options)
+    def generate(
+        engine: TransformersEngine, request: GenerationRequest, on_finished: OnFinished
+    ) -> list[Sample]:
         if engine.policy.name != "llama" or engine.policy.policy_version < policy_version:
-            return rollouts
-        return [
-            with_logprobs(one, (*one.token_logprobs[:1], *(p - LIE for p in one.token_logprobs[1:])))
-            for one in rollouts
-        ]
+            return honestly(engine, request, on_finished)
+
+        def lie(sample: Sample) -> Sample:
+            first, *others = sample.logprobs
+            return Sample(sample.token_ids, (first, *(logprob - LIE for logprob in others)))
+
+        def finished(samples: Sequence[tuple[int, Sample]]) -> None:
+            on_finished([(index, lie(sample)) for index, sample in samples])
+
+        return [lie(sample) for sample in honestly(engine, request, finished)]
 
     return generate
 

@@ -41,7 +41,7 @@ def test_jsonl_keeps_the_numbers_of_its_lines(tmp_path: Path):
     )  # a byte order mark, blanks
     table = load_table("train", str(path))
     assert [dict(row.values) for row in table.rows] == [{"problem": "naïve"}, {"problem": "b"}]
-    assert [table.place(row) for row in table.rows] == [f"{path}:1", f"{path}:4"]
+    assert [table.location(row) for row in table.rows] == [f"{path}:1", f"{path}:4"]
 
 
 def test_line_separators_inside_text_end_no_line(tmp_path: Path):
@@ -56,7 +56,7 @@ def test_json_is_a_list_of_objects(tmp_path: Path):
     path.write_text(json.dumps(ROWS))
     table = load_table("train", str(path))
     assert [dict(row.values) for row in table.rows] == ROWS
-    assert table.place(table.rows[1]) == f"{path}, row 2"
+    assert table.location(table.rows[1]) == f"{path}, row 2"
 
 
 def test_csv_with_quoted_commas_and_line_breaks(tmp_path: Path):

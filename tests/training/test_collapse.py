@@ -115,5 +115,5 @@ def test_twenty_steps_in_a_row_count_as_collapsed():
     detector = CollapseDetector(["ada"])
     notes = [detector.update({"ada": [said("", 1.0)]}) for _ in range(20)]
     assert [len(note) for note in notes] == [0] * 19 + [1]
-    assert notes[-1][0].endswith("its policy has collapsed. pause_collapsed=true would leave it out")
+    assert notes[-1][0].endswith("its policy has collapsed. Set pause_collapsed=true to pause such agents")
     assert detector.paused == set()

@@ -1,7 +1,7 @@
 """The seam between an agent and what generates its responses: tokens in, tokens and log-probabilities out.
 
 An engine knows no task, no problem and no other agent. It samples from one policy, whose weights it either
-shares with the learner or is brought by :meth:`Engine.sync`.
+shares with the learner or receives by :meth:`Engine.sync`.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Policy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SyncReport:
-    """How an engine with weights of its own was brought to the agent's policy."""
+    """How an engine with weights of its own received the policy's weights."""
 
     policy_version: int
     weight_sync: str  # how the weights were sent

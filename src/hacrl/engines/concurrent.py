@@ -1,4 +1,4 @@
-"""Run jobs of several engines at the same time, while one thread does everything that others may watch."""
+"""Run jobs of several engines concurrently; callbacks to observers run in the calling thread."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class MainThread(Protocol):
     """Lets a job run something in the thread that waits for all jobs."""
 
     def post(self, action: Action) -> None:
-        """Have ``action`` run there, some time soon. Raises :class:`Abandoned` if nobody waits any more."""
+        """Queue ``action`` to run there. Raise :class:`Abandoned` if the thread does not wait any more."""
         ...
 
     def call(self, action: Action) -> None:
-        """Have ``action`` run there and wait until it has."""
+        """Run ``action`` there, and return when it has finished."""
         ...
 
 
 class Abandoned(Exception):  # noqa: N818 - not an error
-    """The job's result is not wanted any more: another job, or the thread that waits, has failed."""
+    """The job's result is not needed any more: another job, or the thread that waits, has failed."""
 
 
 class DirectCalls:
@@ -43,7 +43,7 @@ class DirectCalls:
 
 
 class _Mailbox:
-    """One job's way to the main thread."""
+    """Sends one job's actions to the main thread."""
 
     def __init__(self, actions: queue.SimpleQueue[Action], is_abandoned: threading.Event) -> None:
         self._actions = actions

@@ -1,7 +1,7 @@
 """Find out in seconds whether the Hugging Face hub can be reached.
 
 Without a network the libraries try for half a minute per file before they use the cache. After one failed
-probe here, they are told to use the cache only.
+probe here, they use the cache only.
 """
 
 from __future__ import annotations

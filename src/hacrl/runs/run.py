@@ -47,10 +47,10 @@ def run_locally(
 
 
 class LocalRun:
-    """One run, open. Everything is checked first; nothing is written before all models have loaded.
+    """One open run. Everything is checked first; nothing is written before all models have loaded.
 
-    ``task`` and ``agents`` (by name) replace what the config would make: the Python API hands in objects.
-    ``resumed`` is where an earlier process left off; the run's folder then goes on from there.
+    ``task`` and ``agents`` (by name) replace what the config would make: the Python API passes objects.
+    ``resumed`` is the point from which the run continues in its folder.
     """
 
     def __init__(
@@ -112,14 +112,14 @@ class LocalRun:
 
     def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
         if error is not None and self._folder.is_open:
-            with suppress(OSError):  # a full disk may be what it failed of
+            with suppress(OSError):  # a full disk may be why it failed
                 self._folder.write_status(
                     "failed", self.trainer.steps_done, f"{type(error).__name__}: {error}"
                 )
         self.close()
 
     def train(self) -> None:
-        """All steps of the config, with its evaluations; or as far as :meth:`interrupt` lets it come."""
+        """Make all steps of the config, with its evaluations, or stop early after :meth:`interrupt`."""
         try:
             self.trainer.train(self.config.steps)
         except TrainingInterrupted:
@@ -131,11 +131,11 @@ class LocalRun:
         return list(self._checkpoints.wait_seconds)
 
     def interrupt(self) -> None:
-        """Leave off after the phase under way; :meth:`save` then writes what is needed to go on."""
+        """Stop after the phase under way; :meth:`save` then writes the state that a resumed run needs."""
         self.trainer.interrupt()
 
     def evaluate(self) -> dict[str, Accuracy]:
-        """Every agent alone, as it is now; of a closed run too, which holds no workers afterwards either."""
+        """Evaluate every agent alone with its present weights. A closed run can be evaluated, too."""
         try:
             return self.trainer.evaluate(self.trainer.steps_done)
         finally:
@@ -144,9 +144,9 @@ class LocalRun:
                 self._task.close()
 
     def save(self) -> dict[str, Path]:
-        """Write every agent as a plain Hugging Face folder: name -> folder.
+        """Write every agent as a plain Hugging Face folder; return name -> folder.
 
-        Of a run that was interrupted, its whole state instead.
+        Of an interrupted run, write the whole state instead.
         """
         if self.is_interrupted:
             self._checkpoints.save(self.trainer, wait=True)
@@ -193,7 +193,7 @@ class LocalRun:
 
 
 def with_threads(config: RunConfig) -> RunConfig:
-    """The number of CPU threads written down: sums over other numbers of threads round differently."""
+    """Return the config with the number of CPU threads, which decides how sums are rounded."""
     return config if config.threads else replace(config, threads=torch.get_num_threads())
 
 

@@ -61,13 +61,13 @@ class Table:
     numbered_by_line: bool = False  # row numbers are line numbers of a file
     columns: Mapping[str, str] = field(default_factory=dict)
 
-    def place(self, row: Row) -> str:
+    def location(self, row: Row) -> str:
         """Return the position of a row, e.g. ``data/train.jsonl:17``."""
         return f"{self.label}:{row.number}" if self.numbered_by_line else f"{self.label}, row {row.number}"
 
     def error(self, message: str, row: Row | None = None) -> TaskError:
         """Return an error that names the option and the data set, or the row."""
-        return TaskError(f"{self.option}: {self.label if row is None else self.place(row)}: {message}")
+        return TaskError(f"{self.option}: {self.label if row is None else self.location(row)}: {message}")
 
 
 def load_table(option: str, given: DataOption) -> Table:
@@ -260,9 +260,9 @@ def _read_parquet(path: Path) -> Iterator[Row]:
         yield Row(number, values)
 
 
-def _require_mapping(values: Any, place: str) -> Mapping[str, Any]:
+def _require_mapping(values: Any, location: str) -> Mapping[str, Any]:
     if not isinstance(values, dict):
-        raise TaskError(f"{place}: must be an object with named columns, not {type(values).__name__}")
+        raise TaskError(f"{location}: must be an object with named columns, not {type(values).__name__}")
     return values
 
 

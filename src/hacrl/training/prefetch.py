@@ -12,7 +12,7 @@ Result = TypeVar("Result")
 
 
 class Prefetch(Generic[Result]):
-    """Returns the results of ``builds`` in order, and builds one of them ahead.
+    """Returns the results of ``builds`` in order, and prefetches the next result.
 
     A build starts when the result before it is fetched. An error is raised by :meth:`next`.
     """

@@ -13,11 +13,11 @@ from hacrl.training.observer import Observer, Phase
 
 
 class TrainingInterrupted(Exception):  # noqa: N818 - not an error
-    """Training was asked to stop and has stopped between two phases; its state can be saved and resumed."""
+    """Training has stopped between two phases after a request; its state can be saved and resumed."""
 
 
 class Reporter:
-    """Announces and times the phases of a step, and stops the run between two phases if it is asked to."""
+    """Announces and times the phases of a step, and stops the run between two phases on request."""
 
     def __init__(self, observer: Observer | None = None) -> None:
         self.observer = observer or Observer()

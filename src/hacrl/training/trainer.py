@@ -1,4 +1,4 @@
-"""The loop of HACRL (algorithm 1): all agents answer, and every agent learns from all verified answers."""
+"""The loop of HACRL (algorithm 1): all agents generate, and every agent learns from all verified rollouts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from hacrl.types import Problem, VerifiedRollout
 
 
 class Trainer:
-    """Trains any number of agents together, or each alone: the method says which."""
+    """Trains any number of agents, together or each alone, as the method defines."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Trainer:
         self.reporter = reporter or Reporter()
         self.capabilities = CapabilityTracker.of(names, config.method)
         self.steps_done = 0  # whole steps, those of an earlier process included
-        self.after_step: Callable[[], None] = lambda: None  # called when a step and its evaluation are done
+        self.after_step: Callable[[], None] = lambda: None  # called after each step and its evaluation
         self._stream = stream
         self._test_problems = test_problems
         self._log = log
@@ -57,7 +57,7 @@ class Trainer:
         self._progress: StepProgress | None = None  # of a step that is under way
         self._capabilities_before = self.capabilities.state_dict()  # before the step under way
         self._evaluated_at = -1  # the step after which the agents were evaluated last
-        self._noted: set[str] = set()  # agents whose rewards the user was told about
+        self._noted: set[str] = set()  # agents with a note about their rewards
         self._notes_logged_rollouts = True
         self._is_stopping = False
 
@@ -174,7 +174,7 @@ class Trainer:
         return progress.reports
 
     def _end(self, progress: StepProgress, reports: Mapping[str, LearnReport]) -> StepReport:
-        """Report the step to whoever watches."""
+        """Report the step to the observers, and return the report."""
         versions = self.executor.policy_versions
         report = StepReport(
             progress.step,
@@ -247,7 +247,7 @@ class Trainer:
                 self.reporter.notes([note])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that the rest of the run depends on, but for tensors; JSON-ready.
+        """Return the state that the rest of the run depends on, without tensors; JSON-ready.
 
         Random draws are derived from names and steps, so there is no random state.
         """
@@ -267,7 +267,7 @@ class Trainer:
         return self.executor.tensors()
 
     def load_state_dict(self, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Continue where :meth:`state_dict` and :meth:`tensors` were taken."""
+        """Restore what :meth:`state_dict` and :meth:`tensors` returned."""
         self.steps_done, self._evaluated_at = state["steps_done"], state["evaluated"]
         self.capabilities.load_state_dict(state["capabilities"])
         self._capabilities_before = state["capabilities"]

@@ -203,10 +203,10 @@ class TransformersEngine:
     def _next_batch(self, request: GenerationRequest, done: int) -> tuple[Sequence[tuple[int, ...]], int]:
         """Return prompts and the number of responses to each: whole groups if they fit, else part of one."""
         group = request.samples_per_prompt
-        place, sampled = divmod(done, group)
+        first, sampled = divmod(done, group)
         if self.max_batch < group:
-            return request.prompts[place : place + 1], min(self.max_batch, group - sampled)
-        return request.prompts[place : place + self.max_batch // group], group
+            return request.prompts[first : first + 1], min(self.max_batch, group - sampled)
+        return request.prompts[first : first + self.max_batch // group], group
 
     def _halve_batch(
         self, responses: int, prompt: Sequence[int], sampling: Sampling, error: Exception

@@ -44,8 +44,8 @@ def _sum_copies(copies, order, starts, out, width, BLOCK: tl.constexpr):  # type
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
     total = tl.zeros([BLOCK], tl.float32)
-    for place in range(tl.load(starts + token), tl.load(starts + token + 1)):
-        copy = tl.load(order + place).to(tl.int64)
+    for position in range(tl.load(starts + token), tl.load(starts + token + 1)):
+        copy = tl.load(order + position).to(tl.int64)
         total += tl.load(copies + copy * width + columns, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + token * width + columns, total.to(out.dtype.element_ty), mask=inside)
 
