@@ -207,10 +207,10 @@ def measure_updates(work: Work, folder: Path) -> Measured:
     memory = UpdateMemory(work.on_gpu)
     clock = Clock(work.on_gpu)
     for step in range(work.warmup + work.steps):
-        residency.leave(agent.name)
+        residency.offload(agent.name)
         memory.begin()
         clock.enter("learn")
-        residency.to_learn(agent.name)
+        residency.prepare_learning(agent.name)
         for note in learner.learn(samples, work.updates, seed=step).notes:
             print(note, file=sys.stderr)
         clock.end_step()

@@ -351,19 +351,19 @@ def test_the_offloaded_bytes_by_hand(models: dict[str, Path], tmp_path: Path) ->
         one.engine.close()
         counts[one.name] = sum(p.numel() for p in one.agent.model.parameters())
     qwen, llama = counts["qwen"], counts["llama"]
-    trainer.residency.to_generate("qwen")
-    trainer.residency.leave("qwen")
+    trainer.executor.residency.prepare_generation("qwen")
+    trainer.executor.residency.offload("qwen")
     empty = allocated()  # no agent's weights or optimizer
     expected = {  # bytes per weight: 2; gradients come with the next update only
-        ("to_generate", "qwen"): 2 * qwen,
-        ("to_generate", "llama"): 2 * llama,
-        ("to_learn", "qwen"): 2 * qwen,  # the optimizer comes for the update alone
-        ("to_learn", "llama"): 2 * llama,
+        ("prepare_generation", "qwen"): 2 * qwen,
+        ("prepare_generation", "llama"): 2 * llama,
+        ("prepare_learning", "qwen"): 2 * qwen,  # the optimizer comes for the update alone
+        ("prepare_learning", "llama"): 2 * llama,
     }
     for (turn, name), size in expected.items():
         getattr(trainer.executor.residency, turn)(name)
         assert allocated() - empty == size
-    trainer.executor.residency.everyone_home()
+    trainer.executor.residency.reload_all_weights()
     assert allocated() - empty == 2 * (qwen + llama)
 
 
@@ -372,7 +372,7 @@ def test_auto_offloads_nothing_from_a_gpu_with_enough_memory(models: dict[str, P
     trainer = build_trainer(settings, preflight(settings, SevensTask()))
     assert trainer.executor.residency.notes == ()
     before = allocated()
-    trainer.executor.residency.to_generate("qwen")
+    trainer.executor.residency.prepare_generation("qwen")
     assert allocated() == before
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory, "device_bytes", lambda device: 2**40 if device == "cpu" else 2**20)

@@ -220,13 +220,13 @@ def test_a_run_is_closed_whatever_fails_while_it_closes(tmp_path, monkeypatch):
     def fail(engine):
         raise RuntimeError(f"the engine of {engine.policy.name} hangs")
 
-    with pytest.raises(RuntimeError, match="the engine of small hangs"):  # noqa: PT012, SIM117 - at the exit
-        with LocalRun(chaos_config(tmp_path / "run", 1), [Watch()]) as run:
-            monkeypatch.setattr(run._task, "close", lambda: closed.append("task"))
-            monkeypatch.setattr(
-                run.trainer.executor.workers["llama"], "close", lambda: closed.append("engine of llama")
-            )
-            monkeypatch.setattr(TransformersEngine, "close", fail)
+    run = LocalRun(chaos_config(tmp_path / "run", 1), [Watch()])
+    llama = run.trainer.executor.workers["llama"]
+    monkeypatch.setattr(run._task, "close", lambda: closed.append("task"))
+    monkeypatch.setattr(llama, "close", lambda: closed.append("engine of llama"))
+    monkeypatch.setattr(TransformersEngine, "close", fail)
+    with pytest.raises(RuntimeError, match="the engine of small hangs"):
+        run.close()
     assert sorted(closed) == ["engine of llama", "observer", "task"]
     assert not run._folder.is_open
 

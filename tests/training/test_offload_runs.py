@@ -65,15 +65,15 @@ KINDS = {
 
 def train_until_one_has_learnt(run: LocalRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """And leave off in the middle of the step."""
-    to_learn, taught = run.trainer.executor.residency.to_learn, []
+    prepare, taught = run.trainer.executor.residency.prepare_learning, []
 
     def then_interrupt(name: str) -> None:
-        to_learn(name)
+        prepare(name)
         taught.append(name)
         run.interrupt()
 
     with monkeypatch.context() as patch:
-        patch.setattr(run.trainer.executor.residency, "to_learn", then_interrupt)
+        patch.setattr(run.trainer.executor.residency, "prepare_learning", then_interrupt)
         run.train()
     assert len(taught) == 1
 

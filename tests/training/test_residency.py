@@ -1,4 +1,4 @@
-"""Whose optimizer and weights are on a device that agents share; here it is the CPU."""
+"""Optimizers and weights of agents that share a device are offloaded by turns; here the device is the CPU."""
 
 from __future__ import annotations
 
@@ -55,41 +55,41 @@ class Shared:
             self.residency.add(one.agent, one, level)
 
     def learn(self, name: str) -> None:
-        self.residency.to_learn(name)
+        self.residency.prepare_learning(name)
         self.learners[name].learn(self.samples, 2, seed=1)
 
     @property
-    def away_per_parameter(self) -> float:
+    def offloaded_per_parameter(self) -> float:
         return self.move.away / self.count
 
 
-def test_optimizers_are_away_unless_their_agent_learns() -> None:
+def test_optimizers_are_offloaded_unless_their_agent_learns() -> None:
     shared = Shared("optimizer")
-    assert shared.away_per_parameter == 0
-    shared.residency.to_generate("ada")
-    assert shared.away_per_parameter == 2 * 12  # a master and two moments, float32
-    shared.residency.to_generate("bob")
-    assert shared.away_per_parameter == 2 * 12
-    shared.residency.to_learn("ada")
-    assert shared.away_per_parameter == 12
-    shared.residency.to_learn("bob")
-    assert shared.away_per_parameter == 12
-    shared.residency.everyone_home()
-    assert shared.away_per_parameter == 12  # only weights are anybody's business
+    assert shared.offloaded_per_parameter == 0
+    shared.residency.prepare_generation("ada")
+    assert shared.offloaded_per_parameter == 2 * 12  # a master and two moments, float32
+    shared.residency.prepare_generation("bob")
+    assert shared.offloaded_per_parameter == 2 * 12
+    shared.residency.prepare_learning("ada")
+    assert shared.offloaded_per_parameter == 12
+    shared.residency.prepare_learning("bob")
+    assert shared.offloaded_per_parameter == 12
+    shared.residency.reload_all_weights()
+    assert shared.offloaded_per_parameter == 12  # optimizers stay offloaded
 
 
-def test_weights_of_agents_not_at_work_are_away_if_asked_for() -> None:
+def test_weights_of_idle_agents_are_offloaded_if_the_level_says_so() -> None:
     shared = Shared("weights", ("ada", "bob", "cyd"))
-    shared.residency.to_generate("ada")
-    assert shared.away_per_parameter == 3 * 12 + 2 * 2
-    shared.residency.to_learn("bob")
-    assert shared.away_per_parameter == 3 * 12 + 2 * 2  # his optimizer comes for the update alone
+    shared.residency.prepare_generation("ada")
+    assert shared.offloaded_per_parameter == 3 * 12 + 2 * 2
+    shared.residency.prepare_learning("bob")
+    assert shared.offloaded_per_parameter == 3 * 12 + 2 * 2  # the optimizer streams during the update only
     shared.learn("bob")
-    assert shared.away_per_parameter == 3 * 12 + 2 * 2
-    shared.residency.leave("bob")
-    assert shared.away_per_parameter == 3 * 12 + 3 * 2
-    shared.residency.everyone_home()
-    assert shared.away_per_parameter == 3 * 12
+    assert shared.offloaded_per_parameter == 3 * 12 + 2 * 2
+    shared.residency.offload("bob")
+    assert shared.offloaded_per_parameter == 3 * 12 + 3 * 2
+    shared.residency.reload_all_weights()
+    assert shared.offloaded_per_parameter == 3 * 12
     for one in shared.learners.values():
         assert all(parameter.isfinite().all() for parameter in one.agent.model.parameters())
 
@@ -104,32 +104,32 @@ def test_agents_that_were_not_added_and_other_devices_are_left_alone() -> None:
     residency = Residency(make_transfers=fresh)
     ada, bob = learner(half_agent("ada")), learner(half_agent("bob"))
     residency.add(ada.agent, ada, "never")
-    residency.to_generate("ada")
+    residency.prepare_generation("ada")
     assert moves == []
     residency.add(ada.agent, ada, "weights")
     elsewhere = type("Elsewhere", (Agent,), {"device": torch.device("meta")})
     bob.agent.__class__ = elsewhere  # as on another device
     residency.add(bob.agent, bob, "weights")
-    residency.leave("bob")
+    residency.offload("bob")
     before = moves[1].away
-    residency.to_learn("ada")
+    residency.prepare_learning("ada")
     assert moves[0].away == 4 * sum(p.numel() for p in ada.agent.model.parameters())  # her masters
     assert moves[1].away == before > 0
 
 
-def test_an_optimizer_that_streams_is_away_but_for_the_update() -> None:
+def test_a_streaming_optimizer_is_on_the_device_only_for_the_update() -> None:
     shared = Shared("stream")
-    shared.residency.to_generate("ada")
-    assert shared.away_per_parameter == 2 * 12
-    shared.residency.to_learn("ada")
-    assert shared.away_per_parameter == 2 * 12
+    shared.residency.prepare_generation("ada")
+    assert shared.offloaded_per_parameter == 2 * 12
+    shared.residency.prepare_learning("ada")
+    assert shared.offloaded_per_parameter == 2 * 12
     seen = []
     (piece,) = shared.learners["ada"].optimizer.blocks
-    hook = piece.adamw.register_step_pre_hook(lambda *_: seen.append(shared.away_per_parameter))
+    hook = piece.adamw.register_step_pre_hook(lambda *_: seen.append(shared.offloaded_per_parameter))
     shared.learn("ada")
     hook.remove()
     assert seen == [12, 12]  # two updates
-    assert shared.away_per_parameter == 2 * 12
+    assert shared.offloaded_per_parameter == 2 * 12
 
 
 @pytest.mark.parametrize("level", ["optimizer", "stream", "weights", "all"])
@@ -141,8 +141,8 @@ def test_agents_that_take_turns_learn_the_same(level: OffloadLevel, monkeypatch:
     for name in ("ada", "bob", "bob", "ada"):
         apart.learn(name)
         shared.learn(name)
-        shared.residency.to_generate(name)
-    shared.residency.everyone_home()
+        shared.residency.prepare_generation(name)
+    shared.residency.reload_all_weights()
     for name, one in shared.learners.items():
         assert_equal(weights(one.agent), weights(apart.learners[name].agent))
         assert_equal(one.optimizer.tensors(), apart.learners[name].optimizer.tensors())
@@ -155,15 +155,15 @@ def test_memory_that_runs_out_in_learning_costs_the_same_attempts(monkeypatch: p
     monkeypatch.setattr("hacrl.training.gradients.MIN_OFFLOAD_BYTES", 100)  # bytes, so that some travel
     found = []
     for shared in (Shared("never"), Shared("all")):
-        shared.residency.to_generate("ada")
-        shared.residency.to_learn("bob")
+        shared.residency.prepare_generation("ada")
+        shared.residency.prepare_learning("bob")
         bob = shared.learners["bob"]
         with out_of_memory(bob.agent.model, lambda ids: ids.numel() > 20) as failed:
             stats = bob.learn(shared.samples, 1, seed=1)
         assert (stats.oom_retries, stats.updates) == (len(failed), 1)
         assert failed
-        shared.residency.leave("bob")
-        shared.residency.everyone_home()
+        shared.residency.offload("bob")
+        shared.residency.reload_all_weights()
         found.append((bob.optimizer.tensors(), weights(bob.agent), bob.state_dict()))
     (one, its_weights, state), (other, other_weights, other_state) = found
     assert_equal(one, other)
@@ -171,9 +171,11 @@ def test_memory_that_runs_out_in_learning_costs_the_same_attempts(monkeypatch: p
     assert state == other_state
 
 
-def test_what_cannot_come_back_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_optimizer_that_cannot_be_reloaded_gives_an_error_with_advice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     shared = Shared("optimizer")
-    shared.residency.to_generate("ada")
+    shared.residency.prepare_generation("ada")
 
     def full(*_, **__) -> Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -181,15 +183,15 @@ def test_what_cannot_come_back_says_what_to_do(monkeypatch: pytest.MonkeyPatch) 
     with monkeypatch.context() as patch:
         patch.setattr(torch, "empty_strided", full)
         with pytest.raises(TrainingError, match=r"agent 'ada': its optimizer did not fit .*offload=stream"):
-            shared.residency.to_learn("ada")
-    shared.learn("ada")  # nothing is lost for a process that makes room
+            shared.residency.prepare_learning("ada")
+    shared.learn("ada")  # the optimizer's tensors are still there
 
 
-def test_an_agent_can_be_saved_while_its_weights_are_away(tmp_path: Path) -> None:
-    """As a callback may do; the places of weights share pieces of memory, which tied weights do too."""
+def test_an_agent_can_be_saved_while_its_weights_are_offloaded(tmp_path: Path) -> None:
+    """As a callback may do. Host buffers of weights share memory, as tied weights do."""
     shared = Shared("all")
     expected = weights(shared.learners["ada"].agent)
-    shared.residency.leave("ada")
+    shared.residency.offload("ada")
     shared.learners["ada"].agent.save(tmp_path)
     saved = load_file(tmp_path / "model.safetensors")
     assert len(saved) == len(expected)

@@ -19,6 +19,7 @@ from hacrl.engines.answering import Answerer
 from hacrl.engines.base import Engine
 from hacrl.engines.kinds import EngineSpec
 from hacrl.engines.registry import engine_kind
+from hacrl.engines.sync_check import NUM_PROBES
 from hacrl.evaluation.benchmarks import BENCHMARKS
 from hacrl.evaluation.chunks import Chunk
 from hacrl.evaluation.folder import EvaluationFolder
@@ -37,22 +38,22 @@ USABLE_SHARE = 0.92  # of a GPU's free memory, for an engine beside the agent's 
 
 
 class EvaluationObserver:
-    """Watches an evaluation; subclasses override what they care about."""
+    """Receives an evaluation's events and does nothing. Subclasses override the events they use."""
 
     def on_start(self, folder: Path, pairs: int) -> None:
-        """Everything is checked and the work begins."""
+        """Handle the start: everything is checked."""
 
     def on_note(self, note: str) -> None:
-        """There is something the user should know."""
+        """Handle a sentence that the user should read."""
 
     def on_load(self, label: str) -> None:
-        """A model is being loaded."""
+        """Handle the start of loading a model."""
 
     def on_progress(self, label: str, benchmark: str, done: int, total: int, reward: float | None) -> None:
-        """``done`` of ``total`` responses of a pair are verified, with this mean reward."""
+        """Handle progress: ``done`` of ``total`` responses of a pair are verified, with this mean reward."""
 
     def on_score(self, pair: PairResult) -> None:
-        """A pair is finished."""
+        """Handle the result of a finished pair."""
 
 
 def evaluate_targets(
@@ -68,6 +69,7 @@ def evaluate_targets(
     hub = cache_only_if_unreachable() if _needs_hub(targets, names, request.data) else nullcontext()
     with hub, closing(BenchmarkSpecs(request.settings, request.data, request.prompt)) as specs:
         pairs, notes = plan_pairs(request, targets, names, specs, device)
+        notes = (*notes, *_engine_notes(request.engine, targets, device))
         folder = EvaluationFolder(request.output or default_output(targets, names))
         records = [pair.record for pair in pairs]
         folder.check(records, request.overwrite)
@@ -80,7 +82,7 @@ def evaluate_targets(
 
 
 def _needs_hub(targets: Sequence[Target], names: Sequence[str], data: Path | None) -> bool:
-    """Whether a model or a benchmark may have to come from the hub."""
+    """Return whether a model or a benchmark may have to come from the hub."""
     if any(looks_like_a_hub_id(target.settings.model) for target in targets):
         return True
     if data is None and any(name in BENCHMARKS for name in names):
@@ -89,11 +91,17 @@ def _needs_hub(targets: Sequence[Target], names: Sequence[str], data: Path | Non
     return OWN_TASK in names and any(data_needs_hub(run.task) for run in runs)
 
 
-def _device(asked: str) -> str:
-    if asked == "auto":
+def _engine_notes(engine: str, targets: Sequence[Target], device: str) -> tuple[str, ...]:
+    """Return what the user should know of the engines."""
+    agents = {target.settings.name: target.settings for target in targets}
+    return engine_kind(engine).notes(list(agents.values()), dict.fromkeys(agents, torch.device(device)))
+
+
+def _device(setting: str) -> str:
+    if setting == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    check_device(asked, "--device")
-    return asked
+    check_device(setting, "--device")
+    return setting
 
 
 @dataclass
@@ -136,24 +144,24 @@ class _Evaluation:
         return results
 
     def _make_engine(self, agent: Agent, pairs: Sequence[EvaluationPair]) -> Engine:
-        chunks = [chunk for pair in pairs for chunk in pair.plan.chunks]
-        largest = max([pair.spec.batch for pair in pairs] + [chunk.response_count for chunk in chunks])
+        chunks = [(pair, chunk) for pair in pairs for chunk in pair.plan.chunks if chunk.max_new_tokens]
+        largest = max([pair.spec.batch for pair in pairs] + [chunk.response_count for _, chunk in chunks])
         prompts = {
-            pair.spec.problems[position]: pair.spec.sampling.max_new_tokens
-            for pair in pairs
-            for chunk in pair.plan.chunks
+            (pair.record.key, position): (
+                agent.encode_prompt(pair.spec.problems[position]),
+                chunk.max_new_tokens,
+            )
+            for pair, chunk in chunks
             for position in chunk.positions
         }
-        lengths = [len(agent.encode_prompt(problem)) + tokens for problem, tokens in prompts.items()]
-        longest = min(max(lengths, default=1), agent.context_length or max(lengths, default=1))
         target = pairs[0].target
         spec = EngineSpec(
             agent=agent,
             settings=with_free_memory(target.settings, agent.device),
             rollout=RolloutSettings(max_batch=largest),
-            probes=[agent.encode_prompt(problem) for problem in pairs[0].spec.problems],
+            probes=[prompt for prompt, _ in prompts.values()][:NUM_PROBES],
             compiles=None,
-            max_length=longest,
+            max_length=max(len(prompt) + new_tokens for prompt, new_tokens in prompts.values()),
             folder=self.folder.path / ENGINE_FOLDER / target.agent,
             seed=derive_seed(self.settings.seed, "engine", target.label),
         )
@@ -164,10 +172,12 @@ class _Evaluation:
         answerer = Answerer(agent, engine, pair.spec.task)
         _report_progress(pair, self.folder, self.watch)
         for chunk in self.folder.chunks_left(pair.record.key, pair.plan):
-            responses, texts = _answer_chunk(answerer, pair, chunk, self.settings.seed)
+            try:
+                responses, texts = _answer_chunk(answerer, pair, chunk, self.settings.seed)
+            finally:
+                for note in engine.take_notes():
+                    self.watch.on_note(note)
             self.folder.append(pair.record.key, responses, texts)
-            for note in engine.take_notes():
-                self.watch.on_note(note)
             _report_progress(pair, self.folder, self.watch)
 
 
@@ -179,11 +189,16 @@ def free_memory() -> None:
 
 
 def with_free_memory(settings: AgentSettings, device: torch.device) -> AgentSettings:
-    """Give a vLLM engine what is free on the agent's GPU, unless the settings say how much it takes."""
-    if device.type != "cuda" or settings.vllm.memory is not None:
+    """Return the settings with ``vllm.memory`` set to what is free on the GPU of both agent and engine.
+
+    A share that the user has set stays.
+    """
+    vllm = settings.vllm
+    shares_gpu = device.type == "cuda" and (vllm.devices is None or (device.index or 0) in vllm.devices)
+    if not shares_gpu or vllm.memory is not None:
         return settings
     free, total = torch.cuda.mem_get_info(device)
-    return replace(settings, vllm=replace(settings.vllm, memory=round(USABLE_SHARE * free / total, 3)))
+    return replace(settings, vllm=replace(vllm, memory=round(USABLE_SHARE * free / total, 3)))
 
 
 def _answer_chunk(

@@ -71,12 +71,12 @@ class LocalExecutor:
         with Prefetch(builds) as prefetched:
             for worker in workers:
                 with reporter.agent(worker.name).phase("learn"):
-                    self.residency.to_learn(worker.name)
+                    self.residency.prepare_learning(worker.name)
                     report = worker.update(prefetched.next(), step)
                 yield worker.name, report
 
     def _turns(self, agents: Sequence[str]) -> list[list[AgentWorker]]:
-        """Return who generates at the same time: first all who can beside others, then one by one."""
+        """Return groups of workers that generate concurrently: first all that can, then the others singly."""
         workers = [self.workers[name] for name in agents]
         together = [
             worker
@@ -95,7 +95,7 @@ class LocalExecutor:
             return worker.generate(assignment, reporter.agent(worker.name, main))
 
         for worker in turn:
-            self.residency.to_generate(worker.name)
+            self.residency.prepare_generation(worker.name)
         try:
             with reporter.generating():
                 generated = run_concurrently({worker.name: partial(generate, worker) for worker in turn})
@@ -128,12 +128,12 @@ class LocalExecutor:
 
     def save(self, agent: str, folder: Path) -> None:
         """Write one agent as a Hugging Face folder."""
-        self.residency.to_generate(agent)  # brings its weights to the device
+        self.residency.prepare_generation(agent)  # brings its weights to the device
         self.workers[agent].save(folder)
 
     def release(self) -> None:
-        """End engines and let weights return to their devices."""
+        """End engines and reload weights to their devices."""
         with ExitStack() as stack:  # if an engine cannot be ended, the others are ended nevertheless
-            stack.callback(self.residency.everyone_home)
+            stack.callback(self.residency.reload_all_weights)
             for worker in self.workers.values():
                 stack.callback(worker.close)

@@ -31,7 +31,7 @@ from hacrl.training.worker import AgentWorker, WorkerSettings
 def make_local_executor(
     config: RunConfig, checked: CheckedTask, loaded: Mapping[str, Agent]
 ) -> LocalExecutor:
-    """Load all agents into this process and decide how those that share a device take turns on it."""
+    """Load all agents into this process; decide what agents that share a device offload from it."""
     agents = load_agents(config, checked, loaded)
     decided = decide_memory(config, checked, agents)
     residency = Residency(decided.notes)
@@ -50,7 +50,7 @@ def make_local_executor(
             verify_lock=verify_lock,
         )
         residency.add(agent, worker.learner, level)
-        residency.leave(agent.name)  # before the next agent's masters are made
+        residency.offload(agent.name)  # before the next agent's float32 master weights are made
         workers.append(worker)
     return LocalExecutor(workers, residency)
 
@@ -99,7 +99,7 @@ def make_worker(
 
 
 def load_agents(config: RunConfig, checked: CheckedTask, loaded: Mapping[str, Agent]) -> list[Agent]:
-    """Return all agents in the config's order; missing weights are noticed before any are loaded."""
+    """Return all agents in the config's order. Raise for missing weights before any are loaded."""
     for settings in config.agents:
         if settings.name not in loaded:
             check_weights_exist(settings)

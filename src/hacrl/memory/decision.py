@@ -1,4 +1,4 @@
-"""How a run's loaded agents share the memory of their devices: decided once, before optimizers are made."""
+"""Decide once, before optimizers are made, how loaded agents share the memory of their devices."""
 
 from __future__ import annotations
 
@@ -25,51 +25,51 @@ from hacrl.tasks.base import CheckedTask
 
 @dataclass(frozen=True)
 class MemoryDecision:
-    """By agent, and sentences about it for the user."""
+    """Offload levels and micro-batch sizes by agent, and notes for the user."""
 
-    levels: dict[str, OffloadLevel]  # what leaves its device while it is not needed
-    micro_batch_tokens: dict[str, int]  # that it learns from at a time
-    config: RunConfig  # the run, with its engines' memory decided
+    levels: dict[str, OffloadLevel]  # what is offloaded while it is not needed
+    micro_batch_tokens: dict[str, int]  # most tokens of a micro-batch
+    config: RunConfig  # with the decided memory of the engines
     notes: tuple[str, ...] = ()
 
 
 def decide_memory(config: RunConfig, checked: CheckedTask, agents: Sequence[Agent]) -> MemoryDecision:
-    """By what the agents' memory is estimated to be, on the GPUs they are on."""
+    """Return the decision, from estimates of the agents' memory on their GPUs."""
     levels: dict[str, OffloadLevel] = {agent.name: "never" for agent in agents}
-    asked, tokens = config.learning.offload, config.learning.micro_batch_tokens
+    setting, tokens = config.learning.offload, config.learning.micro_batch_tokens
     if all(agent.device.type == "cpu" for agent in agents):
         return MemoryDecision(levels, {agent.name: tokens or FEW_TOKENS for agent in agents}, config)
-    sized = _sized(config, checked, agents)
-    config, settled = decide_engine_memory(config, sized)
-    sizes = choose_micro_batch_tokens(config, sized)
-    if asked == "never":
-        return MemoryDecision(levels, sizes, config, settled)
-    known = footprints(config, sized, sizes)
-    plans = offload_plans(config, sized, known)
-    notes = list(settled)
-    for device, names in agents_by_device(sized).items():
+    shapes = _shapes(config, checked, agents)
+    config, engine_notes = decide_engine_memory(config, shapes)
+    sizes = choose_micro_batch_tokens(config, shapes)
+    if setting == "never":
+        return MemoryDecision(levels, sizes, config, engine_notes)
+    known = footprints(config, shapes, sizes)
+    plans = offload_plans(config, shapes, known)
+    notes = list(engine_notes)
+    for device, names in agents_by_device(shapes).items():
         if device == "cpu":
             continue
         if device not in plans:
-            level: OffloadLevel = "never" if asked == "auto" else asked
+            level: OffloadLevel = "never" if setting == "auto" else setting
             note: str | None = (
-                f"learning.offload counts as {level} on {device}: an agent's layers are unusual, so that "
-                "what it needs of the memory is not known"
+                f"learning.offload counts as {level} on {device}: an agent's layers are unusual, so its "
+                "memory cannot be estimated"
             )
         else:
             level = plans[device].level
             before = peak_bytes("never", [known[name] for name in names])
-            note = offload_note(device, plans[device], asked, before, device_bytes(device))
+            note = offload_note(device, plans[device], setting, before, device_bytes(device))
         levels |= dict.fromkeys(names, level)
         notes += [note] if note else []
     return MemoryDecision(levels, sizes, config, tuple(notes))
 
 
-def _sized(config: RunConfig, checked: CheckedTask, agents: Sequence[Agent]) -> AgentShapes:
-    """What is known of agents that are loaded: everything."""
-    settings = {one.name: one for one in config.agents}
+def _shapes(config: RunConfig, checked: CheckedTask, agents: Sequence[Agent]) -> AgentShapes:
+    """Return the shapes of loaded agents, whose prompts and parameters can be counted."""
+    settings = {agent.name: agent for agent in config.agents}
     problems = (*checked.train, *checked.test)
-    longest = {agent.name: max(len(agent.encode_prompt(one)) for one in problems) for agent in agents}
+    longest = {agent.name: max(len(agent.encode_prompt(problem)) for problem in problems) for agent in agents}
     return AgentShapes(
         devices={agent.name: str(agent.device) for agent in agents},
         configs={agent.name: agent.model.config for agent in agents},

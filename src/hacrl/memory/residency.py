@@ -1,4 +1,4 @@
-"""Whose optimizer and weights are on a device at a time: agents that share one take turns."""
+"""Offload and reload the optimizers and weights of agents that share a device by turns."""
 
 from __future__ import annotations
 
@@ -25,34 +25,35 @@ class _Resident:
     model: Any
     optimizer: MasterWeightAdamW
     transfers: Transfers
-    weights: OffloadGroup | None  # None: weights stay
+    weights: OffloadGroup | None  # None: weights are never offloaded
 
-    def optimizer_leaves(self) -> None:
+    def offload_optimizer(self) -> None:
         self.optimizer.offload(self.transfers)
 
-    def weights_leave(self) -> None:
+    def offload_weights(self) -> None:
         if self.weights is not None:
             parameters = list(self.model.parameters())
             for parameter in parameters:
                 parameter.grad = None
             self.weights.offload(parameters)
 
-    def weights_come_back(self) -> None:
+    def reload_weights(self) -> None:
         if self.weights is not None:
             self.weights.reload()
 
     def wait_for_weights(self) -> None:
-        """Anybody may read weights at any time, and nothing goes without them: they are waited for."""
+        """Return when no copy of the weights is pending: any code may read weights at any time."""
         if self.weights is not None:
             self.weights.wait()
 
 
 class Residency:
-    """Says before each phase who has to be on the device; the others leave only then.
+    """Decides before each phase which agents' optimizers and weights are on a shared device.
 
-    An optimizer leaves beside the next phase, and comes back beside the first forward and backward passes of
-    its own: it is waited for when it makes its update. One that streams stays away, but for the update
-    itself. Agents that were not added stay where they are.
+    Tensors of other agents are offloaded only when another agent's phase needs the device. Optimizers are
+    offloaded beside the next phase. They are prefetched beside the first forward and backward passes, and
+    the update waits for them. A streaming optimizer is on the device during its updates only. Agents that
+    were not added are never offloaded.
     """
 
     def __init__(
@@ -60,13 +61,13 @@ class Residency:
         notes: Sequence[str] = (),
         make_transfers: Callable[[torch.device], Transfers] = CudaTransfers,
     ) -> None:
-        self.notes = tuple(notes)  # sentences for the user about what was decided
+        self.notes = tuple(notes)  # sentences for the user about the decided offload levels
         self._make_transfers = make_transfers
         self._residents: dict[str, _Resident] = {}
         self._transfers: dict[torch.device, Transfers] = {}
 
     def add(self, agent: Agent, learner: Learner, level: OffloadLevel) -> None:
-        """Let an agent take turns from now on. Its weights must be on its device."""
+        """Offload and reload this agent from now on. Its weights must be on its device."""
         transfers = self.transfers(agent, level)
         if transfers is None:
             return
@@ -78,7 +79,7 @@ class Residency:
         )
 
     def transfers(self, agent: Agent, level: OffloadLevel) -> Transfers | None:
-        """What will move its tensors; None: nothing will."""
+        """Return the transfers that copy the agent's tensors; None if nothing is offloaded."""
         if level == "never":
             return None
         if agent.device not in self._transfers:
@@ -86,74 +87,77 @@ class Residency:
         return self._transfers[agent.device]
 
     def keeps_weights(self, name: str) -> bool:
-        """Whether the agent's weights are always on its device."""
+        """Return whether the agent's weights are always on its device."""
         return name not in self._residents or self._residents[name].weights is None
 
-    def to_generate(self, name: str) -> None:
-        """The agent's weights are needed, nobody's optimizer."""
-        self._make_room(name)
+    def prepare_generation(self, name: str) -> None:
+        """Reload the agent's weights; offload all optimizers, and other agents' weights, from its device."""
+        self._offload_others(name)
 
-    def to_learn(self, name: str) -> None:
-        """The agent's weights are needed and, unless it streams, its optimizer."""
+    def prepare_learning(self, name: str) -> None:
+        """Reload the agent's weights and, unless it streams, its optimizer; offload the other agents."""
         resident = self._residents.get(name)
         if resident is None:
             return
-        self._make_room(name, keep_optimizer=not resident.optimizer.is_streaming)
-        self._bring(resident, "optimizer", resident.optimizer.reload)
+        self._offload_others(name, keep_optimizer=not resident.optimizer.is_streaming)
+        self._reload(resident, "optimizer", resident.optimizer.reload)
 
-    def leave(self, name: str) -> None:
-        """All of an agent's that may leave does; returns when its memory is free, for other processes too."""
+    def offload(self, name: str) -> None:
+        """Offload the agent's optimizer and weights; return when other processes can use the memory."""
         if name not in self._residents:
             return
         resident = self._residents[name]
-        resident.optimizer_leaves()
-        resident.weights_leave()
+        resident.offload_optimizer()
+        resident.offload_weights()
         resident.optimizer.wait()
         resident.wait_for_weights()
         if resident.transfers.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def everyone_home(self) -> None:
-        """After the last phase: weights are where their owner had put them, or stay if there is no room."""
-        away = [
-            one for one in self._residents.values() if one.weights is not None and one.weights.is_offloaded
-        ]
-        for one in self._residents.values() if away else ():
-            one.optimizer_leaves()
-        for one in away:
+    def reload_all_weights(self) -> None:
+        """Reload all agents' weights after the last phase; weights that do not fit stay offloaded."""
+        residents = list(self._residents.values())
+        offloaded = [resident for resident in residents if resident.weights and resident.weights.is_offloaded]
+        for resident in residents if offloaded else ():
+            resident.offload_optimizer()
+        for resident in offloaded:
             try:
-                one.weights_come_back()
+                resident.reload_weights()
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
-            one.wait_for_weights()
+            resident.wait_for_weights()
 
-    def _make_room(self, name: str, keep_optimizer: bool = False) -> None:
+    def _offload_others(self, name: str, keep_optimizer: bool = False) -> None:
+        """Offload from the agent's device what its next phase does not need, and reload its weights."""
         if name not in self._residents:
             return
-        mine = self._residents[name]
-        sharing = [one for one in self._residents.values() if one.transfers is mine.transfers]
-        for one in sharing:  # before the optimizers, for which nobody waits
-            if one is not mine:
-                one.weights_leave()
-        for one in sharing:
-            if one is not mine or not keep_optimizer:
-                one.optimizer_leaves()
-        self._bring(mine, "weights", mine.weights_come_back)
-        for one in sharing:
-            one.wait_for_weights()
+        active = self._residents[name]
+        sharing = [
+            resident for resident in self._residents.values() if resident.transfers is active.transfers
+        ]
+        for resident in sharing:  # weights first: the phase waits for their copies, not for optimizers'
+            if resident is not active:
+                resident.offload_weights()
+        for resident in sharing:
+            if resident is not active or not keep_optimizer:
+                resident.offload_optimizer()
+        self._reload(active, "weights", active.reload_weights)
+        for resident in sharing:
+            resident.wait_for_weights()
 
-    def _bring(self, resident: _Resident, what: str, come_back: Callable[[], None]) -> None:
+    def _reload(self, resident: _Resident, what: str, reload: Callable[[], None]) -> None:
+        """Call ``reload``, again if memory runs out; raise TrainingError with advice if it fails twice."""
         device = resident.transfers.device
         try:
-            come_back()
+            reload()
             return
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
             free_failed_attempt(error, device)
         try:
-            come_back()
+            reload()
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise

@@ -80,5 +80,5 @@ class Executor(Protocol):
         ...
 
     def release(self) -> None:
-        """End engines and let weights return to their devices. Workers can be used again afterwards."""
+        """End engines and reload weights to their devices. Workers can be used again afterwards."""
         ...
