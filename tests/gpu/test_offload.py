@@ -377,4 +377,4 @@ def test_auto_offloads_nothing_from_a_gpu_with_enough_memory(models: dict[str, P
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory, "device_bytes", lambda device: 2**40 if device == "cpu" else 2**20)
         crowded = build_trainer(settings, preflight(settings, SevensTask()))
-    assert "weights of agents not at work are offloaded" in crowded.residency.notes[0]
+    assert "weights of agents not at work are offloaded" in crowded.executor.residency.notes[0]
