@@ -166,7 +166,7 @@ def test_tied_embeddings_and_a_death(tmp_path: Path, monkeypatch: pytest.MonkeyP
         rollouts, early = generate_and_kill(engine, lambda: engines()[0])
         assert engine.restarts == 1
         assert len(early) == 3
-        assert all(rollouts[place] is rollout for place, rollout in early.items())
+        assert all(rollouts[place] == rollout for place, rollout in early.items())
         assert logprob_gap(agent, rollouts, Sampling(40)) < 1e-4
         assert {r.policy_version for r in rollouts} == {2}
         with pytest.raises(EngineError, match=r"failed while hacrl_say_no_json: .*not JSON serializable"):

@@ -110,7 +110,7 @@ def generate_and_kill(own: Own, victim: psutil.Process) -> tuple[list[Rollout], 
     early: dict[int, Rollout] = {}
     rollouts = sample_rollouts(own.engine, PROBLEMS, 4, SAMPLING, 3, take)
     assert sorted(finished) == list(range(20))
-    assert all(rollouts[place] is rollout for place, rollout in finished.items())
+    assert all(rollouts[place] == rollout for place, rollout in finished.items())
     return rollouts, early
 
 
@@ -125,7 +125,7 @@ def test_responses_outlive_the_engine(own: Own, killed: str) -> None:
     assert own.engine.restarts == before + 1
     assert [r.problem.id for r in rollouts] == [p.id for p in PROBLEMS for _ in range(4)]
     assert len(early) == 3
-    assert all(rollouts[place] is rollout for place, rollout in early.items())
+    assert all(rollouts[place] == rollout for place, rollout in early.items())
     assert {r.policy_version for r in rollouts} == {own.agent.policy_version}
     assert logprob_gap(own.agent, rollouts, SAMPLING) < 1e-4
     # a seed of its own for every response: what was asked again is what would have been said

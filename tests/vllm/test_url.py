@@ -8,8 +8,7 @@ import pytest
 
 from hacrl.config.schema import AgentSettings, RunConfig, VllmSettings
 from hacrl.engines.registry import check_engines
-from hacrl.engines.sync_check import EngineError
-from hacrl.errors import ConfigError
+from hacrl.errors import ConfigError, ModelError
 from hacrl.models.agent import Agent
 from hacrl.runs.run import run_locally
 from hacrl.types import Problem, Sampling
@@ -52,8 +51,8 @@ def test_a_response_that_might_not_fit_is_refused_and_not_cut(server: Server) ->
     problem = Problem("long", "1" * (CONTEXT - 20), "7")
     engine = server.engine(engine_agent(leaning={"<eos>": -100.0}))
     assert [r.num_tokens for r in sample_rollouts(engine, [problem], 1, Sampling(20), 0)] == [20]
-    message = rf"agent 'ada': problem 'long' and max_new_tokens=21 need {CONTEXT + 1} tokens, .* {CONTEXT}: "
-    with pytest.raises(EngineError, match=message):
+    message = rf"agent 'ada': prompt 1 of 1 .* max_new_tokens=21 it needs {CONTEXT + 1}, .* {CONTEXT}: "
+    with pytest.raises(ModelError, match=message):
         sample_rollouts(engine, [problem], 1, Sampling(21), 0)
 
 
