@@ -111,18 +111,18 @@ def test_one_that_knows_the_size_of_its_cache_need_not_start_alone(tmp_path, mod
     told = VllmSettings(mode=mode, engine_args=engine_args, devices=(1,))
     measures = not engine_args
     assert (
-        make_vllm_engine(engine_agent(), told, probe_prompts(engine_agent()), 99, tmp_path)._starts_alone
+        make_vllm_engine(engine_agent(), told, probe_prompts(engine_agent()), 99, tmp_path).starts_alone
         is measures
     )
     on_cpu = replace(told, devices=None)
     assert not make_vllm_engine(
         engine_agent(), on_cpu, probe_prompts(engine_agent()), 99, tmp_path
-    )._starts_alone
+    ).starts_alone
 
 
 def test_a_cache_of_no_size_is_measured(tmp_path: Path) -> None:
     told = VllmSettings(engine_args={"kv_cache_memory_bytes": None}, devices=(1,))
-    assert make_vllm_engine(engine_agent(), told, probe_prompts(engine_agent()), 99, tmp_path)._starts_alone
+    assert make_vllm_engine(engine_agent(), told, probe_prompts(engine_agent()), 99, tmp_path).starts_alone
 
 
 def test_engines_that_start_together_look_for_ports_in_different_places(monkeypatch) -> None:

@@ -73,8 +73,8 @@ def test_graphs_sample_with_the_probabilities_of_a_plain_forward_pass(dtype, gap
     engine = TransformersEngine(agent, max_batch=6)  # of 20 responses: slots are used again
     for seed in (0, 1):  # the second time with graphs recorded before
         rollouts = sample_rollouts(engine, PROBLEMS, 4, sampling, seed)
-        assert engine._decoders[sampling, frozenset(engine.policy.stop_ids)]._graphs
-        assert engine._decoders[sampling, frozenset(engine.policy.stop_ids)].compile_error == ""
+        assert engine.decoders[sampling, frozenset(engine.policy.stop_ids)]._graphs
+        assert engine.decoders[sampling, frozenset(engine.policy.stop_ids)].compile_error == ""
         assert len({rollout.num_tokens for rollout in rollouts}) > 1
         for rollout, expected in zip(rollouts, plain_logprobs(agent, rollouts, sampling), strict=True):
             difference = (torch.tensor(rollout.token_logprobs) - expected).abs()
@@ -101,20 +101,20 @@ def test_a_seed_fixes_the_responses_whether_or_not_graphs_are_there_already() ->
 def test_memory_that_learning_will_use_again_does_not_cost_the_graphs() -> None:
     engine = TransformersEngine(agent_of(torch.bfloat16), 8)
     sample_rollouts(engine, PROBLEMS, 4, Sampling(16), seed=5)
-    before = list(engine._decoders.values())
+    before = list(engine.decoders.values())
     free, total = torch.cuda.mem_get_info()
     if free < 0.7 * total:
         pytest.skip("somebody else uses the GPU")
     left = torch.empty(int(0.6 * total), dtype=torch.uint8, device="cuda")
     engine.sleep()
-    assert not engine._decoders  # it is in use
+    assert not engine.decoders  # it is in use
     sample_rollouts(engine, PROBLEMS, 4, Sampling(16), seed=5)
     del left
     assert torch.cuda.mem_get_info()[0] < 0.5 * total  # it is torch's still, but nobody's
-    again = list(engine._decoders.values())
+    again = list(engine.decoders.values())
     engine.sleep()
     assert len(before) == 1
-    assert list(engine._decoders.values()) == again
+    assert list(engine.decoders.values()) == again
     torch.cuda.empty_cache()
 
 
@@ -138,11 +138,11 @@ def test_graphs_follow_weights_that_change_and_weights_that_move() -> None:
     engine = TransformersEngine(agent, 8)
     sampling = Sampling(12)
     sample_rollouts(engine, PROBLEMS, 2, sampling, 0)
-    recorded = engine._decoders[sampling, frozenset(engine.policy.stop_ids)]
+    recorded = engine.decoders[sampling, frozenset(engine.policy.stop_ids)]
     with torch.no_grad():
         agent.model.get_output_embeddings().weight.mul_(0.5)  # in place
     rollouts = sample_rollouts(engine, PROBLEMS, 2, sampling, 0)
-    assert engine._decoders[sampling, frozenset(engine.policy.stop_ids)] is recorded
+    assert engine.decoders[sampling, frozenset(engine.policy.stop_ids)] is recorded
     for rollout, expected in zip(rollouts, plain_logprobs(agent, rollouts, sampling), strict=True):
         torch.testing.assert_close(torch.tensor(rollout.token_logprobs), expected, atol=1e-3, rtol=0)
     old = [parameter.data for parameter in agent.model.parameters()]  # kept, so that addresses are new

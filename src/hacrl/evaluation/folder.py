@@ -219,7 +219,7 @@ def _follow_plan(responses: Sequence[ScoredResponse], plan: ChunkPlan) -> bool:
 def _read_responses(
     path: Path, pairs: Collection[tuple[str, str]]
 ) -> Iterator[tuple[tuple[str, str], ScoredResponse, int, int]]:
-    """EvaluationPair, response and place of every line; a last line that was broken off ends it."""
+    """Yield pair, response and offset of every line; stop at a truncated last line."""
     start = 0
     try:
         for line in iterate_jsonl(path, path.parent):

@@ -126,7 +126,7 @@ class AgentWorker:
             return self._answerer.verify(rollouts)
 
     def abandon_answer(self) -> None:
-        """Stop verifying responses of an answer that was broken off."""
+        """Stop verifying the responses of an answer that was interrupted."""
         self._answerer.abandon()
 
     def learn(

@@ -58,7 +58,7 @@ class TransformersEngine:
         self.notes: list[str] = []  # sentences for the user
         self._continuous = continuous
         self._compiles = compiles
-        self._decoders: dict[_DecoderKey, SlotDecoder] = {}  # with their graphs, for the next step
+        self.decoders: dict[_DecoderKey, SlotDecoder] = {}  # with their graphs, for the next step
 
     def sync(self, proven: bool = True) -> None:
         """Do nothing: the engine computes with the learner's weights."""
@@ -119,10 +119,10 @@ class TransformersEngine:
 
     def _shrink_after(self, missing: Sequence[Request], request: GenerationRequest, error: Exception) -> None:
         """Free the decoder's memory and make the next attempt smaller than the last one."""
-        last = self._decoders.get(_decoder_key(request))
+        last = self.decoders.get(_decoder_key(request))
         side_by_side = self._slots(len(missing)) if last is None else last.active_slots
         del last
-        self._decoders.clear()
+        self.decoders.clear()
         free_failed_attempt(error, self.policy.device)
         self._halve_batch(side_by_side, missing[0].prompt, request.sampling, error)
 
@@ -131,20 +131,20 @@ class TransformersEngine:
         longest = max(len(waiting.prompt) + waiting.limit for waiting in missing)
         length = -(-longest // LENGTH_STEP) * LENGTH_STEP
         slots, model, key = self._slots(len(missing)), self.policy.model, _decoder_key(request)
-        kept = self._decoders.get(key)
+        kept = self.decoders.get(key)
         if kept is None or not kept.can_serve(slots, length):
             kept = None  # the new decoder needs its memory
-            self._decoders.pop(key, None)
+            self.decoders.pop(key, None)
             compiles = compiles_by_default(model) if self._compiles is None else self._compiles
             fitting = min(slots, slots_that_fit(model, length))
             kept = SlotDecoder(model, fitting, length, request.sampling, sorted(request.stop_ids), compiles)
             kept.requested_slots = slots
-            self._decoders[key] = kept
+            self.decoders[key] = kept
         kept.active_slots = min(slots, kept.cache.slots)
         return kept
 
     def _note_compile_problems(self) -> None:
-        problems = [decoder.compile_error for decoder in self._decoders.values() if decoder.compile_error]
+        problems = [decoder.compile_error for decoder in self.decoders.values() if decoder.compile_error]
         if problems and self._compiles is not False:
             self._compiles = False
             self.notes.append(
@@ -190,13 +190,13 @@ class TransformersEngine:
 
     def sleep(self) -> None:
         """Free the KV cache, unless it is small: recording CUDA graphs again takes a moment."""
-        if not should_keep([decoder.cache for decoder in self._decoders.values()]):
+        if not should_keep([decoder.cache for decoder in self.decoders.values()]):
             self.close()
 
     def close(self) -> None:
         """Free the KV caches and the graphs that use them."""
-        if self._decoders:
-            self._decoders.clear()
+        if self.decoders:
+            self.decoders.clear()
             gc.collect()
             torch.cuda.empty_cache()
 

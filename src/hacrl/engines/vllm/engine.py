@@ -52,7 +52,7 @@ class VllmEngine:
         self._same_host = same_host
         self._learner_host = learner_host
         self._before_start = before_start
-        self._starts_alone = starts_alone
+        self.starts_alone = starts_alone
         self._transport: Transport | None = None
         self._is_started = False
         self._is_asleep = False
@@ -219,7 +219,7 @@ class VllmEngine:
         with _START_LOCK.announce():
             self._check_open()
             self._before_start()
-            with _START_LOCK.hold(self._starts_alone), current_device(self.policy.device):
+            with _START_LOCK.hold(self.starts_alone), current_device(self.policy.device):
                 self._check_open()
                 self._free_cached_memory()
                 self.backend.start()
