@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from hacrl.config.load import build_config
 from hacrl.config.schema import RunConfig
 from hacrl.errors import ConfigError, HacrlError, ModelError, TaskError
 from hacrl.rollouts.log import RolloutLog
+from hacrl.runs.dry_run import dry_run
 from hacrl.runs.preflight import preflight
 from hacrl.runs.run import build_trainer, run_locally
 from hacrl.tasks.base import Task
@@ -290,3 +292,15 @@ def test_building_a_trainer_runs_the_checks(tmp_path: Path) -> None:
     config = replace(config, rollout=replace(config.rollout, max_new_tokens=60))
     with pytest.raises(TaskError, match="but the model's context length is 64"):
         build_trainer(config)
+
+
+@pytest.mark.parametrize("check", ["train", "dry run"])
+def test_lora_without_peft_ends_before_the_data_are_read(
+    models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    missing = {"name": "gsm8k", "options": {"train": str(tmp_path / "none.jsonl")}}
+    config = config_of(models, tmp_path, agent_defaults={"lora": {"rank": 2}}, task=missing)
+    with pytest.raises(ConfigError, match=r"lora needs peft: pip install 'hacrl\[lora\]'"):
+        (run_locally if check == "train" else dry_run)(config)
+    assert not (tmp_path / "run").exists()

@@ -25,9 +25,7 @@ def add_adapters(model: Any, settings: AgentSettings, seed: int) -> Any:
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
-        raise ModelError(
-            f"agents.{settings.name}.lora needs peft: pip install 'hacrl[lora]', or leave lora out"
-        ) from error
+        raise ModelError(needs_peft(settings.name)) from error
     assert settings.lora is not None
     targets = settings.lora.targets
     names = [targets] if isinstance(targets, str) else list(targets)
@@ -48,6 +46,11 @@ def add_adapters(model: Any, settings: AgentSettings, seed: int) -> Any:
         except ValueError as error:
             raise ModelError(f"agents.{settings.name}.lora.targets={targets!r}: {error}") from error
     return adapted.eval()
+
+
+def needs_peft(agent: str) -> str:
+    """Return the error for an environment without peft."""
+    return f"agents.{agent}.lora needs peft: pip install 'hacrl[lora]', or leave lora out"
 
 
 def _check_targets(model: Any, agent: str, names: Sequence[str]) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from importlib.util import find_spec
 
 from hacrl.config.schema import RunConfig
 from hacrl.errors import ConfigError, ModelError, TaskError
 from hacrl.models.device import agent_device, check_device
 from hacrl.models.loading import load_text_codec
+from hacrl.models.lora import needs_peft
 from hacrl.models.model_sources import resolve_model
 from hacrl.models.tokenizing import TextCodec
 from hacrl.tasks.base import CheckedTask, SelfTesting, Task
@@ -45,7 +47,7 @@ def preflight(config: RunConfig, task: Task, loaded: Mapping[str, TextCodec] | N
 
 
 def check_agents(config: RunConfig, loaded: Collection[str]) -> dict[str, str]:
-    """Check that all devices and all local models exist; return agent -> device."""
+    """Check that all devices, local models and packages exist; return agent -> device."""
     devices = {}
     for agent in config.agents:
         if agent.name not in loaded:
@@ -53,6 +55,8 @@ def check_agents(config: RunConfig, loaded: Collection[str]) -> dict[str, str]:
                 resolve_model(agent.model)
             except ModelError as error:
                 raise ConfigError(f"agents.{agent.name}.{error}") from error
+            if agent.lora is not None and find_spec("peft") is None:
+                raise ConfigError(needs_peft(agent.name))
         devices[agent.name] = agent_device(config, agent)
         check_device(devices[agent.name], "device" if agent.device is None else f"agents.{agent.name}.device")
     return devices
