@@ -50,6 +50,7 @@ def test_the_learn_report() -> None:
         sampler_capped=[0.0, 1.0, 0.0],
         bad_updates=3,
         oom_retries=1,
+        learning_rate=2e-6,
         notes=["something to know"],
     )
     dropped = Counter({("bob", "too_long"): 2, ("ada", "non_finite"): 1, ("bob", "not_representable"): 3})
@@ -82,6 +83,7 @@ def test_the_learn_report() -> None:
         retokenised={"bob": RetokeniseReport(2, 0.4, pytest.approx(0.6))},
         bad_updates=3,
         oom_retries=1,
+        learning_rate=2e-6,
         left_out={"bob": 4, "carl": 6},
         notes=("something to know",),
     )

@@ -8,6 +8,7 @@ from typing import Literal
 from hacrl.config.settings import Settings
 
 OldPolicy = Literal["auto", "sampler", "learner"]
+Schedule = Literal["constant", "linear", "cosine"]
 OffloadLevel = Literal["never", "optimizer", "stream", "weights", "all"]  # each offloads more
 Offload = Literal["auto", OffloadLevel]
 WEIGHTS_LEAVE: tuple[OffloadLevel, ...] = ("weights", "all")  # levels that offload weights of idle agents
@@ -24,6 +25,13 @@ class LearningSettings(Settings):
 
     lr: float = 1e-6
     """Learning rate of AdamW."""
+    schedule: Schedule = "constant"
+    """How the learning rate of every agent falls after the warm-up, from step to step until the run's last
+    one: `constant`, `linear` or `cosine`."""
+    warmup: float = 0
+    """Steps in which the learning rate rises to its full value; below 1: share of the run's steps."""
+    lr_floor: float = 0.0
+    """Share of the learning rate that `linear` and `cosine` fall to."""
     betas: tuple[float, float] = (0.9, 0.999)
     """AdamW's decay rates of the first and second moment."""
     weight_decay: float = 0.0
@@ -78,6 +86,7 @@ class LearningSettings(Settings):
         for key in ("lr", "max_grad_norm"):
             if getattr(self, key) <= 0:
                 raise ValueError(f"{key} must be positive, not {getattr(self, key)}")
+        self._check_schedule()
         for beta in self.betas:
             if not 0 <= beta < 1:
                 raise ValueError(f"betas must be in [0, 1), not {beta}")
@@ -87,6 +96,21 @@ class LearningSettings(Settings):
             raise ValueError(
                 f"mismatch_cap must be at least 1, not {self.mismatch_cap}: a sampler that agrees with the "
                 "learner has weight 1"
+            )
+
+    def _check_schedule(self) -> None:
+        if self.warmup < 0:
+            raise ValueError(f"warmup must not be negative, not {self.warmup}")
+        if self.warmup > 1 and self.warmup != int(self.warmup):
+            raise ValueError(
+                f"warmup must be a whole number of steps, or a share of the run below 1, not {self.warmup}"
+            )
+        if not 0 <= self.lr_floor <= 1:
+            raise ValueError(f"lr_floor must be in [0, 1], not {self.lr_floor}: it is a share of lr")
+        if self.lr_floor and self.schedule == "constant":
+            raise ValueError(
+                f"lr_floor must be 0, not {self.lr_floor}, with the schedule 'constant'; set schedule to "
+                "'linear' or 'cosine'"
             )
 
     def recomputes_old_policy(self, exact_sampler: bool) -> bool:

@@ -27,6 +27,7 @@ from hacrl.config.learning import (
     Offload,
     OffloadLevel,
     OldPolicy,
+    Schedule,
 )
 from hacrl.config.method import (
     AnyMethodSettings,
@@ -76,6 +77,7 @@ __all__ = [
     "Precision",
     "RolloutSettings",
     "RunConfig",
+    "Schedule",
     "TaskSettings",
     "VerifierSettings",
     "VllmMode",

@@ -23,6 +23,7 @@ from hacrl.models.retokenizing import Retokeniser
 from hacrl.seeding import derive_seed
 from hacrl.tasks.base import CheckedTask
 from hacrl.training.learner import Learner
+from hacrl.training.lr_schedule import LearningRateSchedule
 from hacrl.training.offload import Transfers
 from hacrl.training.samples import SampleBuilder
 from hacrl.training.worker import AgentWorker, WorkerSettings
@@ -94,6 +95,7 @@ def make_worker(
         evaluation_samples=config.evaluation.samples_per_problem,
         evaluation_sampling=config.evaluation.sampling(rollout.max_new_tokens),
         updates_per_step=updates_per_step(config),
+        lr_schedule=LearningRateSchedule.of(config),
     )
     return AgentWorker(agent, engine, learner, builder, checked.task, worker_settings, verify_lock)
 

@@ -14,6 +14,7 @@ from hacrl.models.model_sources import resolve_model
 from hacrl.models.tokenizing import TextCodec
 from hacrl.tasks.base import CheckedTask, SelfTesting, Task
 from hacrl.tasks.stream import ProblemStream
+from hacrl.training.lr_schedule import LearningRateSchedule
 from hacrl.types import Problem
 
 SAMPLED_PROBLEMS = 100  # training problems whose prompts are searched for unknown tokens
@@ -43,6 +44,7 @@ def preflight(config: RunConfig, task: Task, loaded: Mapping[str, TextCodec] | N
     notes = [*getattr(task, "notes", ()), *left_out, *test_left_out, *unknown_token_notes(codecs, train)]
     if config.evaluation.problems is None and not task.test:
         notes.append(f"task {task.name!r} holds out no problems, so the agents are not evaluated")
+    notes += LearningRateSchedule.of(config).notes
     return CheckedTask(task, train, test, devices, tuple(notes))
 
 

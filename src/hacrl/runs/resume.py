@@ -17,6 +17,7 @@ from hacrl.runs.checkpoint import CheckpointStore
 from hacrl.runs.checkpointer import CHECKPOINTS, trainer_state
 from hacrl.runs.folder import STATUS_SCHEMA
 from hacrl.runs.results import EvaluationLine, MetricsLine, RunResult
+from hacrl.training.lr_schedule import LearningRateSchedule
 from hacrl.training.trainer import Trainer
 
 
@@ -57,7 +58,8 @@ class ResumePoint:
 
 
 Line = TypeVar("Line", MetricsLine, EvaluationLine)
-# Keys that may change when a run is resumed. With these the result stays the same to the last bit ...
+# Keys that may change when a run is resumed. With these the result stays the same to the last bit (with other
+# steps: unless the learning rate follows a schedule, see schedule_notes) ...
 FREE_KEYS = (
     "steps",
     "output",
@@ -188,6 +190,21 @@ def rounding_notes(original: RunConfig, now: RunConfig) -> list[str]:
     return [f"{', '.join(changed)} changed: from now on, numbers may differ by rounding"] if changed else []
 
 
+def schedule_notes(original: RunConfig, now: RunConfig, steps_done: int) -> list[str]:
+    """Return a note if another number of steps changes the learning rates of the steps to come."""
+    before, after = LearningRateSchedule.of(original), LearningRateSchedule.of(now)
+    to_come = range(steps_done + 1, now.steps + 1)
+    if before.steps == after.steps or all(before.factor(step) == after.factor(step) for step in to_come):
+        return []
+    step = steps_done + 1
+    return [
+        f"steps changed from {before.steps} to {after.steps}: from step {step} on, the learning rate follows "
+        f"the schedule of a run of {after.steps} steps (learning.schedule={after.kind}, warm-up "
+        f"{after.warmup_steps} steps). Step {step} has {after.factor(step):.3g} of learning.lr, not "
+        f"{before.factor(step):.3g}"
+    ]
+
+
 def changes(original: RunConfig, now: RunConfig) -> dict[str, tuple[Any, Any]]:
     """Return dotted key -> (before, after) of every setting that differs; agents are matched by name."""
     before, after = _flat(_plain(original)), _flat(_plain(now))
@@ -242,7 +259,7 @@ def _resume_point(folder: Path, original: RunConfig, config: RunConfig) -> Resum
         result = _result_until(folder, positions)
         place = f"step {which.steps}" + (", in the middle of the next step" if which.phases else "")
         skipped = [f"a damaged checkpoint was skipped: {problem}" for problem in problems]
-        notes = [*skipped, f"resumed after {place}", *notes]
+        notes = [*skipped, f"resumed after {place}", *schedule_notes(original, config, which.steps), *notes]
         return ResumePoint(state, tensors, positions, str(run["data"]), result, tuple(notes))
     except HacrlError:
         raise

@@ -98,6 +98,7 @@ class LearnStats:
 
     losses: list[float] = field(default_factory=list)  # one per update
     grad_norms: list[float] = field(default_factory=list)
+    learning_rate: float = 0.0  # of all updates of the step
     skipped: int = 0  # samples without advantage, never run through the model
     sources: dict[str, SourceStats] = field(default_factory=lambda: defaultdict(SourceStats))
     # log pi_sampler - log pi_old per own token, both at the weights before the first update

@@ -93,9 +93,10 @@ class Learner:
         self._order = method.settings.choices.minibatch_order
         self._recomputes_old = settings.recomputes_old_policy(exact_sampler)
         self._reference = make_reference(agent.model) if method.needs_reference else None
+        self._lr = lr or settings.lr
         self.optimizer = MasterWeightAdamW(
             [parameter for parameter in agent.model.parameters() if parameter.requires_grad],
-            lr=lr or settings.lr,
+            lr=self._lr,
             betas=settings.betas,
             weight_decay=settings.weight_decay,
             offload_to=offload_to,
@@ -117,12 +118,19 @@ class Learner:
         self._budget.tokens = state.get("micro_batch_tokens", self._budget.tokens)
         self._bad_in_a_row = state["bad_updates_in_a_row"]
 
-    def learn(self, samples: Sequence[LearnerSample], updates: int, seed: int) -> LearnStats:
-        """Make up to ``updates`` updates, one per mini-batch of the samples, and return their statistics."""
+    def learn(
+        self, samples: Sequence[LearnerSample], updates: int, seed: int, lr_factor: float = 1.0
+    ) -> LearnStats:
+        """Make up to ``updates`` updates, one per mini-batch of the samples, and return their statistics.
+
+        ``lr_factor`` multiplies the learning rate of all of them.
+        """
         if self._retries_compiling:
             self._compiles, self._retries_compiling = None, False
         settings = self._settings
         step = _Step(minibatches(samples, updates, settings.epochs, self._order, seed))
+        step.stats.learning_rate = self._lr * lr_factor
+        self.optimizer.set_learning_rate(step.stats.learning_rate)
         with current_device(self.agent.device):
             try:
                 for number in range(len(step.minibatches)):

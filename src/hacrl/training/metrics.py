@@ -80,6 +80,7 @@ class LearnReport:
     retokenised: dict[str, RetokeniseReport]  # by source; only sources with another tokenizer
     bad_updates: int = 0  # left out because their loss or gradient was not finite
     oom_retries: int = 0  # attempts at an update that were repeated because memory ran out
+    learning_rate: float = 0.0  # of the step's updates, after warm-up and schedule
     # source -> rollouts not learnt from because of learning.max_cross_rollouts
     left_out: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # sentences for the user; no part of the metrics
@@ -167,6 +168,7 @@ def learn_report(stats: LearnStats, samples: LearnerSamples) -> LearnReport:
         sampler_capped=_mean_if_any(stats.sampler_capped),
         sources=sources,
         retokenised=_retokenised(samples),
+        learning_rate=stats.learning_rate,
         bad_updates=stats.bad_updates,
         oom_retries=stats.oom_retries,
         left_out=dict(sorted(samples.left_out.items())),

@@ -76,6 +76,11 @@ class MasterWeightAdamW:
         """The gradient sums of the update under way, in the order of the parameters."""
         return [weight.gradient for weight in self._weights]
 
+    def set_learning_rate(self, lr: float) -> None:
+        """Use another learning rate from the next update on."""
+        for block in self.blocks:
+            block.set_learning_rate(lr)
+
     def zero_gradients(self) -> None:
         """Begin an update: until :meth:`end_update`, sum gradients of 16-bit parameters in float32."""
         self.end_update()

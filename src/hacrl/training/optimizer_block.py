@@ -115,6 +115,11 @@ class OptimizerBlock:
         """Bytes of masters and moments."""
         return sum(state_bytes(weight.parameter) for weight in self.weights)
 
+    def set_learning_rate(self, lr: float) -> None:
+        """Use another learning rate from the next update on."""
+        for group in self.adamw.param_groups:
+            group["lr"] = lr
+
     @torch.no_grad()
     def step(self) -> None:
         """Update the masters by their gradients, then round them into the parameters."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from hacrl.rollouts.groups import PromptGroup
 from hacrl.seeding import derive_seed
 from hacrl.tasks.base import Task
 from hacrl.training.learner import Learner
+from hacrl.training.lr_schedule import LearningRateSchedule
 from hacrl.training.metrics import LearnReport, learn_report
 from hacrl.training.reporter import AgentReporter, Reporter
 from hacrl.training.samples import LearnerSamples, SampleBuilder
@@ -38,6 +39,7 @@ class WorkerSettings:
     evaluation_samples: int  # per problem
     evaluation_sampling: Sampling
     updates_per_step: int
+    lr_schedule: LearningRateSchedule = field(default_factory=LearningRateSchedule)
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,9 @@ class AgentWorker:
         """Make the step's parameter updates."""
         seed = derive_seed(self.settings.seed, "learn", self.name, step)
         try:
-            stats = self.learner.learn(samples.samples, self.settings.updates_per_step, seed)
+            stats = self.learner.learn(
+                samples.samples, self.settings.updates_per_step, seed, self.settings.lr_schedule.factor(step)
+            )
         except EngineMismatchError as error:
             error.agent = self.name
             raise
