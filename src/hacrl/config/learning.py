@@ -47,6 +47,9 @@ class LearningSettings(Settings):
     max_cross_rollouts: int | None = None
     """Most responses of other agents per prompt that a learner trains on, those with the largest advantages
     first. Default: all."""
+    mask_truncated: bool = False
+    """Whether learners skip responses, own and others', that `rollout.max_new_tokens` cut. Their rewards stay
+    in baselines and capabilities."""
     micro_batch_tokens: int | None = None
     """Most tokens in one forward pass; halved when memory runs out. Changes memory and speed, not the result.
     Default: 4096 or, on a GPU, as many as keep it busy and fit, at most 32768."""

@@ -86,7 +86,12 @@ def make_worker(
         max_policy_gap=rollout_limit(settings.vllm.max_logprob_gap),
     )
     builder = SampleBuilder(
-        agent, method, config.method.choices.learn_stop_token, learning.max_cross_rollouts, retokeniser
+        agent,
+        method,
+        config.method.choices.learn_stop_token,
+        learning.max_cross_rollouts,
+        retokeniser,
+        mask_truncated=learning.mask_truncated,
     )
     worker_settings = WorkerSettings(
         seed=config.seed,

@@ -3,7 +3,7 @@
 With n agents and G responses each, every learner has n * G responses per prompt, so learning costs n^2 in
 all. ``max_cross_rollouts`` limits how many responses of other agents a learner trains on, which keeps the
 cost linear in n. Responses over the limit are left out of the loss only: baselines and capabilities use
-every reward.
+every reward. The same holds for responses that the length limit cut, with ``mask_truncated``.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class SampleBuilder:
     """Builds one learner's samples.
 
     ``max_cross_rollouts``: the most responses of other agents per prompt; None: no limit. Builders with the
-    same ``retokeniser`` share its work.
+    same ``retokeniser`` share its work. ``mask_truncated``: drop responses that did not end by themselves.
     """
 
     def __init__(
@@ -85,12 +85,15 @@ class SampleBuilder:
         learn_stop_token: bool = True,
         max_cross_rollouts: int | None = None,
         retokeniser: Retokeniser | None = None,
+        *,
+        mask_truncated: bool = False,
     ) -> None:
         self._learner = learner
         self._method = method
         self._learn_stop_token = learn_stop_token
         self._max_cross_rollouts = max_cross_rollouts
         self._retokeniser = retokeniser or Retokeniser()
+        self._mask_truncated = mask_truncated
 
     def build(self, groups: Sequence[PromptGroup], ratio: CapabilityRatio, seed: int = 0) -> LearnerSamples:
         """Return all samples of a step, prompt by prompt.
@@ -136,13 +139,22 @@ class SampleBuilder:
 
     def _samples(self, rollouts: Sequence[tuple[Rollout, float]]) -> list[LearnerSample | DropReason]:
         """Return a sample, or the reason for having none, for each rollout and its advantage."""
-        finite = [rollout for rollout, _ in rollouts if math.isfinite(rollout.logprob)]
-        same_tokenizer = [rollout.tokenizer == self._learner.tokenizer_fingerprint for rollout in finite]
-        tokens = iter(self._retokeniser.tokens(self._learner, finite, same_tokenizer))
+        reasons = [self._reason_to_drop(rollout) for rollout, _ in rollouts]
+        usable = [rollout for (rollout, _), reason in zip(rollouts, reasons, strict=True) if reason is None]
+        same_tokenizer = [rollout.tokenizer == self._learner.tokenizer_fingerprint for rollout in usable]
+        tokens = iter(self._retokeniser.tokens(self._learner, usable, same_tokenizer))
         return [
-            self._sample(rollout, advantage, next(tokens)) if math.isfinite(rollout.logprob) else "non_finite"
-            for rollout, advantage in rollouts
+            self._sample(rollout, advantage, next(tokens)) if reason is None else reason
+            for (rollout, advantage), reason in zip(rollouts, reasons, strict=True)
         ]
+
+    def _reason_to_drop(self, rollout: Rollout) -> DropReason | None:
+        """Return why a rollout is not even written in the learner's tokens."""
+        if not math.isfinite(rollout.logprob):
+            return "non_finite"
+        if self._mask_truncated and rollout.finish_reason == "length":
+            return "truncated"
+        return None
 
     def _sample(
         self, rollout: Rollout, advantage: float, tokens: LearnerTokens | DropReason
