@@ -70,7 +70,7 @@ def lane(number: int) -> list[str]:
     top = LANE_TOP + LANE_STEP * number
     row = top + 36  # top of the boxes
     middle = row + 24
-    shapes = [
+    return [
         f'<rect x="150" y="{top}" width="834" height="{LANE_HEIGHT}" rx="12" fill="{colour}" '
         f'fill-opacity="0.10" stroke="{colour}" stroke-opacity="0.55"/>',
         pill(164, top + 8, 70, colour, name),
@@ -84,7 +84,6 @@ def lane(number: int) -> list[str]:
         arrow(f"M 844 {middle} H 916 V {top + 103} H 231 V {row + 52}", colour, dashed=True),
         pill(858, top + 68, 116, colour, "new weights"),
     ]
-    return shapes
 
 
 def lessons() -> list[str]:

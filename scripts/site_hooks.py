@@ -15,6 +15,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 LISTINGS = {"examples": ("*.py", "python"), "recipes": ("*.yaml", "yaml")}  # folder: pattern, language
+UNSEARCHED = "---\nsearch: {exclude: true}\n---\n"
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 SHIM = "https://unpkg.com/iframe-worker/shim"  # of the theme's search, for pages opened from disk
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
@@ -27,7 +28,7 @@ def listing_pages() -> dict[str, str]:
         for file in sorted((ROOT / folder).glob(pattern)):
             name = file.relative_to(ROOT).as_posix()
             code = file.read_text("utf-8").rstrip()
-            pages[f"{folder}/{file.stem}.md"] = f"# {name}\n\n```{language}\n{code}\n```\n"
+            pages[f"{folder}/{file.stem}.md"] = f"{UNSEARCHED}# {name}\n\n```{language}\n{code}\n```\n"
     return pages
 
 

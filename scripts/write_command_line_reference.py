@@ -17,8 +17,9 @@ PAGE = Path(__file__).parent.parent / "docs" / "command_line.md"
 
 _HEAD = """# Command line
 
-`hacrl --help` lists the commands, `hacrl COMMAND --help` explains one. [Exit codes](reliability.md#signals-and-exit-codes)
-tell a script how a command ended. `KEY=VALUE` sets any key of the [configuration](configuration.md).
+The commands of `hacrl`, as `--help` explains them. `KEY=VALUE` sets any key of the
+[configuration](configuration.md). The [exit code](reliability.md#signals-and-exit-codes) tells a script how a
+command ended.
 
 `scripts/write_command_line_reference.py` writes this page from `src/hacrl/cli/`.
 """

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import re
 import shlex
+import textwrap
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import draw_architecture
 import pytest
 import typer
+import write_command_line_reference
+import yaml
 
 from hacrl.cli.main import app
 from hacrl.config.load import (
@@ -119,6 +124,93 @@ def test_files_exist(path: Path):
 
 
 RUN_FILES = {"config.yaml", "results.md", "study.md"}  # of a run, an evaluation, a study
+
+
+def pages_in(entries: Any) -> list[str]:
+    """The pages of a part of the site's navigation, from top to bottom."""
+    if isinstance(entries, str):
+        return [entries]
+    parts = entries if isinstance(entries, list) else entries.values()
+    return [page for part in parts for page in pages_in(part)]
+
+
+def test_the_navigation_has_every_page_once():
+    pages = pages_in(yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))["nav"])
+    made = ["contributing.md"]  # scripts/site_hooks.py makes this page
+    assert sorted(pages) == sorted([path.name for path in (ROOT / "docs").glob("*.md")] + made)
+
+
+def test_pages_and_pictures_that_scripts_write_are_current():
+    page = (ROOT / "docs" / "command_line.md").read_text("utf-8")
+    assert page == write_command_line_reference.command_line_page(), (
+        "run scripts/write_command_line_reference.py"
+    )
+    picture = draw_architecture.PICTURE.read_text("utf-8")
+    assert picture == draw_architecture.picture(), "run scripts/draw_architecture.py"
+
+
+def texts_in_the_code() -> str:
+    """All string literals of the package, those with placeholders too, one per line."""
+    found = []
+    for file in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                parts = [part.value if isinstance(part, ast.Constant) else "{}" for part in node.values]
+                found.append("".join(map(str, parts)))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+    return "\n".join(found)
+
+
+def test_messages_in_the_troubleshooting_guide_are_in_the_code():
+    """A code span with a space in the first column of its tables is part of a message of hacrl."""
+    text = (ROOT / "docs" / "troubleshooting.md").read_text("utf-8")
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| ")]
+    spans = [span for cell in rows for span in re.findall(r"`([^`]+)`", cell) if " " in span]
+    assert len(spans) >= 30
+    code = texts_in_the_code()
+    foreign = {"Illegal instruction"}  # the operating system's
+    parts = [part.strip() for span in spans if span not in foreign for part in span.split("...")]
+    assert [part for part in parts if part not in code] == []
+
+
+@documents
+def test_python_blocks_are_python(path: Path):
+    for block in blocks(path.read_text("utf-8"), "python", "python no-run"):
+        ast.parse(textwrap.dedent(block))
+
+
+# The pages whose Python blocks tests run, and the tests. README: a method, and a model from the hub.
+RUN_BY = {
+    "start_cpu.md": "tests/test_start_page.py",
+    "run_folder.md": "tests/test_start_page.py",
+    "rollout_log.md": "tests/test_start_page.py",
+    "tasks.md": "tests/test_docs.py",
+    "verification.md": "tests/test_docs.py",
+    "python_api.md": "tests/api/test_docs.py",
+    "extending.md": "tests/test_extending.py",
+}
+
+
+def test_every_python_block_is_run_by_a_test():
+    with_code = {
+        path.name
+        for path in DOCUMENTS
+        if any("def step" not in block for block in blocks(path.read_text("utf-8"), "python"))
+    }
+    assert with_code - {"README.md"} == RUN_BY.keys()
+    assert [test for page, test in RUN_BY.items() if page not in (ROOT / test).read_text("utf-8")] == []
+
+
+def test_the_blocks_of_tasks_and_verification_run():
+    def run(name: str) -> dict[str, Any]:
+        [block] = blocks((ROOT / "docs" / name).read_text("utf-8"), "python")
+        scope: dict[str, Any] = {}
+        exec(block, scope)
+        return scope
+
+    assert run("tasks.md")["accuracy"](["so 12", "13"], ["12", "12"]) == [1.0, 0.0]
+    run("verification.md")
 
 
 def resolve(name: str) -> Any:
