@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hacrl.api.agents import agent_requests, make_loaded
 from hacrl.api.callback import Callback
 from hacrl.api.config import HACRLConfig
+from hacrl.api.stop_signals import stop_on_first_signal
 from hacrl.api.task import choose_task
 from hacrl.config.schema import RunConfig
 from hacrl.errors import ConfigError, TrainingError
@@ -17,6 +20,7 @@ from hacrl.models.agent import Agent
 from hacrl.runs.results import RunResult
 from hacrl.runs.resume import resume_point_of
 from hacrl.runs.run import LocalRun
+from hacrl.tracking.library_bars import library_bars_off
 from hacrl.tracking.progress import RunProgress
 from hacrl.training.metrics import Accuracy
 from hacrl.training.observer import Observer
@@ -49,17 +53,21 @@ class HACRLTrainer:
         ``prompt`` is text or a list of messages. ``task``: a name such as ``"gsm8k"``, its settings, or an
         object with the attributes of :class:`hacrl.tasks.base.Task`.
         """
-        requests = agent_requests(agents)
-        choice = choose_task(task, reward_funcs, train_dataset, eval_dataset, args)
-        config = args.run_config([request.section for request in requests], choice.section, choice.held_out)
-        loaded = make_loaded(requests, config.agents)
-        point = resume_point_of(config) if args.resume else None
-        first_step = 0 if point is None else point.steps_done
-        self._progress = _progress(config, first_step) if args.progress else None
-        observers = [*([self._progress] if self._progress else []), *_checked_callbacks(callbacks, self)]
         self._closed = False
         self._has_trained = False
-        self._run = LocalRun(config, observers, args.overwrite, choice.task, loaded, point)
+        self._progress: RunProgress | None = None
+        with nullcontext() if args.progress else library_bars_off():
+            requests = agent_requests(agents)
+            choice = choose_task(task, reward_funcs, train_dataset, eval_dataset, args)
+            sections = [request.section for request in requests]
+            config = args.run_config(sections, choice.section, choice.held_out)
+            loaded = make_loaded(requests, config.agents)
+            point = resume_point_of(config) if args.resume else None
+            observers = list(_checked_callbacks(callbacks, self))
+            if args.progress:
+                self._progress = _progress(config, 0 if point is None else point.steps_done)
+                observers.insert(0, self._progress)
+            self._run = LocalRun(config, observers, args.overwrite, choice.task, loaded, point)
 
     @property
     def agents(self) -> dict[str, Agent]:
@@ -85,16 +93,22 @@ class HACRLTrainer:
             )
         self._has_trained = True
         try:
-            with _show_progress(self._progress):
-                self._run.train()
-                self._run.save()
+            with self._run as run, library_bars_off(), self._progress or nullcontext():
+                note = _print_note
+                if self._progress is not None:
+                    note = partial(self._progress.on_note, run.trainer.steps_done)
+                with stop_on_first_signal(run.interrupt, note) as received:
+                    run.train()
+                    run.save()
         finally:
-            self.close()
-        return self._run.result
+            self._closed = True
+        received.deliver(_what_is_saved(run))
+        return run.result
 
     def evaluate(self) -> dict[str, Accuracy]:
         """Evaluate every agent alone on the held-out problems, always with the same problems and seeds."""
-        accuracies = self._run.evaluate()
+        with self._library_bars():
+            accuracies = self._run.evaluate()
         if not accuracies:
             raise ConfigError(
                 "there are no held-out problems to evaluate on: give eval_dataset or eval_share, "
@@ -105,9 +119,10 @@ class HACRLTrainer:
     def save_model(self, folder: str | Path) -> dict[str, Path]:
         """Write every agent as a plain Hugging Face folder ``folder/NAME``; return name -> folder."""
         saved = {}
-        for name, agent in self.agents.items():
-            saved[name] = Path(folder) / name
-            agent.save(saved[name])
+        with self._library_bars():
+            for name, agent in self.agents.items():
+                saved[name] = Path(folder) / name
+                agent.save(saved[name])
         return saved
 
     def stop(self) -> None:
@@ -119,6 +134,10 @@ class HACRLTrainer:
         if not self._closed:
             self._closed = True
             self._run.close()
+
+    def _library_bars(self) -> AbstractContextManager[None]:
+        """Return a block in which libraries show their progress bars only if hacrl shows progress."""
+        return library_bars_off() if self._progress is None else nullcontext()
 
     def __enter__(self) -> HACRLTrainer:
         return self
@@ -147,15 +166,16 @@ def _progress(config: RunConfig, first_step: int) -> RunProgress:
     return RunProgress(config.method.title, names, config.steps, Console(), first_step=first_step)
 
 
-@contextmanager
-def _show_progress(progress: RunProgress | None) -> Iterator[None]:
-    """Show progress on the terminal, with transformers' progress bars turned off."""
-    from transformers.utils import logging
+def _what_is_saved(run: LocalRun) -> str:
+    """Say what a signal has left of a run, and how the run continues."""
+    if not run.is_interrupted:
+        return f"the run is finished, and its agents are saved in {run.config.output}"
+    return (
+        f"stopped after {run.trainer.steps_done} steps; everything is saved in {run.config.output}. "
+        "To continue: make the same trainer with HACRLConfig(resume=True, ...) and call train()"
+    )
 
-    with ExitStack() as stack:
-        if progress is not None:
-            if logging.is_progress_bar_enabled():
-                logging.disable_progress_bar()
-                stack.callback(logging.enable_progress_bar)
-            stack.enter_context(progress)
-        yield
+
+def _print_note(note: str) -> None:
+    """Print what a user who has pressed Ctrl-C must know, also without progress on the terminal."""
+    print(f"hacrl: {note}", file=sys.stderr, flush=True)

@@ -188,9 +188,8 @@ def _exit_with_parent(parent: int) -> None:
 
 
 def _run(config: RunConfig) -> None:
-    from transformers.utils import logging
-
     from hacrl.runs.run import run_locally
+    from hacrl.tracking.library_bars import library_bars_off
 
-    logging.disable_progress_bar()
-    run_locally(config, overwrite=True)
+    with library_bars_off():
+        run_locally(config, overwrite=True)

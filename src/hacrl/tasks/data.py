@@ -132,7 +132,7 @@ def _from_file(option: str, source: DataSource, path: Path) -> Table:
 
 def _from_folder(option: str, source: DataSource, path: Path) -> Iterable[Mapping[str, Any]]:
     """Read a folder written by ``save_to_disk``, else one with the layout of a hub data set."""
-    datasets = optional_module("datasets", extra="data", needed_for=f"reading the folder {source.path}")
+    datasets = _datasets(f"reading the folder {source.path}")
     saved, saved_splits = (path / "state.json").is_file(), (path / "dataset_dict.json").is_file()
     if not saved and not saved_splits:
         return _from_hub(option, source)
@@ -151,7 +151,7 @@ def _from_folder(option: str, source: DataSource, path: Path) -> Iterable[Mappin
 
 
 def _from_hub(option: str, source: DataSource) -> Iterable[Mapping[str, Any]]:
-    datasets = optional_module("datasets", extra="data", needed_for=f"loading {source.path}")
+    datasets = _datasets(f"loading {source.path}")
     try:
         rows: Iterable[Mapping[str, Any]] = datasets.load_dataset(
             source.path, source.name, split=source.split or option, revision=source.revision
@@ -170,6 +170,16 @@ def _from_hub(option: str, source: DataSource) -> Iterable[Mapping[str, Any]]:
         cause = f": {error.__cause__}" if error.__cause__ else ""  # error alone may say nothing
         raise TaskError(f"{source.label}: cannot be loaded: {error}{cause} ({hint})") from error
     return rows
+
+
+def _datasets(needed_for: str) -> Any:
+    """Import datasets. Its progress bars are off if those of transformers are."""
+    datasets = optional_module("datasets", extra="data", needed_for=needed_for)
+    from transformers.utils import logging
+
+    if not logging.is_progress_bar_enabled():
+        datasets.disable_progress_bars()
+    return datasets
 
 
 def _numbered_table(option: str, source: DataSource, rows: Iterable[Mapping[str, Any]]) -> Table:
