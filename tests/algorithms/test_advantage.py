@@ -145,6 +145,24 @@ def test_overshoot_options_of_the_method() -> None:
     assert larger == keep
 
 
+def test_a_baseline_at_the_highest_reward_does_not_fall_back_by_rounding() -> None:
+    # means 0, 1, 1/4 and P = 0.8, 0.3, 0.6: mu_a = (0 + 8/3 * 1 + 4/3 * 1/4) / 3 = (8/3 + 1/3) / 3 = 1, but
+    # 0.8 / 0.3 + (0.8 / 0.6) * 0.25 is 3.0000000000000004 in floating point
+    rewards = {"a": (0.0,) * 4, "b": (1.0,) * 4, "c": (1.0, 0.0, 0.0, 0.0)}
+    ratio = ratio_of(a=0.8, b=0.3, c=0.6)
+    assert capability_aware_baseline(rewards, "a", ratio, "keep") > 1
+    assert capability_aware_baseline(rewards, "a", ratio) == 1.0
+    # a correct response is then worth exactly as much as expected: (1 - 1) / sigma = 0
+    assert hacpo(rewards, "a", ratio, cross_baseline="learner")["b"] == (0.0,) * 4
+    # with a millionth more capability it is above: mu_a = 1.000001, and the own mean 0 replaces it
+    above = ratio_of(a=0.8000008, b=0.3, c=0.6)
+    assert capability_aware_baseline(rewards, "a", above) == 0.0
+    # ten times the rewards and the highest reward
+    tenfold = {agent: tuple(10 * reward for reward in values) for agent, values in rewards.items()}
+    assert capability_aware_baseline(tenfold, "a", ratio, "own_mean", 10.0) == 10.0
+    assert capability_aware_baseline(tenfold, "a", ratio, "own_mean", 9.99) == 0.0
+
+
 def test_overshoot_of_a_cross_baseline_falls_back_to_the_sources_mean() -> None:
     # learner b, source a: mu_a = 1.125 -> a's own mean 0.75; times omega(a, b) = 2
     sigma = math.sqrt(0.1875)

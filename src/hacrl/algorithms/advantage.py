@@ -15,6 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+# Largest relative error of a baseline by rounding, which causes about 1e-15. A baseline of 0/1 rewards that is
+# not 1 differs by more than 1e-10, even with thousands of responses.
+ROUNDING = 1e-12
 PromptRewards = Mapping[str, Sequence[float]]  # agent -> rewards of its responses to one prompt
 CapabilityRatio = Callable[[str, str], float]  # omega(k, j)
 
@@ -55,14 +58,16 @@ def capability_aware_baseline(
 ) -> float:
     """Return mu_k (eq. 6).
 
-    With overshoot="own_mean", replace a baseline above ``max_reward`` by the agent's own mean reward.
+    With overshoot="own_mean", replace a baseline above ``max_reward`` by the agent's own mean reward. A
+    baseline that is above only by rounding is ``max_reward``.
     """
     means = {source: math.fsum(values) / len(values) for source, values in rewards.items()}
-    expected = math.fsum(capability_ratio(agent, source) * mean for source, mean in means.items())
-    baseline = expected / len(means)
-    if overshoot == "own_mean" and max_reward is not None and baseline > max_reward:
-        return means[agent]
-    return baseline
+    expected = [capability_ratio(agent, source) * mean for source, mean in means.items()]
+    baseline = math.fsum(expected) / len(means)
+    if overshoot == "keep" or max_reward is None or baseline <= max_reward:
+        return baseline
+    magnitude = max(abs(max_reward), *map(abs, expected))
+    return max_reward if baseline - max_reward <= ROUNDING * magnitude else means[agent]
 
 
 def is_uniform(rewards: PromptRewards) -> bool:
