@@ -10,6 +10,7 @@ from hacrl.algorithms.advantage import Normaliser, capability_aware_baseline, eq
 from hacrl.algorithms.capability import CapabilityTracker
 from hacrl.algorithms.methods import make_method
 from hacrl.config.schema import GrpoSettings, GspoSettings, HacpoSettings, NaiveSettings
+from hacrl.tasks.verdicts import LARGEST_REWARD
 
 EXACT_STD = Normaliser(unbiased=False, epsilon=0.0)
 # Pooled rewards 1 0 1 1 0 1 0 0: mean 1/2, squared deviations 8 * 1/4 = 2, biased std sqrt(2/8) = 1/2.
@@ -52,6 +53,15 @@ def test_joint_std_pools_all_responses() -> None:
     # unequal G: 1 0 1, mean 2/3, squared deviations 1/9 + 4/9 + 1/9 = 2/3
     assert joint_std({"a": (1.0, 0.0), "b": (1.0,)}) == pytest.approx(math.sqrt(1 / 3))
     assert joint_std({"a": (1.0, 0.0), "b": (1.0,)}, unbiased=False) == pytest.approx(math.sqrt(2 / 9))
+
+
+def test_joint_std_of_the_largest_rewards() -> None:
+    # 1e100 and -1e100: mean 0, squares 1e200 each, 2e200 / 1; the squares of 1e155 would not be finite
+    largest = {"a": (LARGEST_REWARD, -LARGEST_REWARD)}
+    assert joint_std(largest) == pytest.approx(math.sqrt(2) * 1e100)
+    # GSPO: +-1e100 / (sqrt(2) * 1e100) = +-1 / sqrt(2)
+    advantages = make_method(GspoSettings()).advantages(largest, "a", equal_capability)
+    assert advantages["a"] == pytest.approx((math.sqrt(0.5), -math.sqrt(0.5)))
 
 
 def test_std_of_a_single_response_is_zero() -> None:

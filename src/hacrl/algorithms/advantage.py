@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-# Largest relative error of a baseline by rounding, which causes about 1e-15. A baseline of 0/1 rewards that is
-# not 1 differs by more than 1e-10, even with thousands of responses.
+# Largest relative error of a baseline by rounding, which causes about 1e-15. A baseline of 0/1 rewards that
+# is not 1 differs by more than 1e-10, even with thousands of responses.
 ROUNDING = 1e-12
 PromptRewards = Mapping[str, Sequence[float]]  # agent -> rewards of its responses to one prompt
 CapabilityRatio = Callable[[str, str], float]  # omega(k, j)

@@ -11,6 +11,7 @@ from typing import Protocol
 from hacrl.engines.base import Engine, GenerationRequest, Sample
 from hacrl.models.agent import Agent
 from hacrl.tasks.base import Task
+from hacrl.tasks.verdicts import checked_verdicts
 from hacrl.types import Problem, Rollout, Sampling, Verdict, VerifiedRollout
 
 
@@ -119,7 +120,7 @@ def decode_rollouts(agent: Agent, finished: Sequence[tuple[Problem, Sample]]) ->
 
 def verify_rollouts(task: Task, rollouts: Sequence[Rollout]) -> list[VerifiedRollout]:
     """Return every rollout with the task's verdict."""
-    verdicts = task.verify(rollouts)
+    verdicts = checked_verdicts(task, rollouts, task.verify(rollouts))
     return [VerifiedRollout(rollout, verdict) for rollout, verdict in zip(rollouts, verdicts, strict=True)]
 
 
@@ -183,8 +184,9 @@ class _EarlyVerifier:
                     item = self._waiting.get()
                 is_last = item is None
                 if batch:
+                    rollouts = [rollout for _, rollout in batch]
                     with self._lock:
-                        verdicts = self._task.verify([rollout for _, rollout in batch])
+                        verdicts = checked_verdicts(self._task, rollouts, self._task.verify(rollouts))
                     self._verdicts.update(zip((index for index, _ in batch), verdicts, strict=True))
         except BaseException as error:  # raised again by finish()
             self._error = error

@@ -7,14 +7,18 @@ import functools
 import inspect
 import math
 import traceback
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from hacrl.config.values import shown
 from hacrl.errors import TaskError
 from hacrl.plugins import is_reference, load_reference
+from hacrl.tasks.verdicts import as_number, shown_problem, why_unusable
+from hacrl.types import Problem
 
 RewardFunction = Callable[..., Any]
 
@@ -32,9 +36,9 @@ class RewardFunctions:
         return [function.name for function in self._functions]
 
     def call(
-        self, arguments: Mapping[str, Any], extras: Mapping[str, Any], count: int
+        self, arguments: Mapping[str, Any], extras: Mapping[str, Any], problems: Sequence[Problem]
     ) -> list[list[float | None]]:
-        """Return each function's values: one finite number or None for each of ``count`` responses.
+        """Return each function's values: one finite number or None for each response to the ``problems``.
 
         ``arguments`` go to functions that name them or take ``**kwargs``, ``extras`` only to the former.
         """
@@ -55,7 +59,8 @@ class RewardFunctions:
                     raise self._functions[index].failure(outcome) from outcome
                 results[index] = outcome
         return [
-            function.check(values, count) for function, values in zip(self._functions, results, strict=True)
+            function.check(values, problems)
+            for function, values in zip(self._functions, results, strict=True)
         ]
 
     def close(self) -> None:
@@ -96,30 +101,37 @@ class NamedFunction:
         """Return an error that names this function."""
         return TaskError(f"reward function {self.name!r} {message}")
 
-    def check(self, values: Any, count: int) -> list[float | None]:
+    def check(self, values: Any, problems: Sequence[Problem]) -> list[float | None]:
         """Return one finite number or None per response. Raise TaskError for anything else."""
         if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping):
             raise self.error(
                 f"returned {type(values).__name__}; it must return a list with one number per completion"
             )
-        listed = list(values)
-        if len(listed) != count:
+        try:
+            listed = list(islice(values, len(problems) + 1))
+        except (Exception, SystemExit) as error:  # of a generator
+            raise self.failure(error) from error
+        if len(listed) != len(problems):
+            given = len(values) if isinstance(values, Sized) else len(listed)
+            more = "at least " if given == len(listed) > len(problems) else ""
             raise self.error(
-                f"returned {len(listed)} values for {count} completions; it must return one each"
+                f"returned {more}{given} values for {len(problems)} completions; it must return one each"
             )
-        return [self._number(value, index) for index, value in enumerate(listed)]
+        return [
+            self._number(value, index, problem)
+            for index, (value, problem) in enumerate(zip(listed, problems, strict=True))
+        ]
 
-    def _number(self, value: Any, index: int) -> float | None:
+    def _number(self, value: Any, index: int, problem: Problem) -> float | None:
         if value is None:
             return None
-        try:
-            number = float(value) if not isinstance(value, str | bytes) else None
-        except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor of several values
-            number = None
+        number = as_number(value)
+        returned = f"returned {shown(value)} for completion {index} of {shown_problem(problem)}"
         if number is None:
-            raise self.error(f"returned {value!r} for completion {index}, which is neither a number nor None")
-        if not math.isfinite(number):
-            raise self.error(f"returned {number} for completion {index}; rewards must be finite")
+            raise self.error(f"{returned}, which is neither a number nor None")
+        if (why := why_unusable(number)) is not None:
+            hint = " (None: the function does not apply)" if math.isnan(number) else ""
+            raise self.error(f"{returned}; {why}{hint}")
         return number
 
     def _accepted(self, arguments: Mapping[str, Any], extras: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from hacrl.tasks.columns import (
 from hacrl.tasks.data import DataOption, Row, Table, load_table
 from hacrl.tasks.reward_functions import RewardFunction, RewardFunctions
 from hacrl.tasks.splits import Candidate, check_count, check_test_share, make_splits, question_hash
+from hacrl.tasks.verdicts import shown_problem, why_unusable
 from hacrl.types import Problem, Role, Rollout, Turn, Verdict
 
 PURPOSES = ("prompt", "answer")  # of columns
@@ -109,8 +110,11 @@ class RewardTask:
             "completions_ids": token_ids,  # its name in TRL's documentation, not in its code
             "log_extra": _ignore,
             "log_metric": _ignore,
-        }, len(texts))  # fmt: skip
-        return [self._total([values[i] for values in values_per_function]) for i in range(len(texts))]
+        }, problems)  # fmt: skip
+        return [
+            self._total([values[i] for values in values_per_function], problem)
+            for i, problem in enumerate(problems)
+        ]
 
     def _arguments(
         self, problems: Sequence[Problem], texts: Sequence[str], token_ids: Sequence[Sequence[int]]
@@ -134,22 +138,27 @@ class RewardTask:
     def _completion(self, text: str) -> str | list[dict[str, str]]:
         return [{"role": "assistant", "content": text}] if self._conversational else text
 
-    def _total(self, values: Sequence[float | None]) -> float:
+    def _total(self, values: Sequence[float | None], problem: Problem) -> float:
+        names = ", ".join(self._functions.names)
         if all(value is None for value in values):
-            names = ", ".join(self._functions.names)
             raise TaskError(
-                f"reward functions {names} all returned None for the same response; "
-                "at least one must give it a number"
+                f"reward functions {names} all returned None for the same response to "
+                f"{shown_problem(problem)}; at least one must give it a number"
             )
         total = sum(
             weight * value for weight, value in zip(self._weights, values, strict=True) if value is not None
         )
+        if (why := why_unusable(total)) is not None:
+            raise TaskError(
+                f"reward functions {names} with weights {self._weights} gave {total:g} for a response to "
+                f"{shown_problem(problem)}; {why}"
+            )
         if self._range is not None:
             low, high = self._range
             if not low - 1e-6 <= total <= high + 1e-6:  # rounding of the weighted sum
                 raise TaskError(
-                    f"reward_range={[low, high]}: the reward functions gave {total}; widen the range, "
-                    "or correct the functions"
+                    f"reward_range={[low, high]}: the reward functions gave {total} for a response to "
+                    f"{shown_problem(problem)}; widen the range, or correct the functions"
                 )
         return total
 
