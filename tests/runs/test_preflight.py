@@ -2,78 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from hacrl.config.load import build_config
-from hacrl.config.schema import RunConfig
-from hacrl.errors import ConfigError, HacrlError, ModelError, TaskError
-from hacrl.rollouts.log import RolloutLog
+from hacrl.errors import ConfigError, ModelError, TaskError
 from hacrl.runs.dry_run import dry_run
 from hacrl.runs.preflight import preflight
 from hacrl.runs.run import build_trainer, run_locally
-from hacrl.tasks.base import Task
-from hacrl.types import Problem, Turn
+from hacrl.types import Turn
+from tests.runs.long_prompts import LongTask, config_of, edit, refusal
 from tests.support.sevens import SevensTask, problem
 from tests.support.tiny import save_agents
-
-
-class LongTask(SevensTask):
-    """Training prompts of 3 to 10 characters, held-out ones of 11 and 12; each is a token for both agents."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.name = "long"
-        self.train: Sequence[Problem] = [problem("+" * length + ":") for length in range(2, 10)]
-        self.test: Sequence[Problem] = [problem("+" * length + ":") for length in (10, 11)]
-
-
-@pytest.fixture
-def models(tmp_path: Path) -> dict[str, str]:
-    """Two agents with a context of 64 tokens, without weights: loading them fails."""
-    saved = save_agents(tmp_path / "models")
-    for folder in saved.values():
-        (Path(folder) / "model.safetensors").unlink()
-    return saved
-
-
-def config_of(models: dict[str, str], output: Path, **changes: Any) -> RunConfig:
-    data: dict[str, Any] = {
-        "agents": [{"name": name, "model": folder} for name, folder in models.items()],
-        "output": str(output / "run"),
-        "steps": 1,
-        "device": "cpu",
-        "threads": 1,
-        "rollout": {"prompts_per_step": 2, "rollouts_per_prompt": 2, "max_new_tokens": 4},
-        "learning": {"lr": 1e-3},
-        "evaluation": {"problems": 2, "samples_per_problem": 1},
-        **changes,
-    }
-    return build_config(data)
-
-
-def with_rollout(config: RunConfig, **changes: Any) -> RunConfig:
-    return replace(config, rollout=replace(config.rollout, **changes))
-
-
-def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
-
-
-def refusal(config: RunConfig, task: Task, error: type[HacrlError]) -> str:
-    """Return the error of the whole run; check that nothing is written."""
-    with pytest.raises(error) as caught:
-        run_locally(config, task=task)
-    assert not Path(config.output).exists()
-    return str(caught.value)
 
 
 def test_weights_are_loaded_last(models: dict[str, str], tmp_path: Path) -> None:
@@ -110,37 +53,6 @@ def test_problem_ids_must_be_unique(
     assert words in refusal(config_of(models, tmp_path), task, TaskError)
 
 
-def test_a_prompt_that_does_not_fit_is_named_with_its_numbers(models: dict[str, str], tmp_path: Path) -> None:
-    # a context of 64 has room for 5 tokens of prompt beside 59 new ones; "+++++:" is the first of 6
-    config = with_rollout(config_of(models, tmp_path), max_new_tokens=59)
-    message = refusal(config, LongTask(), TaskError)
-    for words in (
-        "training problem '+++++:' is 6 tokens long for agent 'char'",
-        "max_new_tokens=59 it needs 65",
-        "but the model's context length is 64",
-        "set rollout.max_prompt_tokens=5",
-    ):
-        assert words in message
-
-
-def test_the_limit_itself_fits(models: dict[str, str], tmp_path: Path) -> None:
-    # the longest prompts are 10 in training, 12 held out: 12 + 52 = 64
-    config = with_rollout(config_of(models, tmp_path), max_new_tokens=52)
-    assert len(preflight(config, LongTask()).train) == 8
-    config = with_rollout(config, max_new_tokens=53)
-    message = refusal(config, LongTask(), TaskError)
-    assert "held-out problem '+++++++++++:' is 12 tokens long" in message
-    assert "needs 65" in message
-
-
-def test_held_out_problems_have_their_own_new_tokens(models: dict[str, str], tmp_path: Path) -> None:
-    evaluation = {"problems": 2, "samples_per_problem": 1, "max_new_tokens": 60}
-    message = refusal(config_of(models, tmp_path, evaluation=evaluation), LongTask(), TaskError)
-    assert "held-out problem '++++++++++:' is 11 tokens long" in message
-    assert "max_new_tokens=60 it needs 71" in message
-    assert message.endswith("or lower evaluation.max_new_tokens")
-
-
 @pytest.mark.parametrize(("held_out", "asked", "evaluated"), [(3, None, 3), (250, None, 200), (250, 7, 7)])
 def test_a_run_is_evaluated_on_all_held_out_problems(
     models: dict[str, str], tmp_path: Path, held_out: int, asked: int | None, evaluated: int
@@ -172,33 +84,6 @@ def test_an_agent_s_own_device_is_named_as_such(models: dict[str, str], tmp_path
     )
 
 
-def test_the_agent_with_the_smaller_context_is_the_one_named(models: dict[str, str], tmp_path: Path) -> None:
-    edit(Path(models["pair"]) / "config.json", lambda config: config.update(max_position_embeddings=10))
-    message = refusal(config_of(models, tmp_path), LongTask(), TaskError)
-    assert "training problem '++++++:' is 7 tokens long for agent 'pair'" in message
-    assert "needs 11 tokens, but the model's context length is 10: set rollout.max_prompt_tokens=6" in message
-
-
-def test_a_context_without_space_for_a_prompt(models: dict[str, str], tmp_path: Path) -> None:
-    config = with_rollout(config_of(models, tmp_path), max_new_tokens=64)
-    message = refusal(config, LongTask(), TaskError)
-    assert message.endswith("but the model's context length is 64: lower rollout.max_new_tokens")
-
-
-def test_long_prompts_can_be_left_out_for_all_agents(models: dict[str, str], tmp_path: Path) -> None:
-    config = with_rollout(config_of(models, tmp_path), max_prompt_tokens=6)
-    checked = preflight(config, LongTask())
-    # of 3 to 10 tokens, four have more than 6; both held-out ones have
-    assert [len(one.prompt) for one in checked.train] == [3, 4, 5, 6]
-    assert checked.test == []
-    assert checked.notes == (
-        "4 training problems are left out: their prompts are longer than "
-        "rollout.max_prompt_tokens=6 for at least one agent",
-        "2 held-out problems are left out: their prompts are longer than "
-        "rollout.max_prompt_tokens=6 for at least one agent",
-    )
-
-
 def test_prompts_that_an_agent_cannot_read_are_noted(tmp_path: Path) -> None:
     """The bundled agents know digits and operators: of "what is 1+1:" all letters and spaces are unknown."""
     task = LongTask()
@@ -210,42 +95,6 @@ def test_prompts_that_an_agent_cannot_read_are_noted(tmp_path: Path) -> None:
     )  # 8 of 12 + 4 + 4
     task.train = task.train[1:]
     assert preflight(config_of({"small": "bundled:qwen-small-a"}, tmp_path), task).notes == ()
-
-
-def test_the_longest_encoding_of_any_agent_counts(models: dict[str, str], tmp_path: Path) -> None:
-    """1111: is 5 tokens in characters and 3 in pairs: too long for one agent, so no agent gets it."""
-    task = LongTask()
-    task.train = [problem("1111:"), problem("11:"), problem("+:")]
-    config = with_rollout(config_of(models, tmp_path, evaluation={"problems": 0}), max_prompt_tokens=4)
-    assert [one.prompt for one in preflight(config, task).train] == ["11:", "+:"]
-    alone = with_rollout(
-        config_of({"pair": models["pair"]}, tmp_path, evaluation={"problems": 0}), max_prompt_tokens=4
-    )
-    assert len(preflight(alone, task).train) == 3
-
-
-def test_too_few_prompts_left(models: dict[str, str], tmp_path: Path) -> None:
-    config = with_rollout(config_of(models, tmp_path), max_prompt_tokens=3)
-    message = refusal(config, LongTask(), TaskError)
-    assert message == (
-        "rollout.prompts_per_step=2, but only 1 of 8 training problems are not longer than "
-        "rollout.max_prompt_tokens=3; raise max_prompt_tokens or lower prompts_per_step"
-    )
-
-
-def test_omitted_problems_are_noted_in_the_run(tmp_path: Path) -> None:
-    models = save_agents(tmp_path / "models")  # with weights
-    config = with_rollout(config_of(models, tmp_path), max_prompt_tokens=6)
-    result = run_locally(config, task=LongTask())
-    notes = (result.folder / "notes.txt").read_text().splitlines()
-    assert notes == [
-        "step 0: 4 training problems are left out: their prompts are longer than "
-        "rollout.max_prompt_tokens=6 for at least one agent",
-        "step 0: 2 held-out problems are left out: their prompts are longer than "
-        "rollout.max_prompt_tokens=6 for at least one agent",
-    ]
-    asked = {row["problem"] for row in RolloutLog(result.folder / "rollouts").read()}
-    assert asked <= {"++:", "+++:", "++++:", "+++++:"}
 
 
 def test_without_notes_there_is_no_file(tmp_path: Path) -> None:

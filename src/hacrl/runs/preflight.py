@@ -12,6 +12,7 @@ from hacrl.models.loading import load_text_codec
 from hacrl.models.lora import needs_peft
 from hacrl.models.model_sources import resolve_model
 from hacrl.models.tokenizing import TextCodec
+from hacrl.runs.fitting import fit_problems
 from hacrl.tasks.base import CheckedTask, SelfTesting, Task
 from hacrl.tasks.stream import ProblemStream
 from hacrl.training.lr_schedule import LearningRateSchedule
@@ -29,23 +30,13 @@ def preflight(config: RunConfig, task: Task, loaded: Mapping[str, TextCodec] | N
     if isinstance(task, SelfTesting):
         task.self_test()
     codecs = [(loaded or {}).get(agent.name) or load_text_codec(agent) for agent in config.agents]
-    train, left_out = keep_fitting_problems(
-        config, task.train, codecs, "training", config.rollout.max_new_tokens
-    )
-    if len(train) < config.rollout.prompts_per_step:
-        raise TaskError(
-            f"rollout.prompts_per_step={config.rollout.prompts_per_step}, but only {len(train)} of "
-            f"{len(task.train)} training problems are not longer than rollout.max_prompt_tokens="
-            f"{config.rollout.max_prompt_tokens}; raise max_prompt_tokens or lower prompts_per_step"
-        )
-    new_tokens = config.evaluation.sampling(config.rollout.max_new_tokens).max_new_tokens
     held_out = task.test[: config.evaluation.most_problems]
-    test, test_left_out = keep_fitting_problems(config, held_out, codecs, "held-out", new_tokens)
-    notes = [*getattr(task, "notes", ()), *left_out, *test_left_out, *unknown_token_notes(codecs, train)]
+    fitting = fit_problems(config, task.train, held_out, codecs)
+    notes = [*getattr(task, "notes", ()), *fitting.notes, *unknown_token_notes(codecs, fitting.train)]
     if config.evaluation.problems is None and not task.test:
         notes.append(f"task {task.name!r} holds out no problems, so the agents are not evaluated")
     notes += LearningRateSchedule.of(config).notes
-    return CheckedTask(task, train, test, devices, tuple(notes))
+    return CheckedTask(task, fitting.train, fitting.test, devices, tuple(notes))
 
 
 def check_agents(config: RunConfig, loaded: Collection[str]) -> dict[str, str]:
@@ -88,33 +79,6 @@ def check_problem_ids(task: Task) -> None:
             seen[problem.id] = kind
 
 
-def keep_fitting_problems(
-    config: RunConfig, problems: Sequence[Problem], codecs: Sequence[TextCodec], kind: str, new_tokens: int
-) -> tuple[Sequence[Problem], list[str]]:
-    """Return the problems whose prompts fit every agent, and a note on the others.
-
-    A prompt that is too long for one agent is dropped for all, because all agents get the same problems.
-    """
-    longest = config.rollout.max_prompt_tokens
-    kept, left_out = [], 0
-    for problem in problems:
-        lengths = [len(codec.encode_prompt(problem)) for codec in codecs]
-        if longest is not None and max(lengths) > longest:
-            left_out += 1
-            continue
-        for codec, length in zip(codecs, lengths, strict=True):
-            if codec.context_length is not None and length + new_tokens > codec.context_length:
-                raise TaskError(_does_not_fit(problem, kind, codec, length, new_tokens))
-        kept.append(problem)
-    if not left_out:
-        return problems, []
-    note = (
-        f"{left_out} {kind} problems are left out: their prompts are longer than "
-        f"rollout.max_prompt_tokens={longest} for at least one agent"
-    )
-    return kept, [note]
-
-
 def unknown_token_notes(codecs: Sequence[TextCodec], problems: Sequence[Problem]) -> list[str]:
     """Return a note on each agent whose tokenizer maps a large share of the prompts to its unknown token."""
     notes = []
@@ -130,19 +94,3 @@ def unknown_token_notes(codecs: Sequence[TextCodec], problems: Sequence[Problem]
                 "its tokenizer"
             )
     return notes
-
-
-def _does_not_fit(problem: Problem, kind: str, codec: TextCodec, length: int, new_tokens: int) -> str:
-    assert codec.context_length is not None
-    prompt_limit = codec.context_length - new_tokens
-    shorter = "lower rollout.max_new_tokens" if kind == "training" else "lower evaluation.max_new_tokens"
-    fix = (
-        f"set rollout.max_prompt_tokens={prompt_limit} to leave such problems out, or {shorter}"
-        if prompt_limit > 0
-        else shorter
-    )
-    return (
-        f"{kind} problem {problem.id[:80]!r} is {length} tokens long for agent {codec.name!r}; with "
-        f"max_new_tokens={new_tokens} it needs {length + new_tokens} tokens, but the model's context length "
-        f"is {codec.context_length}: {fix}"
-    )
