@@ -306,3 +306,35 @@ def test_rows_that_differ_in_an_object_only_are_all_kept():
     task.verify([rollout_of(one, "7") for one in task.train])
     assert {id(checker) for _, checker, _ in given} == {id(row["checker"]) for row in rows}
     assert [(level, pair) for level, _, pair in given] == [(3, (1, 2))] * 3
+
+
+def test_a_function_that_edits_its_arguments_changes_nothing_else():
+    """Neither for other responses to the prompt, nor for other functions, nor in later calls."""
+    seen = []
+
+    def edits(prompts, completions, completion_ids, meta, tags, **kwargs):
+        seen.append([list(ids) for ids in completion_ids] + [dict(one) for one in meta] + [set(tags[0])])
+        for values in (completion_ids[0], meta[0]["steps"]):
+            values.append(99)
+        meta[0]["gold"] = "edited"
+        tags[0].add("edited")
+        prompts[0][0]["content"] = completions[0][0]["content"] = "edited"
+        prompts.clear()
+        return [1.0, 2.0]
+
+    def reads(prompts, completions, meta, **kwargs):
+        texts = [message["content"] for message in (*prompts[0], *completions[0])]
+        return [float(texts == ["2+2?", "4"] and meta[0] == META), 0.0]
+
+    async def reads_late(prompts, completions, meta, **kwargs):
+        await asyncio.sleep(0)
+        return reads(prompts, completions, meta)
+
+    META = {"gold": "4", "steps": [1, 2]}
+    rows = [{"prompt": [{"role": "user", "content": "2+2?"}], "meta": dict(META), "tags": {"a"}}]
+    task = task_of([edits, reads, reads_late], rows)
+    [one] = task.train
+    for _ in range(2):  # 1 + 1 + 1 for the first response, 2 for the second
+        assert [v.reward for v in task.verify([rollout_of(one, "4"), rollout_of(one, "5")])] == [3.0, 2.0]
+    assert seen[0] == seen[1] == [[5, 6], [5, 6], META, META, {"a"}]
+    assert rows[0]["meta"] == META

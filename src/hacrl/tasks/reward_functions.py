@@ -86,8 +86,11 @@ class NamedFunction:
             self._parameters = None  # some built-ins have no signature: pass them everything
 
     def call(self, arguments: Mapping[str, Any], extras: Mapping[str, Any]) -> Any:
-        """Call the function with the arguments that it takes. Return its values or its awaitable."""
-        accepted = self._accepted(arguments, extras)
+        """Call the function with the arguments that it takes. Return its values or its awaitable.
+
+        The arguments are the function's own copies: what it edits is seen by no other call.
+        """
+        accepted = {name: own_copy(value) for name, value in self._accepted(arguments, extras).items()}
         try:
             return self.function(**accepted)
         except (Exception, SystemExit) as error:  # exit() in a function must not end a run silently
@@ -159,6 +162,22 @@ class NamedFunction:
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in self._parameters):
             return {**{name: extras[name] for name in names if name in extras}, **arguments}
         return {name: available[name] for name in names if name in available}
+
+
+def own_copy(value: Any) -> Any:
+    """Return the value with new lists, dicts and sets at every level.
+
+    Other objects stay the same objects: they are the user's, and some cannot be copied or are meant to be
+    shared.
+    """
+    kind = type(value)
+    if kind is list:
+        return [own_copy(item) for item in value]
+    if kind is dict:
+        return {key: own_copy(item) for key, item in value.items()}
+    if kind is tuple:
+        return tuple(own_copy(item) for item in value)
+    return set(value) if kind is set else value
 
 
 def load_function(reference: str) -> RewardFunction:
