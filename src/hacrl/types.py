@@ -69,10 +69,18 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The verifier's judgement of one response."""
+    """The verifier's judgement of one response.
+
+    If several rewards were added, e.g. ``Verdict(1.5, "scored", {"correct": 1.0, "brief": 0.5})``.
+    """
 
     reward: float
     label: VerdictLabel
+    # reward function -> its value, before weights; None: the function does not apply to the response
+    rewards: Mapping[str, float | None] = field(default_factory=dict, hash=False)
+    columns: Mapping[str, Any] = field(default_factory=dict, hash=False)  # further plain JSON values to log
+    # numbers that were logged when the response's batch was judged; the same for the whole batch
+    metrics: Mapping[str, float] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)

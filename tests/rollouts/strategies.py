@@ -26,7 +26,12 @@ PROBLEMS = st.builds(
     st.dictionaries(TEXT, JSON, max_size=3),
 )
 VERDICTS = st.builds(
-    Verdict, FINITE, st.sampled_from(["correct", "wrong", "unparsable", "timeout", "crash", "scored"])
+    Verdict,
+    FINITE,
+    st.sampled_from(["correct", "wrong", "unparsable", "timeout", "crash", "scored"]),
+    st.dictionaries(TEXT, st.none() | FINITE, max_size=2),
+    st.dictionaries(TEXT, JSON, max_size=2),
+    st.dictionaries(TEXT, FINITE, max_size=2),
 )
 
 

@@ -117,7 +117,8 @@ def _needs_a_column(completions, answr, **kwargs):
         (
             _needs_a_column,
             "'_needs_a_column' takes 'answr', which is not a column of the data; the keyword arguments are "
-            "prompts, completions, completion_ids, answer, task, trainer_state; did you mean 'answer'?",
+            "prompts, completions, completion_ids, answer, task, trainer_state, log_metric, log_extra; "
+            "did you mean 'answer'?",
         ),
     ],
 )

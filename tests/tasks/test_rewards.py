@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import gc
 import os
@@ -25,6 +26,8 @@ def test_a_function_gets_prompts_completions_ids_and_every_column():
 
     def spy(**kwargs):
         seen.update(kwargs)
+        assert callable(seen.pop("log_metric"))
+        assert callable(seen.pop("log_extra"))
         return [0.5, -2]
 
     task = task_of(spy)
@@ -58,7 +61,7 @@ def test_a_function_gets_only_the_arguments_that_it_takes():
 
     def with_both(completions, log_extra, **kwargs):
         log_extra("y", [1])
-        assert "log_metric" not in kwargs
+        kwargs["log_metric"]("x", 1.0)
         return [len(kwargs["completion_ids"][0])]
 
     class Scorer:
@@ -250,7 +253,9 @@ def test_rows_of_datasets_and_columns_by_another_name():
     task = RewardTask(functions=spy, train=made, columns={"prompt": "question", "answer": "gold.v"})
     assert (task.train[0].prompt, task.train[0].answer) == ("a", "4")
     task.self_test()
-    assert set(seen) == {"prompts", "completions", "completion_ids", "question", "gold", "trainer_state"}
+    columns = {"question", "gold"}
+    always = {"prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra"}
+    assert set(seen) == columns | always
     assert seen["gold"] == [{"v": 4}, {"v": 4}]
 
 
@@ -313,7 +318,7 @@ def test_a_function_that_edits_its_arguments_changes_nothing_else():
     seen = []
 
     def edits(prompts, completions, completion_ids, meta, tags, **kwargs):
-        seen.append([list(ids) for ids in completion_ids] + [dict(one) for one in meta] + [set(tags[0])])
+        seen.append(copy.deepcopy([*completion_ids, *meta, tags[0]]))
         for values in (completion_ids[0], meta[0]["steps"]):
             values.append(99)
         meta[0]["gold"] = "edited"
@@ -336,5 +341,6 @@ def test_a_function_that_edits_its_arguments_changes_nothing_else():
     [one] = task.train
     for _ in range(2):  # 1 + 1 + 1 for the first response, 2 for the second
         assert [v.reward for v in task.verify([rollout_of(one, "4"), rollout_of(one, "5")])] == [3.0, 2.0]
+    task.close()
     assert seen[0] == seen[1] == [[5, 6], [5, 6], META, META, {"a"}]
     assert rows[0]["meta"] == META

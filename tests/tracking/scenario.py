@@ -12,6 +12,7 @@ from hacrl.training.metrics import (
     AgentReport,
     LearnReport,
     RetokeniseReport,
+    RewardReport,
     RolloutReport,
     SourceReport,
     StepReport,
@@ -77,7 +78,15 @@ def report(step: int) -> StepReport:
         agents[name] = AgentReport(
             capability=base + 0.25,
             policy_version=4 * step,
-            rollout=RolloutReport(base + 0.75, {"correct": 5, "timeout": step}, 12.5, 0.5, 8),
+            rollout=RolloutReport(
+                base + 0.75,
+                {"correct": 5, "timeout": step},
+                12.5,
+                0.5,
+                8,
+                rewards={"brief": RewardReport(base + 0.125, 0.25, 7)},
+                logged={"words": 10.0 * step},
+            ),
             learning=LearnReport(
                 updates=4,
                 loss=-base,
@@ -127,6 +136,10 @@ EXPECTED = {
     "qwen/verdicts/correct": {1: 5.0, 2: 5.0},
     "llama/verdicts/timeout": {1: 1.0, 2: 2.0},
     "llama/verdicts/crash": {1: 0.0, 2: 0.0},  # did not occur: zero, not missing
+    "qwen/rewards/brief/mean": {1: 16.125, 2: 32.125},
+    "llama/rewards/brief/std": {1: 0.25, 2: 0.25},
+    "llama/rewards/brief/rollouts": {1: 7.0, 2: 7.0},
+    "qwen/logged/words": {1: 10.0, 2: 20.0},
     "llama/learning/loss": {1: -20.0, 2: -36.0},
     "qwen/learning/sampler_gap": {1: 0.0625, 2: 0.0625},
     "qwen/learning/sampler_gap_max": {1: 0.25, 2: 0.25},

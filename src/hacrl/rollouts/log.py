@@ -23,6 +23,7 @@ from hacrl.types import Problem, Rollout, Segment, Verdict, VerifiedRollout
 SCHEMA = 1
 Row = dict[str, Any]
 Keep = int | Literal["all", "none"]
+_DETAILS = ("rewards", "columns", "metrics")  # of a verdict; left out of rows where they are empty
 _STEP_FOLDER = re.compile(r"step-(\d{6,})")
 
 
@@ -133,7 +134,7 @@ def _folder_name(step: int) -> str:
 
 
 def _row(step: int, sample: int, verified: VerifiedRollout) -> Row:
-    rollout, problem = verified.rollout, verified.rollout.problem
+    rollout, problem, verdict = verified.rollout, verified.rollout.problem, verified.verdict
     row: Row = {
         "schema": SCHEMA,
         "step": step,
@@ -143,8 +144,8 @@ def _row(step: int, sample: int, verified: VerifiedRollout) -> Row:
         "prompt": problem.prompt,
         "answer": problem.answer,
         "text": rollout.text,
-        "verdict": verified.verdict.label,
-        "reward": verified.verdict.reward,
+        "verdict": verdict.label,
+        "reward": verdict.reward,
         "finish_reason": rollout.finish_reason,
         "tokens": rollout.num_tokens,
         "logprob": rollout.logprob if math.isfinite(rollout.logprob) else None,
@@ -153,6 +154,7 @@ def _row(step: int, sample: int, verified: VerifiedRollout) -> Row:
         "prompt_ids": list(rollout.prompt_ids),
         "segments": [to_json(segment) for segment in rollout.segments],
     }
+    row |= {key: dict(value) for key in _DETAILS if (value := getattr(verdict, key))}
     if problem.context:
         row["context"] = [turn._asdict() for turn in problem.context]
     if problem.fields:
@@ -170,7 +172,8 @@ def _verified_rollout(row: Mapping[str, Any], problems: Mapping[str, Problem]) -
         tokenizer=row["tokenizer"],
         prompt_ids=tuple(row["prompt_ids"]),
     )
-    return VerifiedRollout(rollout, Verdict(row["reward"], row["verdict"]))
+    details = {key: row[key] for key in _DETAILS if key in row}
+    return VerifiedRollout(rollout, Verdict(row["reward"], row["verdict"], **details))
 
 
 def _encode(row: Row) -> bytes:

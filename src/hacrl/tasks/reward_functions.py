@@ -10,7 +10,8 @@ import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from difflib import get_close_matches
-from itertools import islice
+from functools import cached_property
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,16 @@ class RewardFunctions:
     def names(self) -> list[str]:
         """The functions' names, as messages give them."""
         return [function.name for function in self._functions]
+
+    @cached_property
+    def short_names(self) -> list[str]:
+        """The functions' names without modules, as metrics give them: each once, with a number if needed."""
+        found: list[str] = []
+        for function in self._functions:
+            base = _name_of(function.function).strip("<>")
+            numbered = (base if i == 1 else f"{base}_{i}" for i in count(1))
+            found.append(next(name for name in numbered if name not in found))
+        return found
 
     def call(
         self, arguments: Mapping[str, Any], extras: Mapping[str, Any], problems: Sequence[Problem]

@@ -21,6 +21,7 @@ from hacrl.tasks.columns import (
 )
 from hacrl.tasks.data import DataOption, Row, Table, load_table
 from hacrl.tasks.reward_functions import RewardFunction, RewardFunctions
+from hacrl.tasks.reward_log import RewardLog
 from hacrl.tasks.splits import Candidate, check_count, check_test_share, make_splits, question_hash
 from hacrl.tasks.verdicts import shown_problem, why_unusable
 from hacrl.types import Problem, Role, Rollout, Turn, Verdict
@@ -28,7 +29,7 @@ from hacrl.types import Problem, Role, Rollout, Turn, Verdict
 PURPOSES = ("prompt", "answer")  # of columns
 _SELF_TEST_RESPONSES = (r"The answer is \boxed{0}.", "")
 # Arguments of every reward function: no column may have such a name.
-_RESERVED = frozenset(("prompts", "completions", "trainer_state"))
+_RESERVED = frozenset(("prompts", "completions", "trainer_state", "log_metric", "log_extra"))
 # Columns that TRL does not pass to reward functions.
 _NOT_PASSED = frozenset(("completion", "completion_ids"))
 
@@ -87,33 +88,40 @@ class RewardTask:
         if not rollouts:
             return []
         problems = [rollout.problem for rollout in rollouts]
-        rewards = self._rewards(
+        return self._verdicts(
             problems,
             [rollout.text for rollout in rollouts],
             [list(rollout.token_ids) for rollout in rollouts],
         )
-        return [Verdict(reward, "scored") for reward in rewards]
 
     def self_test(self) -> None:
         """Call every function once with two made-up completions, to find a broken one before models load."""
         problems = [self._train[0], self._train[min(1, len(self._train) - 1)]]
-        self._rewards(problems, list(_SELF_TEST_RESPONSES), [[0, 1, 2], []])
+        self._verdicts(problems, list(_SELF_TEST_RESPONSES), [[0, 1, 2], []])
 
     def close(self) -> None:
         """End the thread that awaits ``async`` functions, if there is one."""
         self._functions.close()
 
-    def _rewards(
+    def _verdicts(
         self, problems: Sequence[Problem], texts: Sequence[str], token_ids: Sequence[Sequence[int]]
-    ) -> list[float]:
-        values_per_function = self._functions.call(self._arguments(problems, texts, token_ids), {
-            "completions_ids": token_ids,  # its name in TRL's documentation, not in its code
-            "log_extra": _ignore,
-            "log_metric": _ignore,
-        }, problems)  # fmt: skip
+    ) -> list[Verdict]:
+        log = RewardLog(len(problems))
+        arguments = {**self._arguments(problems, texts, token_ids), **log.arguments}
+        extras = {"completions_ids": token_ids}  # its name in TRL's documentation, not in its code
+        values_per_function = self._functions.call(arguments, extras, problems)
+        metrics = log.metrics
         return [
-            self._total([values[i] for values in values_per_function], problem)
-            for i, problem in enumerate(problems)
+            Verdict(
+                self._total(values, problem),
+                "scored",
+                dict(zip(self._functions.short_names, values, strict=True)),
+                log.columns_of(i),
+                metrics,
+            )
+            for i, (problem, values) in enumerate(
+                zip(problems, zip(*values_per_function, strict=True), strict=True)
+            )
         ]
 
     def _arguments(
@@ -247,10 +255,6 @@ def _is_message(value: Any) -> bool:
 def _loggable(value: Any) -> str:
     """Return text and numbers as text, other values as nothing: this answer is only logged."""
     return str(value) if isinstance(value, str | int | float) else ""
-
-
-def _ignore(*_: Any, **__: Any) -> None:
-    """Replace TRL's logging callbacks, which do nothing here."""
 
 
 def _checked_weights(weights: Sequence[float] | None, count: int) -> list[float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, get_args
 
 from hacrl.config.values import shown
@@ -66,5 +67,5 @@ def _checked(task: Task, rollout: Rollout, verdict: Any) -> Verdict:
     elif (why := why_unusable(reward)) is not None:
         wrong = f"the reward {shown(verdict.reward)}; {why}"
     else:
-        return verdict if type(verdict.reward) is float else Verdict(reward, verdict.label)
+        return verdict if type(verdict.reward) is float else replace(verdict, reward=reward)
     raise TaskError(f"task {task.name!r} gave a response to {shown_problem(rollout.problem)} {wrong}")

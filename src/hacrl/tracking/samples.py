@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 
-from hacrl.plain_text import printable
-from hacrl.types import Problem, VerifiedRollout
+from hacrl.plain_text import json_text, printable
+from hacrl.types import Problem, Verdict, VerifiedRollout
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class RolloutRow:
     answer: str  # the gold answer, if the task has one
     response: str
     tokens: int
+    details: str = ""  # rewards by function and columns of log_extra, as JSON
 
     @property
     def values(self) -> list[str | int | float]:
@@ -44,6 +45,7 @@ def as_text(rows: Sequence[RolloutRow]) -> str:
     blocks = [
         f"--- step {row.step} · {row.agent} · reward {row.reward:g} · {row.verdict} · {row.tokens} tokens\n"
         f"--- prompt\n{row.prompt}\n--- answer\n{row.answer}\n--- response\n{row.response}\n"
+        + (f"--- details\n{row.details}\n" if row.details else "")
         for row in rows
     ]
     return printable("\n".join(blocks), multiline=True)
@@ -60,7 +62,15 @@ def _row(step: int, agent: str, verified: VerifiedRollout) -> RolloutRow:
         answer=rollout.problem.answer,
         response=rollout.text,
         tokens=rollout.num_tokens,
+        details=_details(verdict),
     )
+
+
+def _details(verdict: Verdict) -> str:
+    """Return what the reward functions gave and logged, if there is more to say than the reward."""
+    several = {"rewards": dict(verdict.rewards)} if len(verdict.rewards) > 1 else {}
+    details = {**several, **verdict.columns}
+    return json_text(details) if details else ""
 
 
 def _conversation(problem: Problem) -> str:

@@ -3,6 +3,8 @@
 =============================  =====================================================
 ``qwen/reward``                mean reward of an agent's rollouts of a step
 ``qwen/verdicts/timeout``      number of rollouts with this verdict
+``qwen/rewards/brief/mean``    one reward function's values
+``qwen/logged/words``          what a reward function gave to ``log_metric``
 ``qwen/learning/loss``         the agent's updates
 ``qwen/from/llama/clipped``    training on llama's rollouts; ``from/qwen``: on its own
 ``qwen/accuracy``              on held-out problems
@@ -12,10 +14,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any, get_args
 
+from hacrl.plain_text import printable
 from hacrl.training.metrics import Accuracy, AgentReport, LearnReport, StepReport
 from hacrl.types import VerdictLabel
 
@@ -45,6 +49,9 @@ def _agent_scalars(name: str, report: AgentReport) -> Scalars:
     # A verdict that did not occur is logged as zero, so that its curve has no gaps.
     for label in get_args(VerdictLabel):
         scalars[f"{name}/verdicts/{label}"] = float(report.rollout.verdicts.get(label, 0))
+    for function, rewards in report.rollout.rewards.items():
+        scalars |= _numbers(f"{name}/rewards/{_part(function)}", rewards)
+    scalars |= {f"{name}/logged/{_part(key)}": value for key, value in report.rollout.logged.items()}
     return scalars | _numbers(f"{name}/learning", report.learning) | _source_scalars(name, report.learning)
 
 
@@ -63,6 +70,11 @@ def _source_scalars(name: str, report: LearnReport) -> Scalars:
 def _numbers(prefix: str, record: Any) -> Scalars:
     """Return all fields of a record that are numbers."""
     return {f"{prefix}/{key}": float(value) for key, value in _fields(record) if _is_number(value)}
+
+
+def _part(name: str) -> str:
+    """Return a name of the user's as trackers accept it."""
+    return re.sub(r"[^\w. :/-]", "_", printable(name))
 
 
 def _fields(record: Any) -> Iterator[tuple[str, Any]]:

@@ -59,4 +59,5 @@ def preformatted(text: str) -> str:
 
 def _shown(row: RolloutRow) -> str:
     heading = f"**reward {row.reward:g}** ({row.verdict}, {row.tokens} tokens)"
-    return "\n\n".join([heading, preformatted(row.prompt), preformatted(row.response), "---"])
+    details = [preformatted(row.details)] if row.details else []
+    return "\n\n".join([heading, preformatted(row.prompt), preformatted(row.response), *details, "---"])

@@ -6,15 +6,16 @@ Equal runs give equal reports, so reports contain no times.
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hacrl.engines.base import SyncReport
 from hacrl.training.learn_stats import LearnStats
 from hacrl.training.samples import LearnerSamples
-from hacrl.types import VerifiedRollout
+from hacrl.types import Verdict, VerifiedRollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,15 @@ class Accuracy:
 
 
 @dataclass(frozen=True)
+class RewardReport:
+    """One reward function's values in one step, before weights."""
+
+    mean: float | None  # None: the function applied to no response
+    std: float | None  # of a sample: divided by n - 1; None: fewer than two values
+    rollouts: int  # that the function applied to
+
+
+@dataclass(frozen=True)
 class RolloutReport:
     """One agent's responses in one step."""
 
@@ -36,6 +46,8 @@ class RolloutReport:
     response_tokens: float  # mean
     stopped: float  # share that ended with a stop token
     rollouts: int
+    rewards: dict[str, RewardReport] = field(default_factory=dict)  # by reward function
+    logged: dict[str, float] = field(default_factory=dict)  # what reward functions gave to log_metric
 
 
 @dataclass(frozen=True)
@@ -135,7 +147,25 @@ def rollout_report(rollouts: Sequence[VerifiedRollout]) -> RolloutReport:
         response_tokens=mean(verified.rollout.num_tokens for verified in rollouts),
         stopped=mean(verified.rollout.finish_reason == "stop" for verified in rollouts),
         rollouts=len(rollouts),
+        rewards=_rewards_by_function([verified.verdict for verified in rollouts]),
+        logged=_means_by_name([verified.verdict.metrics for verified in rollouts]),
     )
+
+
+def _rewards_by_function(verdicts: Sequence[Verdict]) -> dict[str, RewardReport]:
+    names = dict.fromkeys(name for verdict in verdicts for name in verdict.rewards)
+    reports = {}
+    for name in names:
+        found = [value for verdict in verdicts if (value := verdict.rewards.get(name)) is not None]
+        reports[name] = RewardReport(
+            _mean_if_any(found), statistics.stdev(found) if len(found) > 1 else None, len(found)
+        )
+    return reports
+
+
+def _means_by_name(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = sorted({name for record in records for name in record})
+    return {name: mean(record[name] for record in records if name in record) for name in names}
 
 
 def learn_report(stats: LearnStats, samples: LearnerSamples) -> LearnReport:
