@@ -240,6 +240,10 @@ class LossBatch:
     # Log-probabilities of own rows under the sampler; only if behaviour_logprobs_BT are the learner's own.
     sampler_logprobs_BT: Tensor | None = None
     mismatch_cap: float = math.inf  # C: own rows are weighted by min(pi_old / pi_sampler, C)
+    # Lengths that some losses divide by: action tokens per response of the whole mini-batch, rows without an
+    # advantage included; and the longest response that can be sampled.
+    mean_tokens: float | None = None
+    max_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,13 +22,19 @@ from hacrl.algorithms.advantage import (
     normalised_advantages,
     zero_advantages,
 )
+from hacrl.algorithms.aggregation import weighed_by_length
 from hacrl.algorithms.discrepancy import scaled_by_discrepancy
 from hacrl.algorithms.kl import k3_divergence
 from hacrl.algorithms.losses.grpo import grpo_loss
 from hacrl.algorithms.losses.gspo import gspo_loss
 from hacrl.algorithms.losses.hacpo import hacpo_loss
 from hacrl.algorithms.losses.naive import naive_loss
-from hacrl.config.schema import HacpoSettings, MethodSettings, PluginMethodSettings
+from hacrl.config.schema import (
+    HacpoSettings,
+    MethodSettings,
+    PluginMethodSettings,
+    SingleAgentSettings,
+)
 from hacrl.errors import TrainingError
 from hacrl.types import LossBatch, LossTerms
 
@@ -72,14 +78,15 @@ class OwnMethod(Protocol):
 
 
 def own_advantages(
-    settings: MethodSettings,
+    settings: SingleAgentSettings,
     normaliser: Normaliser,
     rewards: PromptRewards,
     learner: str,
     _: CapabilityRatio,
 ) -> Advantages:
     """Return group-relative advantages of the learner's own responses only (GRPO, GSPO)."""
-    return joint_advantages(settings, normaliser, {learner: rewards[learner]}, learner, equal_capability)
+    scale = normaliser if settings.divide_by_std else None
+    return _group_relative({learner: rewards[learner]}, learner, scale)
 
 
 def joint_advantages(
@@ -90,13 +97,19 @@ def joint_advantages(
     __: CapabilityRatio,
 ) -> Advantages:
     """Return advantages of all responses against the mean of all agents' mean rewards (naive sharing)."""
+    return _group_relative(rewards, learner, normaliser)
+
+
+def _group_relative(rewards: PromptRewards, learner: str, normaliser: Normaliser | None) -> Advantages:
+    """Return (R - mean) / std; without a normaliser R - mean, as in Dr. GRPO."""
     if is_uniform(rewards):
         return zero_advantages(rewards)
     baseline = capability_aware_baseline(rewards, learner, equal_capability, overshoot="keep")
-    std = joint_std(rewards, normaliser.unbiased)
+    std, epsilon = (
+        (1.0, 0.0) if normaliser is None else (joint_std(rewards, normaliser.unbiased), normaliser.epsilon)
+    )
     return {
-        source: normalised_advantages(values, baseline, std, normaliser.epsilon)
-        for source, values in rewards.items()
+        source: normalised_advantages(values, baseline, std, epsilon) for source, values in rewards.items()
     }
 
 
@@ -135,6 +148,7 @@ def with_kl_penalty(
     assert batch.reference_logprobs_BT is not None, "a KL term needs reference log-probabilities"
     own_BT = batch.mask_BT & batch.is_own_B.unsqueeze(-1)  # masked first, because 0 * inf is NaN
     kl_B = k3_divergence(batch.logprobs_BT, batch.reference_logprobs_BT, own_BT)
+    kl_B = weighed_by_length(kl_B, batch, settings.aggregation)
     return replace(terms, loss_B=terms.loss_B + kl_coefficient * kl_B)
 
 

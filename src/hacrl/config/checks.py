@@ -16,6 +16,7 @@ def check_config(config: RunConfig) -> None:
     The code of a plug-in method is not imported: :func:`check_plugin_method` follows before a run begins.
     """
     _check_agent_names(config)
+    _check_overlong_buffer(config)
     if not isinstance(config.method, PluginMethodSettings):
         _check_method(config)
 
@@ -46,6 +47,15 @@ def _check_agent_names(config: RunConfig) -> None:
                 f"agents: {count} agents are called {name!r} (case aside); give each its own name, "
                 "it keys their rollouts, metrics and folders"
             )
+
+
+def _check_overlong_buffer(config: RunConfig) -> None:
+    buffer, longest = config.learning.overlong_buffer, config.rollout.max_new_tokens
+    if buffer > longest:
+        raise ConfigError(
+            f"learning.overlong_buffer={buffer} is more than rollout.max_new_tokens={longest}, the longest "
+            f"response; a fifth of that is usual, {max(1, longest // 5)}"
+        )
 
 
 def _check_group_sizes(config: RunConfig) -> None:

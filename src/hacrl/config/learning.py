@@ -50,6 +50,9 @@ class LearningSettings(Settings):
     mask_truncated: bool = False
     """Whether learners skip responses, own and others', that `rollout.max_new_tokens` cut. Their rewards stay
     in baselines and capabilities."""
+    overlong_buffer: int = 0
+    """Tokens before `rollout.max_new_tokens` in which a response loses reward, evenly up to 1 at the limit
+    (DAPO's soft overlong punishment). Advantages alone see the loss. 0: off."""
     micro_batch_tokens: int | None = None
     """Most tokens in one forward pass; halved when memory runs out. Changes memory and speed, not the result.
     Default: 4096 or, on a GPU, as many as keep it busy and fit, at most 32768."""
@@ -81,6 +84,8 @@ class LearningSettings(Settings):
                 f"updates_per_step={self.updates_per_step} must be at least epochs={self.epochs}: "
                 "every pass over the samples makes an update"
             )
+        if self.overlong_buffer < 0:
+            raise ValueError(f"overlong_buffer must not be negative, not {self.overlong_buffer} (0: off)")
         if self.max_cross_rollouts is not None and self.max_cross_rollouts < 1:
             raise ValueError(
                 f"max_cross_rollouts must be at least 1, not {self.max_cross_rollouts}; null means all, and "

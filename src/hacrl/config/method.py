@@ -23,6 +23,7 @@ Reading = Literal["paper", "public"]
 CapabilityMeasure = Literal["mean_reward", "positive_share"]
 CrossBaseline = Literal["source", "learner"]
 MinibatchOrder = Literal["mixed", "self_first"]
+Aggregation = Literal["response", "token", "constant"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +107,11 @@ class MethodSettings(Settings):
         return False
 
     @property
+    def aggregation(self) -> Aggregation:
+        """How the tokens of a mini-batch are weighed in its loss."""
+        return "response"
+
+    @property
     def title(self) -> str:
         """The method's name in headings."""
         return self.name.upper()
@@ -131,7 +137,19 @@ class MethodSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GrpoSettings(MethodSettings):
+class SingleAgentSettings(MethodSettings):
+    """Settings of methods in which each agent learns from its own responses alone."""
+
+    aggregation: Aggregation = "response"
+    """How the tokens of a mini-batch are weighed. `response`: every response counts as much (GRPO);
+    `token`: every token (DAPO); `constant`: every token, and the sum is divided by
+    `rollout.max_new_tokens` (Dr. GRPO)."""
+    divide_by_std: bool = True
+    """Whether advantages are divided by the standard deviation of the prompt's rewards. False: Dr. GRPO."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrpoSettings(SingleAgentSettings):
     """GRPO, each agent alone: token-level ratio."""
 
     name: Literal["grpo"] = "grpo"
@@ -139,11 +157,11 @@ class GrpoSettings(MethodSettings):
     clip_low: float = 0.2
     """Ratios of single tokens are clipped to [1 - `clip_low`, 1 + `clip_high`]."""
     clip_high: float = 0.28
-    """Upper half of that interval."""
+    """Upper half of that interval; above `clip_low`, as in DAPO (clip-higher)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class GspoSettings(MethodSettings):
+class GspoSettings(SingleAgentSettings):
     """GSPO, each agent alone: sequence-level ratio."""
 
     name: Literal["gspo"] = "gspo"

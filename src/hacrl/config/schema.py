@@ -30,6 +30,7 @@ from hacrl.config.learning import (
     Schedule,
 )
 from hacrl.config.method import (
+    Aggregation,
     AnyMethodSettings,
     CapabilityMeasure,
     GrpoSettings,
@@ -39,6 +40,7 @@ from hacrl.config.method import (
     MinibatchOrder,
     NaiveSettings,
     PluginMethodSettings,
+    SingleAgentSettings,
     check_schedule,
 )
 from hacrl.config.settings import Settings
@@ -55,6 +57,7 @@ __all__ = [
     "STREAMING",
     "WEIGHTS_LEAVE",
     "AgentSettings",
+    "Aggregation",
     "AnyMethodSettings",
     "BenchmarkSettings",
     "CapabilityMeasure",
@@ -78,6 +81,7 @@ __all__ = [
     "RolloutSettings",
     "RunConfig",
     "Schedule",
+    "SingleAgentSettings",
     "TaskSettings",
     "VerifierSettings",
     "VllmMode",

@@ -92,6 +92,7 @@ def make_worker(
         learning.max_cross_rollouts,
         retokeniser,
         mask_truncated=learning.mask_truncated,
+        overlong=(rollout.max_new_tokens, learning.overlong_buffer),
     )
     worker_settings = WorkerSettings(
         seed=config.seed,

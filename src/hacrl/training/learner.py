@@ -173,17 +173,18 @@ class Learner:
         active = [sample for sample in minibatch if self._carries_signal(sample)]
         update.skipped = len(minibatch) - len(active)
         self.optimizer.zero_gradients()
+        mean_tokens = sum(sample.loss_tokens for sample in minibatch) / len(minibatch)
         losses: list[float] = []
         results = DeferredReader[MicroBatchResult](lambda result: losses.append(update.record(result)))
         for micro_batch in self._micro_batches(active, own_apart=number > 0):
-            results.add(self._backward(micro_batch, len(minibatch), step))
+            results.add(self._backward(micro_batch, len(minibatch), mean_tokens, step))
         results.finish()
         update.losses.append(sum(losses, 0.0))
         update.grad_norms.append(self.optimizer.clip_gradients(self._settings.max_grad_norm))
         return update
 
     def _backward(
-        self, micro_batch: list[LearnerSample], minibatch_size: int, step: _Step
+        self, micro_batch: list[LearnerSample], minibatch_size: int, mean_tokens: float, step: _Step
     ) -> MicroBatchResult:
         """Run one micro-batch forward and backward.
 
@@ -196,7 +197,7 @@ class Learner:
             packed_sequences(model, uses_packing(model, token_pairs(micro_batch))),
             checkpointed_layers(model),
         ):
-            batch = self.loss_batch(micro_batch, step.stats.updates, step.old)
+            batch = self.loss_batch(micro_batch, step.stats.updates, step.old, mean_tokens)
             terms = self.method.loss(batch)
             loss = terms.loss_B.sum() / minibatch_size
             loss.backward()  # type: ignore[no-untyped-call]
@@ -308,11 +309,16 @@ class Learner:
         return response_logprobs(model, pairs, self._sampling, self.agent.device, masks)
 
     def loss_batch(
-        self, samples: Sequence[LearnerSample], updates_done: int, old: OldPolicyLogprobs | None = None
+        self,
+        samples: Sequence[LearnerSample],
+        updates_done: int,
+        old: OldPolicyLogprobs | None = None,
+        mean_tokens: float | None = None,
     ) -> LossBatch:
         """Return one micro-batch as tensors, after a forward pass of the agent and of the reference, if any.
 
         ``old`` must hold pi_old of own responses if it is recomputed and an update of the step was made.
+        ``mean_tokens`` is the mean length of the mini-batch's responses.
         """
         device = self.agent.device
         logprobs_BT, mask_BT = self._logprobs(samples)
@@ -339,6 +345,8 @@ class Learner:
             is_own_B=copy_to_device([sample.is_own for sample in samples], device),
             updates_done=updates_done,
             reference_logprobs_BT=reference_BT,
+            mean_tokens=mean_tokens,
+            max_tokens=self._sampling.max_new_tokens,
         )
         if self._recomputes_old:
             return self._with_old_policy(batch, samples, old or OldPolicyLogprobs())

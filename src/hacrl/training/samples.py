@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from hacrl.algorithms.advantage import CapabilityRatio
 from hacrl.algorithms.methods import Method
+from hacrl.algorithms.overlong import overlong_penalty
 from hacrl.models.agent import Agent
 from hacrl.models.retokenizing import DropReason, LearnerTokens, Retokeniser
 from hacrl.rollouts.groups import PromptGroup
@@ -76,6 +77,7 @@ class SampleBuilder:
 
     ``max_cross_rollouts``: the most responses of other agents per prompt; None: no limit. Builders with the
     same ``retokeniser`` share its work. ``mask_truncated``: drop responses that did not end by themselves.
+    ``overlong``: longest response and buffer of the soft overlong punishment.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class SampleBuilder:
         retokeniser: Retokeniser | None = None,
         *,
         mask_truncated: bool = False,
+        overlong: tuple[int, int] = (0, 0),
     ) -> None:
         self._learner = learner
         self._method = method
@@ -94,6 +97,7 @@ class SampleBuilder:
         self._max_cross_rollouts = max_cross_rollouts
         self._retokeniser = retokeniser or Retokeniser()
         self._mask_truncated = mask_truncated
+        self._overlong = overlong
 
     def build(self, groups: Sequence[PromptGroup], ratio: CapabilityRatio, seed: int = 0) -> LearnerSamples:
         """Return all samples of a step, prompt by prompt.
@@ -122,7 +126,7 @@ class SampleBuilder:
 
     def _prompt_state(self, group: PromptGroup, ratio: CapabilityRatio, seed: int) -> _PromptState:
         """Choose which responses to the prompt to try first, and which are reserves."""
-        rewards = group.rewards
+        rewards = self._rewards(group)
         candidates = [
             Candidate(source, index, rewards[source][index], advantage)
             for source, advantages in self._method.advantages(rewards, self._learner.name, ratio).items()
@@ -136,6 +140,19 @@ class SampleBuilder:
         if len(cross) > limit:
             cross = most_useful_first(cross, seed, group.problem.id)
         return _PromptState(group, own + cross[:limit], cross[limit:])
+
+    def _rewards(self, group: PromptGroup) -> dict[str, tuple[float, ...]]:
+        """Return the rewards that advantages compare: the verdicts', less for overlong responses."""
+        longest, buffer = self._overlong
+        if not buffer:
+            return group.rewards
+        return {
+            agent: tuple(
+                verified.reward + overlong_penalty(verified.rollout.num_tokens, longest, buffer)
+                for verified in responses
+            )
+            for agent, responses in group.responses.items()
+        }
 
     def _samples(self, rollouts: Sequence[tuple[Rollout, float]]) -> list[LearnerSample | DropReason]:
         """Return a sample, or the reason for having none, for each rollout and its advantage."""

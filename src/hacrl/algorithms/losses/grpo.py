@@ -1,7 +1,8 @@
-"""GRPO: token-level importance ratio, mean over a response's tokens."""
+"""GRPO: token-level importance ratio; also with the aggregation of DAPO or Dr. GRPO."""
 
 from __future__ import annotations
 
+from hacrl.algorithms.aggregation import length_normaliser
 from hacrl.algorithms.importance import sequence_ratio, token_ratio
 from hacrl.algorithms.losses.surrogate import clipped_surrogate
 from hacrl.algorithms.mismatch import token_weight
@@ -10,9 +11,10 @@ from hacrl.types import LossBatch, LossTerms
 
 
 def grpo_loss(batch: LossBatch, settings: GrpoSettings) -> LossTerms:
-    """Return - 1/|y| sum_t w_t min(r_t A, clip(r_t) A) per response.
+    """Return - 1/N sum_t w_t min(r_t A, clip(r_t) A) per response.
 
-    w_t is 1 unless the sampler's numerics are corrected for.
+    N is |y|, or another length by ``settings.aggregation``. w_t is 1 unless the sampler's numerics are
+    corrected for.
     """
     ratio_BT = token_ratio(batch)
     advantages_B1 = batch.advantages_B.unsqueeze(-1)
@@ -22,7 +24,8 @@ def grpo_loss(batch: LossBatch, settings: GrpoSettings) -> LossTerms:
     length_B = batch.mask_BT.sum(dim=-1)
     weight = token_weight(batch)
     return LossTerms(
-        loss_B=-(weight.value * objective_BT * batch.mask_BT).sum(dim=-1) / length_B,
+        loss_B=-(weight.value * objective_BT * batch.mask_BT).sum(dim=-1)
+        / length_normaliser(batch, settings.aggregation),
         ratio_B=sequence_ratio(batch).detach(),
         clipped_B=(clipped_BT & batch.mask_BT).sum(dim=-1) / length_B,
         weight_B=(weight.value * batch.mask_BT).sum(dim=-1) / length_B,

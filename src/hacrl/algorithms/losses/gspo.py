@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hacrl.algorithms.aggregation import weighed_by_length
 from hacrl.algorithms.importance import sequence_ratio
 from hacrl.algorithms.losses.surrogate import clipped_surrogate
 from hacrl.algorithms.mismatch import sequence_weight
@@ -10,14 +11,17 @@ from hacrl.types import LossBatch, LossTerms, RatioLength
 
 
 def gspo_loss(batch: LossBatch, settings: MethodSettings, ratio_length: RatioLength = "source") -> LossTerms:
-    """Return - w min(s A, clip(s) A) per response; w is 1 unless the sampler's numerics are corrected for."""
+    """Return - w min(s A, clip(s) A) per response; w is 1 unless the sampler's numerics are corrected for.
+
+    With another ``settings.aggregation`` than ``response``, every token of the response counts with it.
+    """
     ratio_B = sequence_ratio(batch, ratio_length)
     objective_B, clipped_B = clipped_surrogate(
         ratio_B, batch.advantages_B, settings.clip_low, settings.clip_high
     )
     weight = sequence_weight(batch)
     return LossTerms(
-        loss_B=-weight.value * objective_B,
+        loss_B=weighed_by_length(-weight.value * objective_B, batch, settings.aggregation),
         ratio_B=ratio_B.detach(),
         clipped_B=clipped_B.float(),
         weight_B=weight.value,
