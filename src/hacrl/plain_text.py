@@ -56,6 +56,15 @@ def json_text(content: Any, indent: int | None = None) -> str:
     )
 
 
+def half_character(text: str) -> str | None:
+    """Return the first lone surrogate of a text, which UTF-8 and tokenizers cannot hold; None without any."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        return text[error.start]
+    return None
+
+
 def _is_visible(character: str) -> bool:
     """Return whether a reader sees the character; a space counts as visible."""
     return character.isprintable() or category(character) not in _INVISIBLE

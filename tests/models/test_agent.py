@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hacrl.config.schema import AgentSettings
 from hacrl.errors import TaskError
 from hacrl.models.agent import Agent
+from hacrl.types import Problem, Turn
 from tests.support.sevens import problem
 from tests.support.texts import decode_response, encode_response
 from tests.support.tiny import (
@@ -84,6 +85,17 @@ def test_stop_ids_join_tokenizer_and_generation_config() -> None:
 def test_empty_prompt_is_refused() -> None:
     with pytest.raises(TaskError, match="empty prompt for agent 'char'"):
         char_agent().encode_prompt(problem(""))
+
+
+@pytest.mark.parametrize("turn", ["system", "user"])
+def test_half_a_character_in_a_prompt_is_named(turn) -> None:
+    """JSON can write one, as ``\\ud83d``; UTF-8 and tokenizers cannot hold it."""
+    texts = {"system": "3", "user": "4", turn: "1\ud83d2"}
+    asked = Problem("p", texts["user"], "", (Turn("system", texts["system"]),))
+    with pytest.raises(
+        TaskError, match=rf"problem 'p': the {turn}'s text contains half a character, U\+D83D"
+    ):
+        char_agent().encode_prompt(asked)
 
 
 def test_context_is_the_model_s() -> None:

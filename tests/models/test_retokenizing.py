@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from transformers import BloomConfig, BloomForCausalLM
 
 from hacrl.models.agent import Agent
 from hacrl.models.retokenizing import LearnerTokens
+from hacrl.types import Segment
 from tests.support.rollouts import problem, rollout
 from tests.support.texts import decode_response, encode_response, learner_tokens
 from tests.support.tiny import (
@@ -69,6 +72,11 @@ def test_text_that_the_learner_cannot_encode() -> None:
     assert (
         learner_tokens(CHAR, rollout(PAIR, "1a", stopped=False), same_tokenizer=False) == "not_representable"
     )
+
+
+def test_half_a_character_cannot_be_encoded() -> None:
+    said = replace(rollout(PAIR, "119"), segments=(Segment("action", "1\ud83d", (4, 5), (-1.0, -1.0)),))
+    assert learner_tokens(CHAR, said, same_tokenizer=False) == "not_representable"
 
 
 def test_a_spelled_out_special_token_is_not_taken_for_one() -> None:

@@ -18,6 +18,7 @@ from hacrl.errors import ConfigError, ModelError, TrainingError
 from hacrl.rollouts.log import RolloutLog
 from hacrl.runs.folder import check_output
 from hacrl.runs.results import read_result
+from hacrl.runs.resume import inspect_run
 from hacrl.runs.run import LocalRun, run_locally
 from hacrl.training.observer import Observer, Phase
 from hacrl.types import Problem
@@ -228,6 +229,45 @@ def test_a_failed_load_does_not_change_an_earlier_run(models, tmp_path):
     with pytest.raises(ModelError):
         run_locally(small_config({"char": str(broken)}, tmp_path / "new"))
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("left", [".lock", "engines/char/engine.log", "stalls.txt", "tensorboard/events", ""])
+def test_what_a_failed_start_leaves_is_no_obstacle(models, tmp_path, left):
+    """An engine writes its log before the run's folder has a config; then its start may fail."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    if left:
+        (folder / left).parent.mkdir(parents=True, exist_ok=True)
+        (folder / left).write_text("")
+    run_locally(small_config(models, folder, steps=0))
+    assert json.loads((folder / "status.json").read_text())["state"] == "finished"
+    assert left in (".lock", "") or not (folder / left).exists()
+
+
+def test_rollouts_without_a_config_are_not_deleted(models, tmp_path):
+    folder = tmp_path / "run"
+    (folder / "rollouts").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"exists already; choose another output=FOLDER, or replace"):
+        run_locally(small_config(models, folder, steps=0))
+
+
+class Refuses(Observer):
+    """Fails at the run's first note, after the folder was made: as a tracker does that cannot start."""
+
+    def on_note(self, step: int, note: str) -> None:
+        raise ConfigError("trackers: x could not start")
+
+
+def test_a_run_that_fails_as_it_opens_says_so_and_can_be_resumed(models, tmp_path):
+    config = small_config(models, tmp_path / "run", steps=1, learning={"warmup": 5})  # which is noted
+    with pytest.raises(ConfigError, match="x could not start") as caught:
+        run_locally(config, [Refuses()])
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert (status["state"], status["message"]) == ("failed", "ConfigError: trackers: x could not start")
+    found = inspect_run(tmp_path / "run")  # while the exception still refers to the failed run
+    with LocalRun(found.config, resumed=found.point) as run:
+        run.train()
+    del caught
 
 
 def test_the_number_of_threads_is_in_the_config(models, tmp_path):

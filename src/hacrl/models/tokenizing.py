@@ -9,6 +9,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from hacrl.errors import ModelError, TaskError
+from hacrl.plain_text import half_character
 from hacrl.types import Problem, Turn
 
 _NEUTRAL_LEADS = (":", "\n")  # characters that rarely merge with the text that follows
@@ -90,7 +91,14 @@ class TextCodec:
 
     def encode_prompt(self, problem: Problem) -> tuple[int, ...]:
         """Return the prompt's tokens, rendered with the agent's chat template if it has one."""
-        ids = self._prompt_ids((*problem.context, Turn("user", problem.prompt)))
+        turns = (*problem.context, Turn("user", problem.prompt))
+        for turn in turns:
+            if (half := half_character(turn.content)) is not None:
+                raise TaskError(
+                    f"problem {problem.id!r}: the {turn.role}'s text contains half a character, "
+                    f"U+{ord(half):04X}, which no tokenizer can read; correct the data"
+                )
+        ids = self._prompt_ids(turns)
         if not ids:
             raise TaskError(f"problem {problem.id!r} is an empty prompt for agent {self.name!r}")
         return ids
@@ -132,7 +140,7 @@ class TextCodec:
         """
         known = {} if known is None else known
         encoded: list[tuple[int, ...] | None] = [None] * len(texts)
-        left = list(range(len(texts)))
+        left = [i for i, text in enumerate(texts) if half_character(text) is None]
         for lead in ("", *_NEUTRAL_LEADS):
             self._encode_plain([lead, *(lead + texts[i] for i in left)], known)
             lead_ids = known[lead] if lead else ()

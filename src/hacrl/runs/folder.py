@@ -100,12 +100,15 @@ RUN_FILES = frozenset(
         "tensorboard",
     }
 )
+# What a process that ended before its run began may leave: none of it is worth keeping.
+_REMAINS = frozenset({LOCK, "engines", "stalls.txt", "tensorboard"})
 
 
 def check_output(config: RunConfig, overwrite: bool) -> None:
     """Refuse an output folder that cannot be written, is in use, or would lose files.
 
-    Only files of an earlier run may be deleted, and only with ``overwrite``.
+    A folder with nothing but the remains of a start that failed counts as empty. Otherwise only files of an
+    earlier run may be deleted, and only with ``overwrite``.
     """
     path = Path(config.output)
     try:
@@ -114,7 +117,7 @@ def check_output(config: RunConfig, overwrite: bool) -> None:
     except OSError as error:
         raise ConfigError(f"output: cannot use {config.output!r}: {error}") from error
     foreign = sorted(present - RUN_FILES)
-    if present and not overwrite:
+    if not present <= _REMAINS and not overwrite:
         resume = f"continue it with `hacrl resume {path}`, " if "config.yaml" in present else ""
         replace = "" if foreign else ", or replace that run with --overwrite"
         raise ConfigError(f"output: {path} exists already; {resume}choose another output=FOLDER{replace}")

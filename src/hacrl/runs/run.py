@@ -89,14 +89,17 @@ class LocalRun:
                 self.trainer = build_trainer(config, checked, self._observer, agents, self._log)
                 self._is_built = True
                 self._open_folder(overwrite, resumed)
-            except BaseException:
-                self.close()
+                self._report_start(checked.notes if resumed is None else resumed.notes)
+            except BaseException as error:
+                self._close_after(error)
                 raise
         self.trainer.after_step = self._after_step
-        notes = checked.notes if resumed is None else resumed.notes
+
+    def _report_start(self, notes: Sequence[str]) -> None:
+        """Send the notes on what was checked and placed to the observers; trackers start with the first."""
         executor = self.trainer.executor
-        for note in (*notes, *engine_notes(config, executor.devices), *executor.notes):
-            self._observer.on_note(self.trainer.steps_done, note)
+        for note in (*notes, *engine_notes(self.config, executor.devices), *executor.notes):
+            self._note(note)
         self.trainer.report_restored_rollouts()
 
     def _open_folder(self, overwrite: bool, resumed: ResumePoint | None) -> None:
@@ -111,7 +114,14 @@ class LocalRun:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
-        if error is not None and self._folder.is_open:
+        if error is None:
+            self.close()
+        else:
+            self._close_after(error)
+
+    def _close_after(self, error: BaseException) -> None:
+        """Write down why the run failed, and close it."""
+        if self._folder.is_open:
             with suppress(OSError):  # a full disk may be why it failed
                 self._folder.write_status(
                     "failed", self.trainer.steps_done, f"{type(error).__name__}: {error}"
