@@ -26,6 +26,23 @@ SegmentKind = Literal["action", "observation"]
 # "scored": a reward function gave a number that does not mean right or wrong
 VerdictLabel = Literal["correct", "wrong", "unparsable", "timeout", "crash", "scored"]
 Role = Literal["system", "user", "assistant"]
+# What became of a rollout at one learner. "used": its gradient is in an update, at least in part.
+# "clipped_below", "clipped_above": clipping removed all of its gradient, because the ratio was below or above
+# the clip range. "no_signal": the advantage is 0. "bad_update": the update was left out, because it was not
+# finite. "over_limit": more than learning.max_cross_rollouts. The others are reasons to drop a rollout.
+Fate = Literal[
+    "used",
+    "clipped_below",
+    "clipped_above",
+    "no_signal",
+    "bad_update",
+    "over_limit",
+    "too_long",
+    "not_representable",
+    "non_finite",
+    "empty",
+    "truncated",
+]
 RatioLength = Literal[
     "source", "own"
 ]  # whose token count normalises the importance ratio of another agent's response
@@ -203,14 +220,42 @@ class LearnerSample:
     is_own: bool
     advantage: float
     loss_mask: tuple[bool, ...] = ()  # per response token: True for action tokens; default: all True
+    problem: str = ""  # id
+    index: int = 0  # among the source's responses to the problem
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "loss_mask", full_loss_mask(self.response_ids, self.loss_mask))
 
     @property
+    def rollout_key(self) -> tuple[str, str, int]:
+        """Source, problem and index, which identify the rollout within a step."""
+        return self.source, self.problem, self.index
+
+    @property
     def loss_tokens(self) -> int:
         """Number of action tokens, in the learner's token space."""
         return sum(self.loss_mask)
+
+
+@dataclass(frozen=True, slots=True)
+class LearntRollout:
+    """What one learner made of one verified rollout in one step.
+
+    Numbers are of the rollout's first use, and None if it was not used. ``agent``, ``problem`` and ``sample``
+    identify the rollout in the rollout log.
+    """
+
+    learner: str
+    agent: str  # the rollout's source
+    problem: str  # id
+    sample: int  # among the source's responses to the problem
+    fate: Fate
+    advantage: float  # after the capability discrepancy coefficient
+    ratio: float | None = None  # s, the importance ratio
+    clipped: float | None = None  # share of the response without gradient because of clipping
+    weight: float | None = None  # sum over tokens of |dL/d log pi_k|, L being the loss of the update
+    token_ids: tuple[int, ...] | None = None  # the response in the learner's tokens; None: the source's ids
+    token_logprobs: tuple[float, ...] | None = None  # log pi_k of each response token, to 4 decimals
 
 
 def full_loss_mask(response_ids: Sequence[int], loss_mask: tuple[bool, ...]) -> tuple[bool, ...]:

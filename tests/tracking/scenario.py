@@ -71,6 +71,8 @@ def report(step: int) -> StepReport:
                 ratio_by_source_length=1.0,
                 ratio_by_own_length=1.5,
                 clipped=0.125,
+                clipped_above=0.0625,
+                gradient=0.5,
             )
             for j, source in enumerate(AGENTS)
         }

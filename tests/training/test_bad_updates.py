@@ -118,7 +118,7 @@ def test_the_report_has_only_finite_numbers() -> None:
         stats = mine.learn(six(agent), updates=3, seed=0)
     assert len(stats.notes) == 1  # the first time in a step
     assert "at update 2 of the step" in stats.notes[0]
-    report = learn_report(stats, LearnerSamples())
+    report = learn_report("ada", stats, LearnerSamples())
     assert (report.updates, report.bad_updates) == (1, 2)
     assert (report.loss, report.grad_norm) == (stats.losses[0], stats.grad_norms[0])
     assert report.loss != 0
@@ -126,7 +126,7 @@ def test_the_report_has_only_finite_numbers() -> None:
     with torch.no_grad():
         agent.model.lm_head.weight[5, 0] = math.inf  # now nothing that is computed is finite
     stats = mine.learn(six(fresh()), updates=2, seed=0)
-    report = learn_report(stats, LearnerSamples())
+    report = learn_report("ada", stats, LearnerSamples())
     assert (report.updates, report.bad_updates, report.loss, report.grad_norm) == (0, 2, 0.0, 0.0)
     json.dumps(asdict(report), allow_nan=False)
 

@@ -88,7 +88,7 @@ def counted(agent: Agent) -> Iterator[list[int]]:
 
 
 def report(stats: LearnStats) -> LearnReport:
-    return learn_report(stats, LearnerSamples())
+    return learn_report("ada", stats, LearnerSamples())
 
 
 def test_the_ratio_starts_at_exactly_one_for_any_sampler_logprobs() -> None:

@@ -42,8 +42,15 @@ def test_the_learn_report() -> None:
         grad_norms=[3.0, 1.0],
         skipped=7,
         sources={
-            "bob": SourceStats([0.9, 0.7, 1.1], [0.0, 1.0, 0.5], [0.9, 0.7, 1.1], [0.8, 0.6, 0.7]),
-            "ada": SourceStats([1.0], [0.0], [1.0], [1.0]),
+            "bob": SourceStats(
+                ratios=[0.9, 0.7, 1.1],
+                clipped=[0.0, 1.0, 0.5],
+                clipped_above=[0.0, 0.0, 0.5],
+                gradients=[0.25, 0.0, 0.5],
+                source_length_ratios=[0.9, 0.7, 1.1],
+                own_length_ratios=[0.8, 0.6, 0.7],
+            ),
+            "ada": SourceStats([1.0], [0.0], [0.0], [0.25], [1.0], [1.0]),
         },
         sampler_differences=[0.25, -0.5, 0.75, 0.5],
         sampler_weights=[0.5, 2.0, 1.0],
@@ -56,7 +63,7 @@ def test_the_learn_report() -> None:
     dropped = Counter({("bob", "too_long"): 2, ("ada", "non_finite"): 1, ("bob", "not_representable"): 3})
     left_out = Counter({"carl": 6, "bob": 4})
     samples = LearnerSamples(dropped=dropped, length_ratios={"bob": [0.5, 0.7]}, left_out=left_out)
-    assert learn_report(stats, samples) == LearnReport(
+    assert learn_report("ada", stats, samples) == LearnReport(
         updates=2,
         loss=pytest.approx(0.2),
         grad_norm=2.0,
@@ -68,7 +75,7 @@ def test_the_learn_report() -> None:
         sampler_weight=pytest.approx(3.5 / 3),
         sampler_capped=pytest.approx(1 / 3),
         sources={
-            "ada": SourceReport(1, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0),
+            "ada": SourceReport(1, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, gradient=0.25),  # of 0.25 + 0.75
             "bob": SourceReport(
                 used=3,
                 ratio_mean=pytest.approx(0.9),
@@ -77,6 +84,8 @@ def test_the_learn_report() -> None:
                 ratio_by_source_length=pytest.approx(0.9),
                 ratio_by_own_length=pytest.approx(0.7),
                 clipped=pytest.approx(0.5),
+                clipped_above=pytest.approx(0.5 / 3),
+                gradient=0.75,
             ),
         },
         # 2 of the 5 that were tried came back as the same text
@@ -91,4 +100,4 @@ def test_the_learn_report() -> None:
 
 def test_a_step_without_any_sample_is_all_zeros() -> None:
     nothing = LearnReport(0, 0.0, 0.0, 0, {}, None, None, None, None, None, {}, {}, 0, 0)
-    assert learn_report(LearnStats(), LearnerSamples()) == nothing
+    assert learn_report("ada", LearnStats(), LearnerSamples()) == nothing

@@ -123,9 +123,13 @@ def test_a_sample_is_the_learner_s_view() -> None:
     # bob's "119" is 2 pairs and a stop token with log-probabilities -.25, -.5, -.75; here it is
     # 3 characters and a stop.
     # naive: (0 - .25) / .5 with the joint mean and sigma of "23:"
-    assert by_ids[4, 4, 12, 1] == LearnerSample((5, 6, 21), (4, 4, 12, 1), None, -1.5, 3, "bob", False, -0.5)
+    assert by_ids[4, 4, 12, 1] == LearnerSample(
+        (5, 6, 21), (4, 4, 12, 1), None, -1.5, 3, "bob", False, -0.5, problem="23:", index=1
+    )
     # ada's own "7" keeps its numbers token by token; (1 - .75) / .5
-    assert by_ids[10, 1] == LearnerSample((4, 21), (10, 1), (-0.25, -0.5), -0.75, 2, "ada", True, 0.5)
+    assert by_ids[10, 1] == LearnerSample(
+        (4, 21), (10, 1), (-0.25, -0.5), -0.75, 2, "ada", True, 0.5, problem="1:", index=0
+    )
 
 
 def test_the_stop_token_can_be_excluded() -> None:

@@ -1,8 +1,9 @@
 """The rollout log: every verified rollout of a run, on disk, one file per step and agent.
 
-``RUN/rollouts/step-000012/NAME.jsonl`` holds one JSON object per rollout; ``docs/rollout_log.md`` lists the
-fields. A file is written under a temporary name and then renamed, so a file that exists is complete. Three
-readers use it: people, a resumed run (which never samples again what the log holds), and other programs.
+``RUN/rollouts/step-000012/NAME.jsonl`` holds one JSON object per rollout, and ``learnt/NAME.jsonl`` beside
+it one per rollout that the agent could learn from; ``docs/rollout_log.md`` lists the fields. A file is
+written under a temporary name and then renamed, so a file that exists is complete. Three readers use it:
+people, a resumed run (which never samples again what the log holds), and other programs.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from hacrl.errors import CheckpointError
 from hacrl.files import check_file, flush_to_disk
 from hacrl.plain_text import json_text
 from hacrl.rollouts.records import dump_line, from_json, load_line, to_json
-from hacrl.types import Problem, Rollout, Segment, Verdict, VerifiedRollout
+from hacrl.types import LearntRollout, Problem, Rollout, Segment, Verdict, VerifiedRollout
 
 SCHEMA = 1
+LEARNT = "learnt"  # folder in a step's folder
 Row = dict[str, Any]
 Keep = int | Literal["all", "none"]
 _DETAILS = ("rewards", "columns", "metrics")  # of a verdict; left out of rows where they are empty
@@ -35,8 +37,6 @@ class RolloutLog:
 
     def append(self, step: int, agent: str, rollouts: Sequence[VerifiedRollout]) -> None:
         """Write all of one agent's verified rollouts of a step. The file appears when it is complete."""
-        path = self._path(step, agent)
-        unfinished = path.with_name(f".{path.name}.unfinished")
         seen: dict[str, int] = {}
         lines = []
         for verified in rollouts:
@@ -44,12 +44,26 @@ class RolloutLog:
             sample = seen.get(problem.id, 0)
             seen[problem.id] = sample + 1
             lines.append(_encode(_row(step, sample, verified)))
+        self._write(self._path(step, agent), lines)
+
+    def append_learnt(self, step: int, learner: str, records: Sequence[LearntRollout]) -> None:
+        """Write what one learner made of each rollout of a step. The file appears when it is complete.
+
+        The file is not forced to disk, which would take longer than everything else: no run depends on it.
+        """
+        rows = [{"schema": SCHEMA, "step": step, **to_json(record)} for record in records]
+        self._write(self._learnt_path(step, learner), [_encode(row) for row in rows], flush=False)
+
+    def _write(self, path: Path, lines: Sequence[bytes], *, flush: bool = True) -> None:
+        unfinished = path.with_name(f".{path.name}.unfinished")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             unfinished.write_bytes(b"".join(lines))
-            flush_to_disk(unfinished)
+            if flush:
+                flush_to_disk(unfinished)
             unfinished.replace(path)
-            flush_to_disk(path.parent)
+            if flush:
+                flush_to_disk(path.parent)
         except OSError as error:
             raise CheckpointError(
                 f"cannot write {path}: {error.strerror or error}. Everything up to the last checkpoint is "
@@ -87,6 +101,12 @@ class RolloutLog:
                 if agent is None or path.stem == agent:
                     yield from self._rows(path)
 
+    def read_learnt(self, step: int) -> Iterator[Row]:
+        """Yield what each learner made of each rollout of a step, ordered by learner's name."""
+        folder = self._learnt_path(step, "-").parent
+        for path in sorted(folder.glob("*.jsonl")) if folder.is_dir() else []:
+            yield from self._rows(path)
+
     def steps(self) -> list[int]:
         """Return the steps that the log holds, in increasing order."""
         if not self.folder.is_dir():
@@ -110,6 +130,9 @@ class RolloutLog:
 
     def _path(self, step: int, agent: str) -> Path:
         return self.folder / _folder_name(step) / f"{agent}.jsonl"
+
+    def _learnt_path(self, step: int, learner: str) -> Path:
+        return self.folder / _folder_name(step) / LEARNT / f"{learner}.jsonl"
 
     def _rows(self, path: Path) -> Iterator[Row]:
         check_file(path, self.folder)

@@ -17,6 +17,7 @@ from hacrl.training.old_policy import sampler_differences
 from hacrl.types import LearnerSample, LossBatch, LossTerms
 
 Result = TypeVar("Result")
+_DECIMALS = 4  # of the log-probabilities that are kept for people to read
 
 
 class DeferredReader(Generic[Result]):
@@ -40,10 +41,24 @@ class DeferredReader(Generic[Result]):
             self._read(self._unread.pop())
 
 
+@dataclass(frozen=True, slots=True)
+class SampleNumbers:
+    """The loss's numbers of one sample in one update."""
+
+    ratio: float
+    clipped: float  # share of the response without gradient
+    by_source_length: float  # the ratio by source length,
+    by_own_length: float  # and by own length, whichever the loss uses
+    weight: float  # for the sampler's mismatch
+    capped: float
+    gradient: float  # sum over tokens of |dL/d log pi|
+
+
 class MicroBatchResult:
     """The numbers of one micro-batch, on their way from the device.
 
-    It keeps no tensor that the backward pass needed.
+    Make it after the backward pass. It keeps no tensor that the backward pass needed. The log-probabilities
+    of ``batch`` must retain their gradient.
     """
 
     @torch.no_grad()
@@ -52,6 +67,10 @@ class MicroBatchResult:
     ) -> None:
         self.samples = samples
         self.has_sampler_weights = batch.sampler_logprobs_BT is not None
+        # only before the first update has the learner the weights that sampled
+        self.has_sampling_weights = batch.updates_done == 0
+        gradient_BT = batch.logprobs_BT.grad
+        assert gradient_BT is not None, "the log-probabilities did not retain their gradient"
         numbers = (
             terms.ratio_B,
             terms.clipped_B,
@@ -59,20 +78,25 @@ class MicroBatchResult:
             sequence_ratio(batch, "own"),
             terms.weight_B,
             terms.capped_B,
+            gradient_BT.abs().sum(dim=-1),
         )
-        # only before the first update has the learner the weights that sampled
-        logprobs = [batch.logprobs_BT] if batch.updates_done == 0 else []
-        self._numbers = HostCopy(loss, torch.stack(numbers), *logprobs)
+        self._numbers = HostCopy(loss, torch.stack(numbers, dim=-1), batch.logprobs_BT)
 
-    def read(self) -> tuple[float, list[list[float]], Tensor | None]:
-        """Wait for the numbers and return loss, per-sample numbers and log-probabilities.
+    def read(self) -> tuple[float, list[SampleNumbers], Tensor]:
+        """Wait for the device; return the part of the update's loss, samples' numbers and log-probabilities.
 
-        The loss is the micro-batch's part of the update's loss. The per-sample numbers are ratio, clipped,
-        ratio by source length, ratio by own length, weight and capped. Log-probabilities are (B, T), or None
-        if an update came before.
+        Log-probabilities are (B, T).
         """
-        loss, numbers_6B, *logprobs_BT = self._numbers.wait()
-        return float(loss), numbers_6B.tolist(), logprobs_BT[0] if logprobs_BT else None
+        loss, numbers_B7, logprobs_BT = self._numbers.wait()
+        return float(loss), [SampleNumbers(*row) for row in numbers_B7.tolist()], logprobs_BT
+
+
+@dataclass(frozen=True, slots=True)
+class FirstUse:
+    """One sample in the first update of the step that used it."""
+
+    numbers: SampleNumbers
+    token_logprobs: tuple[float, ...]  # learner's, one per response token, rounded
 
 
 @dataclass
@@ -81,6 +105,8 @@ class SourceStats:
 
     ratios: list[float] = field(default_factory=list)
     clipped: list[float] = field(default_factory=list)
+    clipped_above: list[float] = field(default_factory=list)  # the part that was above the clip range
+    gradients: list[float] = field(default_factory=list)  # sum over tokens of |dL/d log pi|
     source_length_ratios: list[float] = field(default_factory=list)  # both definitions of s (eq. 11),
     own_length_ratios: list[float] = field(default_factory=list)  # whichever the loss uses
 
@@ -88,6 +114,8 @@ class SourceStats:
         """Append the numbers of a further update."""
         self.ratios += other.ratios
         self.clipped += other.clipped
+        self.clipped_above += other.clipped_above
+        self.gradients += other.gradients
         self.source_length_ratios += other.source_length_ratios
         self.own_length_ratios += other.own_length_ratios
 
@@ -101,6 +129,7 @@ class LearnStats:
     learning_rate: float = 0.0  # of all updates of the step
     skipped: int = 0  # samples without advantage, never run through the model
     sources: dict[str, SourceStats] = field(default_factory=lambda: defaultdict(SourceStats))
+    first_uses: dict[tuple[str, str, int], FirstUse] = field(default_factory=dict)  # by rollout_key
     # log pi_sampler - log pi_old per own token, both at the weights before the first update
     sampler_differences: list[float] = field(default_factory=list)
     # w of own responses and the share of each that was cut down to the cap; only if differences are corrected
@@ -127,18 +156,23 @@ class LearnStats:
 
     def record(self, result: MicroBatchResult) -> float:
         """Add the numbers of one micro-batch; return its part of the update's loss."""
-        loss, numbers, logprobs_BT = result.read()
-        rows = zip(result.samples, *numbers, strict=True)
-        for sample, ratio, clipped, by_source, by_own, weight, capped in rows:
+        loss, rows, logprobs_BT = result.read()
+        rounded_BT = torch.round(logprobs_BT.double(), decimals=_DECIMALS).tolist()
+        for sample, numbers, logprobs_T in zip(result.samples, rows, rounded_BT, strict=True):
             source = self.sources[sample.source]
-            source.ratios.append(ratio)
-            source.clipped.append(clipped)
-            source.source_length_ratios.append(by_source)
-            source.own_length_ratios.append(by_own)
+            source.ratios.append(numbers.ratio)
+            source.clipped.append(numbers.clipped)
+            source.clipped_above.append(numbers.clipped if is_clipped_above(sample, numbers.ratio) else 0.0)
+            source.gradients.append(numbers.gradient)
+            source.source_length_ratios.append(numbers.by_source_length)
+            source.own_length_ratios.append(numbers.by_own_length)
             if result.has_sampler_weights and sample.is_own:
-                self.sampler_weights.append(weight)
-                self.sampler_capped.append(capped)
-        if logprobs_BT is not None:
+                self.sampler_weights.append(numbers.weight)
+                self.sampler_capped.append(numbers.capped)
+            if sample.rollout_key not in self.first_uses:
+                logprobs = tuple(logprobs_T[: len(sample.response_ids)])
+                self.first_uses[sample.rollout_key] = FirstUse(numbers, logprobs)
+        if result.has_sampling_weights:
             self.sampler_differences += sampler_differences(result.samples, logprobs_BT)
         return loss
 
@@ -149,6 +183,7 @@ class LearnStats:
         self.skipped += update.skipped
         for source, numbers in update.sources.items():
             self.sources[source].add(numbers)
+        self.first_uses = {**update.first_uses, **self.first_uses}
         self.sampler_differences += update.sampler_differences
         self.sampler_weights += update.sampler_weights
         self.sampler_capped += update.sampler_capped
@@ -158,3 +193,12 @@ class LearnStats:
         self.bad_updates += 1
         self.skipped += update.skipped
         self.sampler_differences += [gap for gap in update.sampler_differences if math.isfinite(gap)]
+
+
+def is_clipped_above(sample: LearnerSample, ratio: float) -> bool:
+    """Return whether clipping, if it removed a sample's gradient, did so above the clip range, not below.
+
+    The surrogate of own responses is clipped above for positive advantages and below for negative ones, for
+    each token if the ratio is per token. The range of other agents' responses has 1 inside or as its end.
+    """
+    return sample.advantage > 0 if sample.is_own else ratio > 1

@@ -198,6 +198,7 @@ class Learner:
             checkpointed_layers(model),
         ):
             batch = self.loss_batch(micro_batch, step.stats.updates, step.old, mean_tokens)
+            batch.logprobs_BT.retain_grad()  # says how much each response contributes to the gradient
             terms = self.method.loss(batch)
             loss = terms.loss_B.sum() / minibatch_size
             loss.backward()  # type: ignore[no-untyped-call]

@@ -14,8 +14,9 @@ from typing import Any
 
 from hacrl.engines.base import SyncReport
 from hacrl.training.learn_stats import LearnStats
+from hacrl.training.learnt import learnt_rollouts
 from hacrl.training.samples import LearnerSamples
-from hacrl.types import Verdict, VerifiedRollout
+from hacrl.types import LearntRollout, Verdict, VerifiedRollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,8 @@ class SourceReport:
     ratio_by_source_length: float  # mean of s = (pi_k / pi_j)^(1/|y|), |y| in the source's tokens (the paper)
     ratio_by_own_length: float  # mean of s from per-token means, each in its own tokens (public code)
     clipped: float  # share without gradient because of clipping
+    clipped_above: float  # the part of it whose ratio was above the clip range
+    gradient: float  # share of the step's gradient: of the sum of |dL/d log pi| over all tokens
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,7 @@ class LearnReport:
     # source -> rollouts not learnt from because of learning.max_cross_rollouts
     left_out: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # sentences for the user; no part of the metrics
+    learnt: tuple[LearntRollout, ...] = ()  # for the rollout log; no part of the metrics
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,7 @@ class StepReport:
         """Return the report as plain JSON values, without notes."""
         plain = asdict(self)
         for agent in plain["agents"].values():
-            del agent["learning"]["notes"]
+            del agent["learning"]["notes"], agent["learning"]["learnt"]
         return plain
 
 
@@ -168,8 +172,9 @@ def _means_by_name(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: mean(record[name] for record in records if name in record) for name in names}
 
 
-def learn_report(stats: LearnStats, samples: LearnerSamples) -> LearnReport:
+def learn_report(learner: str, stats: LearnStats, samples: LearnerSamples) -> LearnReport:
     """Summarise one learner's updates."""
+    gradient = math.fsum(value for source in stats.sources.values() for value in source.gradients)
     dropped: dict[str, dict[str, int]] = {}
     for (source, reason), count in sorted(samples.dropped.items()):
         dropped.setdefault(source, {})[reason] = count
@@ -182,6 +187,8 @@ def learn_report(stats: LearnStats, samples: LearnerSamples) -> LearnReport:
             ratio_by_source_length=mean(values.source_length_ratios),
             ratio_by_own_length=mean(values.own_length_ratios),
             clipped=mean(values.clipped),
+            clipped_above=mean(values.clipped_above),
+            gradient=math.fsum(values.gradients) / gradient if gradient else 0.0,
         )
         for source, values in sorted(stats.sources.items())
     }
@@ -203,6 +210,7 @@ def learn_report(stats: LearnStats, samples: LearnerSamples) -> LearnReport:
         oom_retries=stats.oom_retries,
         left_out=dict(sorted(samples.left_out.items())),
         notes=tuple(stats.notes),
+        learnt=learnt_rollouts(learner, stats, samples),
     )
 
 

@@ -21,7 +21,7 @@ from hacrl.models.agent import Agent
 from hacrl.models.retokenizing import DropReason, LearnerTokens, Retokeniser
 from hacrl.rollouts.groups import PromptGroup
 from hacrl.seeding import derive_seed
-from hacrl.types import LearnerSample, Rollout
+from hacrl.types import Fate, LearnerSample, LearntRollout, Rollout
 
 
 @dataclass
@@ -33,6 +33,7 @@ class LearnerSamples:
     # by source: learner's tokens per source token, of each retokenised response
     length_ratios: dict[str, list[float]] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)  # by source: over max_cross_rollouts
+    not_used: list[LearntRollout] = field(default_factory=list)  # those that did not become a sample
 
     def add(self, sample: LearnerSample) -> None:
         """Append a sample, and record its length ratio if it was retokenised."""
@@ -60,6 +61,11 @@ class _PromptState:
     to_try: list[Candidate]
     reserves: list[Candidate]  # of other agents, over the limit; the next one replaces a dropped response
     samples: dict[tuple[str, int], LearnerSample] = field(default_factory=dict)  # by source and index
+
+    def without_sample(self, learner: str, candidate: Candidate, reason: Fate) -> LearntRollout:
+        """Return the record of a response that the learner does not train on."""
+        source, index = candidate.source, candidate.index
+        return LearntRollout(learner, source, self.group.problem.id, index, reason, candidate.advantage)
 
     def rollout(self, candidate: Candidate) -> Rollout:
         return self.group.responses[candidate.source][candidate.index].rollout
@@ -112,16 +118,21 @@ class SampleBuilder:
         while attempts := [(prompt, candidate) for prompt in prompts for candidate in prompt.to_try]:
             for prompt in prompts:
                 prompt.to_try = []
-            rollouts = [(prompt.rollout(candidate), candidate.advantage) for prompt, candidate in attempts]
+            rollouts = [(prompt.rollout(candidate), candidate) for prompt, candidate in attempts]
             samples = self._samples(rollouts)
             for (prompt, candidate), sample in zip(attempts, samples, strict=True):
                 prompt.add(candidate, sample, is_own=candidate.source == self._learner.name)
                 if not isinstance(sample, LearnerSample):
                     built.dropped[candidate.source, sample] += 1
+                    built.not_used.append(prompt.without_sample(self._learner.name, candidate, sample))
         for prompt in prompts:
             for key in sorted(prompt.samples):
                 built.add(prompt.samples[key])
             built.left_out.update(candidate.source for candidate in prompt.reserves)
+            built.not_used += [
+                prompt.without_sample(self._learner.name, candidate, "over_limit")
+                for candidate in prompt.reserves
+            ]
         return built
 
     def _prompt_state(self, group: PromptGroup, ratio: CapabilityRatio, seed: int) -> _PromptState:
@@ -154,15 +165,15 @@ class SampleBuilder:
             for agent, responses in group.responses.items()
         }
 
-    def _samples(self, rollouts: Sequence[tuple[Rollout, float]]) -> list[LearnerSample | DropReason]:
-        """Return a sample, or the reason for having none, for each rollout and its advantage."""
+    def _samples(self, rollouts: Sequence[tuple[Rollout, Candidate]]) -> list[LearnerSample | DropReason]:
+        """Return a sample, or the reason for having none, for each rollout."""
         reasons = [self._reason_to_drop(rollout) for rollout, _ in rollouts]
         usable = [rollout for (rollout, _), reason in zip(rollouts, reasons, strict=True) if reason is None]
         same_tokenizer = [rollout.tokenizer == self._learner.tokenizer_fingerprint for rollout in usable]
         tokens = iter(self._retokeniser.tokens(self._learner, usable, same_tokenizer))
         return [
-            self._sample(rollout, advantage, next(tokens)) if reason is None else reason
-            for (rollout, advantage), reason in zip(rollouts, reasons, strict=True)
+            self._sample(rollout, candidate, next(tokens)) if reason is None else reason
+            for (rollout, candidate), reason in zip(rollouts, reasons, strict=True)
         ]
 
     def _reason_to_drop(self, rollout: Rollout) -> DropReason | None:
@@ -174,7 +185,7 @@ class SampleBuilder:
         return None
 
     def _sample(
-        self, rollout: Rollout, advantage: float, tokens: LearnerTokens | DropReason
+        self, rollout: Rollout, candidate: Candidate, tokens: LearnerTokens | DropReason
     ) -> LearnerSample | DropReason:
         if isinstance(tokens, str):
             return tokens
@@ -193,8 +204,10 @@ class SampleBuilder:
             source_length=len(source_logprobs),
             source=rollout.agent,
             is_own=rollout.agent == self._learner.name,
-            advantage=advantage,
+            advantage=candidate.advantage,
             loss_mask=loss_mask,
+            problem=rollout.problem.id,
+            index=candidate.index,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -165,7 +166,9 @@ class Trainer:
         learnt = self.executor.learn(groups, capabilities, progress.step, missing, self.reporter)
         try:
             for name, report in learnt:
-                progress.reports[name] = report
+                if self._log is not None:
+                    self._log.append_learnt(progress.step, name, report.learnt)
+                progress.reports[name] = replace(report, learnt=())
                 self.reporter.notes(report.notes)
         except EngineMismatchError as error:
             if self._log is not None and error.agent is not None:  # a resumed run samples them again

@@ -160,7 +160,7 @@ class AgentWorker:
         except EngineMismatchError as error:
             error.agent = self.name
             raise
-        return learn_report(stats, samples)
+        return learn_report(self.name, stats, samples)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what lasts from step to step, but for tensors; JSON-ready."""
