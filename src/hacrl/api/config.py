@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hacrl.api.trl import lora_section, refuse_config_keys
 from hacrl.config.load import build_config
 from hacrl.config.schema import (
     DEFAULT_PROBLEMS,
@@ -111,6 +113,30 @@ class HACRLConfig:
                 f"report_to={self.report_to!r} and trackers={self.trackers!r} mean the same; give only one"
             )
         return [name for name in _listed(self.report_to) if name != "none"]
+
+
+_init = HACRLConfig.__init__
+_FIELDS = [field.name for field in dataclasses.fields(HACRLConfig)]
+
+
+@functools.wraps(_init)
+def _checked_init(self: HACRLConfig, *positional: Any, **given: Any) -> None:
+    """Answer unknown keys, TRL's above all, before the dataclass refuses them."""
+    refuse_config_keys({name: value for name, value in given.items() if name not in _FIELDS}, _FIELDS)
+    if "output" not in given:
+        raise ConfigError('HACRLConfig: output is missing: the folder of the run, e.g. output="runs/first"')
+    _init(self, *positional, **given)
+
+
+HACRLConfig.__init__ = _checked_init  # type: ignore[method-assign]
+
+
+def with_adapters(config: HACRLConfig, peft_config: Any) -> HACRLConfig:
+    """Return the config with a ``LoraConfig`` as every agent's default."""
+    defaults = plain_section(config.agent_defaults)
+    if "lora" in defaults:
+        raise ConfigError("peft_config and HACRLConfig(agent_defaults={'lora': ...}) mean the same; give one")
+    return dataclasses.replace(config, agent_defaults={**defaults, "lora": lora_section(peft_config)})
 
 
 _SAME_KEY = (

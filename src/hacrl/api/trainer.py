@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hacrl.api.agents import agent_requests, make_loaded
 from hacrl.api.callback import Callback
-from hacrl.api.config import HACRLConfig
+from hacrl.api.config import HACRLConfig, with_adapters
 from hacrl.api.stop_signals import stop_on_first_signal
 from hacrl.api.task import choose_task
+from hacrl.api.transformers_callbacks import TransformersCallback, events
+from hacrl.api.trl import check_args, check_resume_argument, missing_member, refuse_trainer_arguments
 from hacrl.config.schema import RunConfig
 from hacrl.errors import ConfigError, TrainingError
 from hacrl.models.agent import Agent
@@ -25,6 +28,9 @@ from hacrl.tracking.progress import RunProgress
 from hacrl.training.metrics import Accuracy
 from hacrl.training.observer import Observer
 
+if TYPE_CHECKING:
+    from transformers import TrainerState
+
 
 class HACRLTrainer:
     """Trains any number of agents on one task; every verified rollout teaches all of them.
@@ -35,14 +41,16 @@ class HACRLTrainer:
 
     def __init__(
         self,
-        agents: Sequence[Any] | Mapping[str, Any],
+        agents: Sequence[Any] | Mapping[str, Any] = (),
         *,
-        args: HACRLConfig,
+        args: HACRLConfig | None = None,
         reward_funcs: Any = None,
         train_dataset: Any = None,
         eval_dataset: Any = None,
         task: Any = None,
-        callbacks: Sequence[Observer] = (),
+        callbacks: Sequence[Any] = (),
+        peft_config: Any = None,
+        **others: Any,
     ) -> None:
         """Give the agents, and either ``task`` or ``reward_funcs`` with ``train_dataset``.
 
@@ -51,8 +59,15 @@ class HACRLTrainer:
         ``reward_funcs``: one or several functions with TRL's signature, or references ``"module:name"``.
         ``train_dataset``, ``eval_dataset``: a ``datasets.Dataset``, rows, a file, or a hub data set; column
         ``prompt`` is text or a list of messages. ``task``: a name such as ``"gsm8k"``, its settings, or an
-        object with the attributes of :class:`hacrl.tasks.base.Task`.
+        object with the attributes of :class:`hacrl.tasks.base.Task`. ``callbacks``: of hacrl or transformers.
+        ``peft_config``: a ``LoraConfig`` for all agents. Other arguments of TRL are answered with hacrl's.
         """
+        refuse_trainer_arguments(others, _ARGUMENTS)
+        check_args(args, HACRLConfig)
+        assert args is not None
+        if peft_config is not None:
+            args = with_adapters(args, peft_config)
+        self._resumes = args.resume
         self._closed = False
         self._has_trained = False
         self._progress: RunProgress | None = None
@@ -63,11 +78,12 @@ class HACRLTrainer:
             config = args.run_config(sections, choice.section, choice.held_out)
             loaded = make_loaded(requests, config.agents)
             point = resume_point_of(config) if args.resume else None
-            observers = list(_checked_callbacks(callbacks, self))
+            observers = [self._observer_of(callback) for callback in callbacks]
             if args.progress:
                 self._progress = _progress(config, 0 if point is None else point.steps_done)
                 observers.insert(0, self._progress)
             self._run = LocalRun(config, observers, args.overwrite, choice.task, loaded, point)
+        events(observers, "on_init_end")
 
     @property
     def agents(self) -> dict[str, Agent]:
@@ -84,8 +100,42 @@ class HACRLTrainer:
         """Accuracies, rewards and costs of the run so far."""
         return self._run.result
 
-    def train(self) -> RunResult:
-        """Evaluate, make all steps, evaluate again, and save the agents in the run's folder."""
+    @property
+    def state(self) -> TrainerState:
+        """The run's state as transformers' ``TrainerState``: ``global_step``, ``log_history``, ..."""
+        return self._run.state.state
+
+    def __getattr__(self, name: str) -> Any:
+        raise missing_member(self, name)
+
+    def add_callback(self, callback: Any) -> None:
+        """Pass further events to a callback: an instance of hacrl's or transformers' class, or a class."""
+        observer = self._observer_of(callback() if isinstance(callback, type) else callback)
+        self._run.observer.add(observer)
+
+    def remove_callback(self, callback: Any) -> None:
+        """Pass no more events to a callback; it may be given as its class."""
+        self.pop_callback(callback)
+
+    def pop_callback(self, callback: Any) -> Any:
+        """Remove a callback and return it; None if there is no such callback."""
+        for observer in self._run.observer:
+            own = observer.callback if isinstance(observer, TransformersCallback) else observer
+            if own is callback or (isinstance(callback, type) and type(own) is callback):
+                self._run.observer.remove(observer)
+                return own
+        return None
+
+    def note(self, note: str) -> None:
+        """Tell the user a sentence: on the terminal, in ``notes.txt``, and to all callbacks."""
+        self._run.note(note)
+
+    def train(self, resume_from_checkpoint: bool | str | None = None) -> RunResult:
+        """Evaluate, make all steps, evaluate again, and save the agents in the run's folder.
+
+        ``resume_from_checkpoint`` is TRL's; ``HACRLConfig(resume=True)`` is what resumes a run.
+        """
+        check_resume_argument(resume_from_checkpoint, self._resumes, self.config.output)
         if self._has_trained:
             raise TrainingError(
                 "this trainer has trained already; to train further, make a new HACRLTrainer with "
@@ -98,8 +148,11 @@ class HACRLTrainer:
                 if self._progress is not None:
                     note = partial(self._progress.on_note, run.trainer.steps_done)
                 with stop_on_first_signal(run.interrupt, note) as received:
+                    events(list(run.observer), "on_train_begin")
                     run.train()
                     run.save()
+                    events(list(run.observer), "on_save")
+                    events(list(run.observer), "on_train_end")
         finally:
             self._closed = True
         received.deliver(_what_is_saved(run))
@@ -116,12 +169,16 @@ class HACRLTrainer:
             )
         return accuracies
 
-    def save_model(self, folder: str | Path) -> dict[str, Path]:
-        """Write every agent as a plain Hugging Face folder ``folder/NAME``; return name -> folder."""
+    def save_model(self, output_dir: str | Path | None = None) -> dict[str, Path]:
+        """Write every agent as a plain Hugging Face folder ``output_dir/NAME``; return name -> folder.
+
+        The default is ``agents`` in the run's folder, where ``train`` writes the agents, too.
+        """
+        folder = Path(self.config.output) / "agents" if output_dir is None else Path(output_dir)
         saved = {}
         with self._library_bars():
             for name, agent in self.agents.items():
-                saved[name] = Path(folder) / name
+                saved[name] = folder / name
                 agent.save(saved[name])
         return saved
 
@@ -135,6 +192,22 @@ class HACRLTrainer:
             self._closed = True
             self._run.close()
 
+    def _observer_of(self, callback: Any) -> Observer:
+        """Return the observer of a callback; refuse what is none."""
+        from transformers import TrainerCallback
+
+        if isinstance(callback, TrainerCallback):
+            return TransformersCallback(callback, self)
+        if not isinstance(callback, Observer):
+            given = callback.__name__ if isinstance(callback, type) else type(callback).__name__
+            raise ConfigError(
+                f"callbacks: {given} is not an instance of a hacrl.Callback subclass, nor of a "
+                "transformers.TrainerCallback subclass"
+            )
+        if isinstance(callback, Callback):
+            callback.trainer = self
+        return callback
+
     def _library_bars(self) -> AbstractContextManager[None]:
         """Return a block in which libraries show their progress bars only if hacrl shows progress."""
         return library_bars_off() if self._progress is None else nullcontext()
@@ -146,17 +219,7 @@ class HACRLTrainer:
         self.close()
 
 
-def _checked_callbacks(callbacks: Sequence[Any], trainer: HACRLTrainer) -> Sequence[Observer]:
-    for callback in callbacks:
-        if not isinstance(callback, Observer):
-            given = callback.__name__ if isinstance(callback, type) else type(callback).__name__
-            raise ConfigError(
-                f"callbacks: {given} is not an instance of a hacrl.Callback subclass "
-                "(callbacks of transformers and TRL do not fit)"
-            )
-        if isinstance(callback, Callback):
-            callback.trainer = trainer
-    return callbacks
+_ARGUMENTS = [name for name in inspect.signature(HACRLTrainer).parameters if name != "others"]
 
 
 def _progress(config: RunConfig, first_step: int) -> RunProgress:

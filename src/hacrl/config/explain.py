@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails
 
 from hacrl.config.method import MethodSettings, method_names, method_settings
 from hacrl.config.schema import RunConfig
+from hacrl.config.trl_names import config_answer
 from hacrl.config.values import one_line, shown, shown_key
 
 _MOST_PROBLEMS = 10  # shown at once
@@ -68,6 +69,8 @@ def _without_union_tags(location: Sequence[str | int]) -> list[str | int]:
 
 
 def _suggestion(location: Sequence[str | int], data: dict[str, Any]) -> str:
+    if (answer := config_answer(str(location[-1]))) is not None:
+        return f"; {answer}"
     known = sorted(_known_keys(location[:-1], data))
     near = get_close_matches(str(location[-1]), known, n=1)
     if near:

@@ -21,8 +21,9 @@ from hacrl.runs.hub import probe_hub_if_needed
 from hacrl.runs.preflight import check_agents, preflight
 from hacrl.runs.results import RunResult
 from hacrl.runs.resume import ResumePoint
+from hacrl.runs.trainer_state import StateKeeper
 from hacrl.runs.watchdog import STALL_MINUTES, Watchdog
-from hacrl.tasks.base import CheckedTask, Task
+from hacrl.tasks.base import CheckedTask, ReadsTrainerState, Task
 from hacrl.tasks.registry import make_task
 from hacrl.tasks.stream import ProblemStream
 from hacrl.tracking.registry import make_trackers
@@ -67,7 +68,7 @@ class LocalRun:
         self._is_closed = self._is_built = False
         self._folder = RunFolder(config)
         self._log = RolloutLog(self._folder.path / ROLLOUTS)
-        self._checkpoints = Checkpointer(self._folder, config.checkpoint, self._note)
+        self._checkpoints = Checkpointer(self._folder, config.checkpoint, self.note)
         self.result = RunResult(self._folder.path) if resumed is None else resumed.result
         check_plugin_method(config)
         check_agents(config, agents or ())
@@ -76,17 +77,20 @@ class LocalRun:
         if resumed is None:
             check_output(config, overwrite)
         trackers = make_trackers(config, self._folder.path)
-        watchdog = Watchdog(STALL_MINUTES, self._folder.path, self._note)
-        own = [self._folder, self._checkpoints, self.result, watchdog]
-        self._observer = Observers([*own, *trackers, *observers])
+        watchdog = Watchdog(STALL_MINUTES, self._folder.path, self.note)
+        self.state = StateKeeper(config.steps, 0 if resumed is None else resumed.steps_done)
+        own = [self._folder, self._checkpoints, self.result, self.state, watchdog]
+        self.observer = Observers([*own, *trackers, *observers])
         with probe_hub_if_needed(config, agents or (), has_task=task is not None):
             self._task = make_task(config.task) if task is None else task
+            if isinstance(self._task, ReadsTrainerState):
+                self._task.trainer_state = self.state.state
             try:
                 checked = preflight(config, self._task, agents)
                 self._checkpoints.data = data_fingerprint(checked.train, checked.test)
                 if resumed is not None:
                     resumed.check_data(self._checkpoints.data)
-                self.trainer = build_trainer(config, checked, self._observer, agents, self._log)
+                self.trainer = build_trainer(config, checked, self.observer, agents, self._log)
                 self._is_built = True
                 self._open_folder(overwrite, resumed)
                 self._report_start(checked.notes if resumed is None else resumed.notes)
@@ -99,7 +103,7 @@ class LocalRun:
         """Send the notes on what was checked and placed to the observers; trackers start with the first."""
         executor = self.trainer.executor
         for note in (*notes, *engine_notes(self.config, executor.devices), *executor.notes):
-            self._note(note)
+            self.note(note)
         self.trainer.report_restored_rollouts()
 
     def _open_folder(self, overwrite: bool, resumed: ResumePoint | None) -> None:
@@ -166,7 +170,7 @@ class LocalRun:
             self._checkpoints.save(self.trainer, wait=True)  # so that more steps can follow
         saved = {}
         for agent in self.config.agents:
-            self._observer.on_phase(self.trainer.steps_done, "save", agent.name)
+            self.observer.on_phase(self.trainer.steps_done, "save", agent.name)
             saved[agent.name] = self._folder.save_agent(agent.name, self.trainer.executor.save)
         self._folder.write_status("finished", self.trainer.steps_done)
         self._prune_rollouts(is_finished=True)
@@ -181,7 +185,7 @@ class LocalRun:
         with ExitStack() as stack:  # calls the last callback first
             stack.callback(self._folder.unlock)
             stack.callback(self._checkpoints.close)
-            stack.callback(self._observer.on_end)
+            stack.callback(self.observer.on_end)
             stack.callback(self._task.close)
             if self._is_built:
                 stack.callback(self.trainer.executor.release)
@@ -198,8 +202,9 @@ class LocalRun:
             needed_from = max((which.steps for which in self._checkpoints.store.ids()), default=0)
         self._log.prune(self.config.keep_rollouts, self.trainer.steps_done, needed_from)
 
-    def _note(self, note: str) -> None:
-        self._observer.on_note(self.trainer.steps_done, note)
+    def note(self, note: str) -> None:
+        """Tell all observers a sentence that the user should read."""
+        self.observer.on_note(self.trainer.steps_done, note)
 
 
 def with_threads(config: RunConfig) -> RunConfig:

@@ -6,6 +6,7 @@ Any object with the members of :class:`Task` is a task; it needs no base class. 
 ``independent_verdicts``   True if a verdict depends on its own response alone and another thread may call
                            ``verify``: responses are then verified while others are being generated.
 ``self_test()``            Try the task's own code before models load; see :class:`SelfTesting`.
+``trainer_state``          A run sets it to its state; see :class:`ReadsTrainerState`.
 ``notes``                  Sentences that the user should read, e.g. how many rows were left out.
 ``source``                 Where the problems come from, as the results of ``hacrl eval`` name it.
 =========================  =================================================================================
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from hacrl.types import Problem, Rollout, Verdict
 
@@ -54,6 +55,13 @@ class SelfTesting(Protocol):
     def self_test(self) -> None:
         """Verify a few made-up responses; raise :class:`hacrl.errors.TaskError` if that fails."""
         ...
+
+
+@runtime_checkable
+class ReadsTrainerState(Protocol):
+    """A task that wants the run's state, e.g. for a reward that depends on the step."""
+
+    trainer_state: Any  # transformers' TrainerState, kept up to date by the run
 
 
 @dataclass(frozen=True)

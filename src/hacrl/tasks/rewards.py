@@ -56,6 +56,7 @@ class RewardTask:
         name: str = "reward",
     ) -> None:
         self.name = name
+        self.trainer_state: Any = None  # a run sets its own
         listed = [functions] if isinstance(functions, str) or callable(functions) else list(functions)
         if not listed:
             raise TaskError("functions: give at least one")
@@ -134,7 +135,7 @@ class RewardTask:
             "completions": [self._completion(text) for text in texts],
             "completion_ids": token_ids,
             **{key: [row.get(key) for row in rows] for key in columns},
-            "trainer_state": None,
+            "trainer_state": self.trainer_state,
         }
 
     def _prompt(self, problem: Problem) -> str | list[dict[str, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from hacrl.training.metrics import Accuracy, StepReport
@@ -48,6 +48,17 @@ class Observers(Observer):
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = tuple(observers)
+
+    def __iter__(self) -> Iterator[Observer]:
+        return iter(self._observers)
+
+    def add(self, observer: Observer) -> None:
+        """Pass further events to this observer, too."""
+        self._observers = (*self._observers, observer)
+
+    def remove(self, observer: Observer) -> None:
+        """Pass no more events to this observer."""
+        self._observers = tuple(one for one in self._observers if one is not observer)
 
     def on_phase(self, step: int, phase: Phase, agent: str) -> None:
         """Pass the event on."""
