@@ -52,6 +52,11 @@ def test_a_table_files_and_json_that_agree(tmp_path):
         (["bundled:qwen-wroked", *ARITHMETIC], "there is no bundled agent 'qwen-wroked'"),
         (["bundled:qwen-worked", "--on", "gone.jsonl"], "there is no file gone.jsonl"),
         (["bundled:qwen-worked", *ARITHMETIC, "--pass-at", "2;3"], "--pass-at 2;3: must be whole numbers"),
+        (["bundled:qwen-worked", *ARITHMETIC, "--columns", "problem"], "--columns problem: must be PURPOSE"),
+        (
+            ["bundled:qwen-worked", *ARITHMETIC, "--columns", "answer=a"],
+            "--columns names the columns of a file",
+        ),
         (["bundled:qwen-worked", *ARITHMETIC, "--samples", "2", "--pass-at", "3"], "--pass-at 3 draws more"),
         (["bundled:qwen-worked", *ARITHMETIC, "--top-p", "0"], "--top-p must be in (0, 1], not 0.0"),
         (["bundled:qwen-worked", *ARITHMETIC, "--device", "tpu"], "--device: 'tpu'"),

@@ -87,7 +87,7 @@ def test_a_prefix_is_the_same_choice_in_every_order_of_the_rows(tmp_path):
         ({"problem": "x", "answer": ""}, "rows.jsonl:1: column 'answer' holds no answer"),
         ({"problem": "x", "answer": "\\boxed{}"}, "rows.jsonl:1: column 'answer' holds no answer"),
         ({"problem": " ", "answer": "1"}, "rows.jsonl:1: column 'problem' is empty"),
-        ({"task": "x", "answer": "1"}, "it has task, answer; rename the column that holds the problem"),
+        ({"task": "x", "answer": "1"}, "it has task, answer; name it with --columns problem=NAME"),
     ],
 )
 def test_rows_without_a_problem_or_an_answer_are_named(row, words, tmp_path):

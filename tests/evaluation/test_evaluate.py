@@ -15,7 +15,7 @@ import torch
 
 from hacrl.config.load import build_config
 from hacrl.config.schema import BenchmarkSettings, TaskSettings
-from hacrl.errors import ConfigError, ModelError
+from hacrl.errors import ConfigError, ModelError, TaskError
 from hacrl.evaluation.plan import EvaluationRequest, chunk_seed, plan_pairs
 from hacrl.evaluation.run import EvaluationObserver, evaluate_targets
 from hacrl.evaluation.specs import BenchmarkSpecs
@@ -347,3 +347,23 @@ def test_wrong_targets_are_named(run, tmp_path):
         ask(BUNDLED[0], output=tmp_path / "e")
     with pytest.raises(ModelError, match="nobody/nothing is not a local folder"):
         ask("nobody/nothing", on=("arithmetic",), output=tmp_path / "e")
+
+
+def test_columns_of_a_file_may_have_other_names(boxer, tmp_path):
+    rows = [{"q": "2+2?", "meta": {"gold": "4"}, "n": 1}, {"q": "7-3?", "meta": {"gold": "5"}, "n": 2}]
+    path = tmp_path / "sums.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    options = {"on": (str(path),), "prompt": "{problem}"}
+    columns = {"problem": "q", "answer": "meta.gold", "id": "n"}
+    ask(boxer, columns=columns, output=tmp_path / "e", **options)
+    verdicts = {line["problem"]: line["verdict"] for line in responses(tmp_path / "e")}
+    assert verdicts == {"1": "correct", "2": "wrong"}
+    for wrong, words in (
+        ({}, "has no column 'problem' or 'question' or 'prompt'.*name it with --columns problem=NAME"),
+        ({"problem": "qq"}, r"has no column 'qq' \(--columns problem=...\); it has q, .* did you mean 'q'"),
+        ({"prolbem": "q"}, "--columns.prolbem: unknown; did you mean 'problem'"),
+    ):
+        with pytest.raises(TaskError, match=words):
+            ask(boxer, columns=wrong, output=tmp_path / "f", **options)
+    with pytest.raises(ConfigError, match="--columns names the columns of a file: give one with --on"):
+        ask(boxer, on=("arithmetic",), columns=columns, output=tmp_path / "f")

@@ -57,7 +57,21 @@ def test_scores_have_a_best_but_no_pass():
 def pair(label: str, rewards: list[float], stage: str | None = None, benchmark: str = "b") -> PairResult:
     plan = plan_chunks([5] * len(rewards), None, 9, samples=1, batch=64)
     found = score(responses(rewards), plan, ())
-    return PairResult(label, label.split(" ")[0], stage, "r", "m", benchmark, "s", 0.0, 1.0, found)
+    return PairResult(
+        label=label,
+        agent=label.split(" ")[0],
+        stage=stage,
+        run="r",
+        origin="r",
+        variant=None,
+        run_seed=None,
+        model="m",
+        benchmark=benchmark,
+        source="s",
+        temperature=0.0,
+        top_p=1.0,
+        score=found,
+    )
 
 
 def test_changes_are_between_the_same_agent_before_and_after():

@@ -11,8 +11,8 @@ Targets = Annotated[
     list[str],
     typer.Argument(
         metavar="TARGET",
-        help="The folder of a run (evaluates all its agents), the folder of one agent, any Hugging Face "
-        "folder or id, or bundled:NAME.",
+        help="The folder of a run or of a study (evaluates all their agents), the folder of one agent, any "
+        "Hugging Face folder or id, or bundled:NAME.",
     ),
 ]
 On = Annotated[
@@ -29,6 +29,14 @@ Data = Annotated[
     typer.Option(
         help="Folder with the benchmarks' files math500.jsonl, gsm8k.test.jsonl, ...; default: the Hugging "
         "Face hub."
+    ),
+]
+Columns = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PURPOSE=NAME,...",
+        help="Columns of a file of --on that have other names, e.g. problem=question,answer=gold; also id. "
+        "Dots reach into nested values: answer=meta.gold.",
     ),
 ]
 Before = Annotated[bool, typer.Option("--before", help="Also evaluate each agent as it was before training.")]

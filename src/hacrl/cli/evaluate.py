@@ -67,6 +67,21 @@ def evaluation_settings(pass_at: str | None, **options: Any) -> BenchmarkSetting
         raise ConfigError(f"--{str(error).replace('_', '-')}") from error
 
 
+def named_columns(text: str | None) -> dict[str, str]:
+    """Return purpose -> column for ``--columns``, which is text such as ``problem=question,answer=gold``."""
+    named = {}
+    for part in (text or "").split(","):
+        purpose, equals, column = (piece.strip() for piece in part.partition("="))
+        if text is not None and not (purpose and equals and column):
+            raise ConfigError(
+                f"--columns {text}: must be PURPOSE=NAME, separated by commas, e.g. "
+                "problem=question,answer=gold"
+            )
+        if text is not None:
+            named[purpose] = column
+    return named
+
+
 class EvaluationProgress(EvaluationObserver):
     """Shows a live progress bar in a terminal, elsewhere a line now and then; use it as a context manager."""
 

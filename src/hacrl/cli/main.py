@@ -164,6 +164,7 @@ def eval_(
     targets: options.Targets,
     on: options.On = None,
     data: options.Data = None,
+    columns: options.Columns = None,
     before: options.Before = False,
     samples: options.Samples = None,
     pass_at: options.PassAt = None,
@@ -184,7 +185,7 @@ def eval_(
 
     The same command continues an evaluation that was interrupted.
     """
-    from hacrl.cli.evaluate import evaluation_settings, run_evaluation
+    from hacrl.cli.evaluate import evaluation_settings, named_columns, run_evaluation
     from hacrl.evaluation.plan import EvaluationRequest
 
     settings = evaluation_settings(
@@ -202,6 +203,7 @@ def eval_(
         on=tuple(on or ()),
         settings=settings,
         data=data,
+        columns=named_columns(columns),
         prompt=prompt,
         before=before,
         engine=engine,

@@ -24,6 +24,7 @@ from hacrl.types import Problem, Rollout, Verdict
 if TYPE_CHECKING:
     from hacrl.tasks.math.pool import MathVerifier
 
+FILE_PURPOSES = ("problem", "answer", "id")  # of columns
 _PROBLEM_COLUMNS = ("problem", "question", "prompt")
 _ANSWER_COLUMNS = ("answer", "final_answer", "solution")
 
@@ -48,7 +49,7 @@ class BenchmarkTask:
         self._verifier_settings = verifier or VerifierSettings()
         self._verifier: MathVerifier | None = None
         style = prompt_style(prompt, None, ())
-        columns = merge_columns(table, columns, ("problem", "answer", "id"))
+        columns = merge_columns(table, columns, FILE_PURPOSES)
         problem_column = require_column(table, "problem", columns, _PROBLEM_COLUMNS)
         answer_column = require_column(table, "answer", columns, _ANSWER_COLUMNS)
         id_column = find_column(table, "id", columns, ("id", "unique_id"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +29,9 @@ class EvaluationRequest:
     settings: BenchmarkSettings = field(default_factory=BenchmarkSettings)
     data: Path | None = None
     prompt: str | None = None
+    columns: Mapping[str, str] = field(
+        default_factory=dict
+    )  # of files in ``on``: problem, answer or id -> name
     before: bool = False
     engine: str = "transformers"  # transformers, vllm, or module:attribute
     device: str = "auto"
@@ -48,11 +51,15 @@ class EvaluationPair:
     def result(self, responses: Sequence[ScoredResponse], settings: BenchmarkSettings) -> PairResult:
         """Return the pair's result."""
         ks = settings.pass_at or ((self.spec.samples,) if self.spec.samples > 1 else ())
+        study = None if self.target.stage == "before" else self.target.study
         return PairResult(
             label=self.target.label,
             agent=self.target.agent,
             stage=self.target.stage,
             run=None if self.target.folder is None else str(self.target.folder),
+            origin=self.target.origin,
+            variant=None if study is None else study.variant,
+            run_seed=None if study is None else study.seed,
             model=self.target.settings.model,
             benchmark=self.spec.name,
             source=self.spec.source,

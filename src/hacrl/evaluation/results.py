@@ -94,6 +94,9 @@ class PairResult:
     agent: str
     stage: str | None  # for a run's agents: "before" or "after" training
     run: str | None
+    origin: str | None  # the run, or the study it belongs to, whose agents begin from the same models
+    variant: str | None  # of a study's run: its method, perhaps with changed keys
+    run_seed: int | None  # of a study's run
     model: str
     benchmark: str
     source: str
@@ -111,6 +114,7 @@ class PairResult:
 class Change:
     """How training changed one agent's average on one benchmark, paired by problem."""
 
+    label: str  # of the agent after training
     agent: str
     run: str | None
     benchmark: str
@@ -128,13 +132,13 @@ class Results:
     def changes(self) -> Iterator[Change]:
         """Yield the change of every agent that was evaluated before and after training."""
         before = {
-            (pair.run, pair.agent, pair.benchmark): pair for pair in self.pairs if pair.stage == "before"
+            (pair.origin, pair.agent, pair.benchmark): pair for pair in self.pairs if pair.stage == "before"
         }
         for after in self.pairs:
-            earlier = before.get((after.run, after.agent, after.benchmark))
+            earlier = before.get((after.origin, after.agent, after.benchmark))
             if after.stage == "after" and earlier is not None:
                 change = paired_change(earlier.score.problem_averages, after.score.problem_averages)
-                yield Change(after.agent, after.run, after.benchmark, change)
+                yield Change(after.label, after.agent, after.run, after.benchmark, change)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the record that results.json holds."""

@@ -20,7 +20,8 @@ from hacrl.engines.base import Engine
 from hacrl.engines.kinds import EngineSpec
 from hacrl.engines.registry import engine_kind
 from hacrl.engines.sync_check import NUM_PROBES
-from hacrl.evaluation.benchmarks import BENCHMARKS
+from hacrl.errors import ConfigError
+from hacrl.evaluation.benchmarks import BENCHMARKS, looks_like_a_file
 from hacrl.evaluation.chunks import Chunk
 from hacrl.evaluation.folder import EvaluationFolder
 from hacrl.evaluation.plan import EvaluationPair, EvaluationRequest, chunk_seed, plan_pairs
@@ -67,7 +68,7 @@ def evaluate_targets(
         engine_kind(request.engine).check(target.settings)
     names = split_names(request.on) or [OWN_TASK]
     hub = cache_only_if_unreachable() if _needs_hub(targets, names, request.data) else nullcontext()
-    with hub, closing(BenchmarkSpecs(request.settings, request.data, request.prompt)) as specs:
+    with hub, closing(_specs(request, names)) as specs:
         pairs, notes = plan_pairs(request, targets, names, specs, device)
         notes = (*notes, *_engine_notes(request.engine, targets, device))
         folder = EvaluationFolder(request.output or default_output(targets, names))
@@ -79,6 +80,12 @@ def evaluate_targets(
             watch.on_note(note)
         evaluation = _Evaluation(request.engine, device, request.settings, folder, watch)
         return evaluation.run(pairs, notes), folder.path
+
+
+def _specs(request: EvaluationRequest, names: Sequence[str]) -> BenchmarkSpecs:
+    if request.columns and not any(looks_like_a_file(name) for name in names):
+        raise ConfigError("--columns names the columns of a file: give one with --on FILE.jsonl")
+    return BenchmarkSpecs(request.settings, request.data, request.prompt, request.columns)
 
 
 def _needs_hub(targets: Sequence[Target], names: Sequence[str], data: Path | None) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from hacrl.config.schema import (
 from hacrl.errors import ConfigError, TaskError
 from hacrl.evaluation.benchmarks import (
     BENCHMARKS,
+    FILE_PURPOSES,
     find_benchmark,
     label_of,
     load_benchmark,
@@ -27,6 +28,7 @@ from hacrl.evaluation.benchmarks import (
 from hacrl.evaluation.targets import Target
 from hacrl.tasks.base import Task
 from hacrl.tasks.boxed import DEFAULT_PROMPT
+from hacrl.tasks.columns import check_columns
 from hacrl.tasks.prompts import SLOT
 from hacrl.tasks.registry import GYM_PREFIX, make_task
 from hacrl.types import Problem, Sampling
@@ -59,13 +61,18 @@ class BenchmarkSpecs:
     """Builds benchmark specs. Models with the same benchmark share its task and verifier."""
 
     def __init__(
-        self, settings: BenchmarkSettings, data: Path | None = None, prompt: str | None = None
+        self,
+        settings: BenchmarkSettings,
+        data: Path | None = None,
+        prompt: str | None = None,
+        columns: Mapping[str, str] | None = None,
     ) -> None:
         if prompt is not None and SLOT not in prompt:
             raise ConfigError(f"--prompt {prompt!r} must contain {SLOT}, where the question goes")
         self._settings = settings
         self._data = data
         self._prompt = prompt
+        self._columns = check_columns(columns, FILE_PURPOSES, "--columns")
         self._tasks: dict[tuple[str, str], Task] = {}
         self.notes: list[str] = []
 
@@ -104,7 +111,7 @@ class BenchmarkSpecs:
                 f"--on task: {target.settings.model} is a model, not a run, and has no task of its own; "
                 "say e.g. --on math500,gsm8k, --on arithmetic for the bundled agents, or --on FILE.jsonl"
             )
-        task = self._task(OWN_TASK, str(target.folder.resolve()), run)
+        task = self._task(OWN_TASK, repr(run.task), run)  # a study's runs share theirs
         own = run.evaluation
         samples = self._settings.samples_of(own.samples_per_problem)
         temperature = own.temperature if self._settings.temperature is None else self._settings.temperature
@@ -139,7 +146,7 @@ class BenchmarkSpecs:
             return make_task(TaskSettings(name=name, options=options))
         prompt = DEFAULT_PROMPT if self._prompt is None else self._prompt
         if looks_like_a_file(name):
-            return load_file(Path(name).expanduser(), prompt=prompt)
+            return load_file(Path(name).expanduser(), prompt=prompt, columns=self._columns)
         find_benchmark(name)
         return load_benchmark(name, self._data, prompt)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 
 from hacrl.evaluation.metrics import Estimate
 from hacrl.evaluation.results import PairResult, Results
@@ -40,9 +41,10 @@ class TextTable:
 
 
 def result_tables(results: Results) -> list[TextTable]:
-    """Return one table per benchmark; with several benchmarks, a summary first."""
+    """Return one table per benchmark and, of a study, one over its seeds; of several, a summary first."""
     benchmarks = list(dict.fromkeys(pair.benchmark for pair in results.pairs))
     tables = [_benchmark_table(name, results) for name in benchmarks]
+    tables += [table for name in benchmarks if (table := _table_over_seeds(name, results)) is not None]
     return [_summary(benchmarks, results), *tables] if len(benchmarks) > 1 else tables
 
 
@@ -56,9 +58,7 @@ def results_markdown(results: Results) -> str:
 
 def _benchmark_table(name: str, results: Results) -> TextTable:
     pairs = [pair for pair in results.pairs if pair.benchmark == name]
-    changes = {
-        (change.run, change.agent): change.change for change in results.changes() if change.benchmark == name
-    }
+    changes = {change.label: change.change for change in results.changes() if change.benchmark == name}
     ks = sorted({k for pair in pairs for k in pair.score.best_at})
     verdicts = [label for label in _VERDICTS if any(pair.score.verdicts[label] for pair in pairs)]
     samples = sorted({pair.score.samples for pair in pairs})
@@ -73,14 +73,39 @@ def _benchmark_table(name: str, results: Results) -> TextTable:
         row += [with_interval(score.best_at[k]) if k in score.best_at else "" for k in ks]
         if changes:
             row.append(
-                _signed(changes[pair.run, pair.agent])
-                if pair.stage == "after" and (pair.run, pair.agent) in changes
-                else ""
+                _signed(changes[pair.label]) if pair.stage == "after" and pair.label in changes else ""
             )
         row += [f"{score.stopped:.0%}", f"{score.mean_tokens:.0f}"]
         row += [f"{score.verdicts[label]:,}" for label in verdicts]
         rows.append(tuple(row))
     return TextTable(f"{name}: {_sampling_text(pairs)}", tuple(headings), tuple(rows))
+
+
+def _table_over_seeds(name: str, results: Results) -> TextTable | None:
+    """Return mean and deviation over the seeds of a study, a row per variant and a column per agent."""
+    averages: dict[tuple[str, str], list[float]] = {}
+    for pair in results.pairs:
+        if pair.benchmark == name and pair.variant is not None:
+            averages.setdefault((pair.variant, pair.agent), []).append(pair.score.average.mean)
+    counts = sorted({len(values) for values in averages.values()})
+    if not counts or counts[-1] < 2:
+        return None
+    agents = list(dict.fromkeys(agent for _, agent in averages))
+    rows = [
+        (variant, *(_over_seeds(averages.get((variant, agent), [])) for agent in agents))
+        for variant in dict.fromkeys(variant for variant, _ in averages)
+    ]
+    seeds = "/".join(map(str, counts))
+    return TextTable(
+        f"{name}: mean ± standard deviation over {seeds} seeds", ("method", *agents), tuple(rows)
+    )
+
+
+def _over_seeds(values: Sequence[float]) -> str:
+    if not values:
+        return ""
+    mean = f"{fmean(values):.3f}"
+    return f"{mean} ± {stdev(values):.3f}" if len(values) > 1 else mean
 
 
 def _summary(benchmarks: Sequence[str], results: Results) -> TextTable:

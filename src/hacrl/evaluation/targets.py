@@ -1,4 +1,4 @@
-"""The models that ``hacrl eval`` evaluates: a run's agents, one agent of a run, or any model."""
+"""The models that ``hacrl eval`` evaluates: the agents of a run or study, one agent, or any model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,17 @@ from hacrl.runs.folder import RUN_FILES
 Stage = Literal["before", "after"]
 _LEVELS_UP = 4  # parents searched for the run: of RUN/agents/NAME or a checkpoint
 _BLOCK, _BLOCKS = 65536, 64  # bytes a block, blocks read of a large file
+_ORIGIN = ("model", "revision", "precision", "chat_template", "chat_template_args")  # what an agent begins as
 _MAX_NAME = 80  # characters of a folder name
+
+
+@dataclass(frozen=True)
+class StudyRun:
+    """A run's place in a study of ``hacrl compare``."""
+
+    folder: Path  # of the study
+    variant: str  # a method, perhaps with changed keys
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -35,6 +45,17 @@ class Target:
     stage: Stage | None = None  # for a run's agents: the original model or the trained one
     run: RunConfig | None = None
     folder: Path | None = None  # of the run
+    study: StudyRun | None = None  # if the run belongs to a study
+
+    @property
+    def home(self) -> Path | None:
+        """The folder that results are written below: of the run, or of its study."""
+        return self.folder if self.study is None else self.study.folder
+
+    @property
+    def origin(self) -> str | None:
+        """What the states before and after training have in common: the run, or its study."""
+        return None if self.home is None else str(self.home)
 
 
 def resolve_targets(references: Sequence[str], before: bool = False) -> list[Target]:
@@ -44,6 +65,8 @@ def resolve_targets(references: Sequence[str], before: bool = False) -> list[Tar
         path = Path(os.path.expanduser(reference))  # Path.expanduser raises for an unknown user
         if os.path.lexists(path / "config.yaml"):
             found += _agents_of_run(path, before)
+        elif runs := _runs_of_study(path):
+            found += _agents_of_study(path, runs, before)
         elif os.path.isdir(path):
             found += _agent_folder(path, before)
         else:
@@ -61,6 +84,37 @@ def _agents_of_run(path: Path, before: bool) -> list[Target]:
     return targets
 
 
+def _runs_of_study(path: Path) -> list[Path]:
+    """Return the folders of a study's runs, ``VARIANT/seed-N``, by variant and seed; empty if it is none."""
+    found = [folder.parent for folder in path.glob("*/seed-*/config.yaml")] if os.path.isdir(path) else []
+    numbered = [run for run in found if run.name.removeprefix("seed-").isdecimal()]
+    return sorted(numbered, key=lambda run: (run.parent.name, int(run.name.removeprefix("seed-"))))
+
+
+def _agents_of_study(path: Path, runs: Sequence[Path], before: bool) -> list[Target]:
+    """Return the trained agents of all runs; first, if wanted, each agent before training, once.
+
+    Agents of one name that begin from different models have no common state before training.
+    """
+    trained: list[Target] = []
+    originals: dict[str, Target] = {}
+    for run in runs:
+        check_inside(run, path)
+        place = StudyRun(path, run.parent.name, int(run.name.removeprefix("seed-")))
+        for target in _agents_of_run(run, before):
+            if target.stage == "before":
+                first = originals.setdefault(target.agent, replace(target, study=place))
+                if any(getattr(first.settings, key) != getattr(target.settings, key) for key in _ORIGIN):
+                    raise ConfigError(
+                        f"--before: in {path}, agent {target.agent!r} does not begin as the same model in "
+                        "every run; evaluate the runs one by one"
+                    )
+            else:
+                label = f"{place.variant} seed {place.seed}: {target.label}"
+                trained.append(replace(target, label=label, study=place))
+    return [*originals.values(), *trained]
+
+
 def _agent_folder(path: Path, before: bool) -> list[Target]:
     """Return the model of a folder. If a run wrote it, use that run's settings."""
     for parent in list(path.resolve().parents)[:_LEVELS_UP]:
@@ -74,7 +128,8 @@ def _agent_folder(path: Path, before: bool) -> list[Target]:
             break
     if not (path / "config.json").is_file():
         raise ModelError(
-            f"{path} is neither a run (it has no config.yaml) nor a model (it has no config.json)"
+            f"{path} is neither a run (it has no config.yaml), nor a study (it has no "
+            "VARIANT/seed-N/config.yaml), nor a model (it has no config.json)"
         )
     return [_model(str(path), before)]
 
@@ -126,8 +181,8 @@ def _with_unique_labels(targets: Sequence[Target]) -> list[Target]:
             label = target.label
             if counts[label] > 1 and prefixed:
                 label = f"{label} #{sum(other.label == label for other in targets[:i]) + 1}"
-            elif counts[label] > 1 and target.folder is not None:
-                label = f"{target.folder.resolve().name}/{label}"
+            elif counts[label] > 1 and target.home is not None:
+                label = f"{target.home.resolve().name}/{label}"
             labelled.append(replace(target, label=label))
         targets = labelled
     return list(targets)
@@ -156,10 +211,10 @@ def looks_like_a_hub_id(reference: str) -> bool:
 
 
 def default_output(targets: Sequence[Target], names: Sequence[str]) -> Path:
-    """Return ``RUN/evaluations/BENCHMARKS`` for one run, else ``evaluations/MODELS/BENCHMARKS``."""
+    """Return ``RUN/evaluations/BENCHMARKS`` for one run or study, else ``evaluations/MODELS/BENCHMARKS``."""
     benchmarks = _folder_name([label_of(name) for name in names])
-    folders = {target.folder for target in targets}
-    folder = targets[0].folder
+    folders = {target.home for target in targets}
+    folder = targets[0].home
     if len(folders) == 1 and folder is not None:
         output = folder / "evaluations" / benchmarks
         check_inside(output, folder)

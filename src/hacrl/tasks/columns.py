@@ -45,7 +45,8 @@ def find_column(
     named = columns.get(purpose)
     if named is not None:
         if not has_column(table, named):
-            raise table.error(f"has no column {named!r} (columns.{purpose}){_existing_columns(table, named)}")
+            option = f"--columns {purpose}=..." if table.option == "--on" else f"columns.{purpose}"
+            raise table.error(f"has no column {named!r} ({option}){_existing_columns(table, named)}")
         return named
     return next((name for name in defaults if has_column(table, name)), None)
 
@@ -56,7 +57,9 @@ def require_column(table: Table, purpose: str, columns: Mapping[str, str], defau
     if column is None:
         expected = " or ".join(repr(name) for name in defaults)
         fix = f"name it with columns: {{{purpose}: NAME}}"
-        if table.option.startswith("--"):  # the command line has no option for column names
+        if table.option == "--on":
+            fix = f"name it with --columns {purpose}=NAME"
+        elif table.option.startswith("--"):  # a benchmark's own file
             fix = f"rename the column that holds the {purpose}"
         raise table.error(f"has no column {expected}{_existing_columns(table, defaults[0])}; {fix}")
     return column
