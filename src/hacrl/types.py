@@ -297,6 +297,8 @@ class LossTerms:
 
     loss_B: Tensor  # the negative objective
     ratio_B: Tensor  # s, detached
-    clipped_B: Tensor  # share of the response without gradient because of clipping
+    # share of the response without gradient because its ratio is below or above the clip interval
+    clipped_below_B: Tensor
+    clipped_above_B: Tensor
     weight_B: Tensor  # weight w for the sampler's mismatch; a mean over tokens if w is per token
     capped_B: Tensor  # share of the response whose w was reduced to the cap

@@ -21,7 +21,11 @@ def assert_terms(
 ) -> None:
     loss, grad = loss_and_gradient(batch, terms)
     assert loss == pytest.approx(losses, rel=1e-12)
-    assert terms.clipped_B.tolist() == pytest.approx(clipped)
+    below, above = terms.clipped_below_B, terms.clipped_above_B
+    assert (below + above).tolist() == pytest.approx(clipped)
+    # a low ratio is clipped where A < 0, a high one where A > 0
+    for share, advantages_with_gradient in ((below, batch.advantages_B > 0), (above, batch.advantages_B < 0)):
+        assert share[advantages_with_gradient].tolist() == [0.0] * int(advantages_with_gradient.sum())
     for row, expected in zip(grad, gradients, strict=True):
         assert row == pytest.approx(expected, rel=1e-12, abs=1e-15)
 

@@ -27,7 +27,12 @@ def assert_terms(
         assert got[tokens:] == [0.0] * (len(got) - tokens)
         if wanted[2]:
             assert got == [0.0] * len(got)  # a clipped response carries exactly none
-    assert terms.clipped_B.tolist() == [float(row[2]) for row in expected]
+    sides = zip(terms.ratio_B.tolist(), terms.clipped_below_B, terms.clipped_above_B, strict=True)
+    # every test's intervals contain a ratio close to 1: what is clipped below is below it
+    assert [(float(below), float(above)) for _, below, above in sides] == [
+        (float(row[2] and s < 0.95), float(row[2] and s > 0.95))
+        for row, s in zip(expected, terms.ratio_B.tolist(), strict=True)
+    ]
 
 
 def cross(ratio: float, advantage: float, tokens: int = 2, source_length: int = 4) -> Row:

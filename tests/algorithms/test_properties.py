@@ -79,7 +79,8 @@ def test_one_agent_is_exactly_gspo(values, options, own_rows, updates_done, sing
     batch = make_batch(own_rows, updates_done=updates_done, dtype=dtype)
     hacpo_terms, gspo_terms = hacpo.loss(batch), gspo.loss(batch)
     assert loss_and_gradient(batch, hacpo_terms) == loss_and_gradient(batch, gspo_terms)
-    assert hacpo_terms.clipped_B.tolist() == gspo_terms.clipped_B.tolist()
+    assert hacpo_terms.clipped_below_B.tolist() == gspo_terms.clipped_below_B.tolist()
+    assert hacpo_terms.clipped_above_B.tolist() == gspo_terms.clipped_above_B.tolist()
     assert hacpo_terms.ratio_B.tolist() == gspo_terms.ratio_B.tolist()
 
 
@@ -171,11 +172,15 @@ def test_a_clipped_cross_response_has_exactly_no_gradient(options, cross_rows, u
     batch = make_batch(cross_rows, updates_done=updates_done)
     terms = make_method(HacpoSettings(**options)).loss(batch)
     low = 1.0 - options["delta"] + updates_done * options["delta_step"]
-    for row, s, clipped in zip(
-        gradient(batch, terms.loss_B), terms.ratio_B.tolist(), terms.clipped_B.tolist(), strict=True
+    for row, s, below, above in zip(
+        gradient(batch, terms.loss_B),
+        terms.ratio_B.tolist(),
+        terms.clipped_below_B.tolist(),
+        terms.clipped_above_B.tolist(),
+        strict=True,
     ):
         outside = s < low or s > options["cross_upper"]
-        assert clipped == float(outside)
+        assert (below, above) == (float(s < low), float(s > options["cross_upper"]))
         if outside:
             assert row == [0.0] * len(row)
 

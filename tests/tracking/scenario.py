@@ -71,6 +71,7 @@ def report(step: int) -> StepReport:
                 ratio_by_source_length=1.0,
                 ratio_by_own_length=1.5,
                 clipped=0.125,
+                clipped_below=0.0625,
                 clipped_above=0.0625,
                 gradient=0.5,
             )
@@ -79,6 +80,7 @@ def report(step: int) -> StepReport:
         other = AGENTS[1 - index]
         agents[name] = AgentReport(
             capability=base + 0.25,
+            capability_ratios={other: 0.5 + index},
             policy_version=4 * step,
             rollout=RolloutReport(
                 base + 0.75,
@@ -88,9 +90,19 @@ def report(step: int) -> StepReport:
                 8,
                 rewards={"brief": RewardReport(base + 0.125, 0.25, 7)},
                 logged={"words": 10.0 * step},
+                tokens=100,
+                entropy=base + 0.375,
+                all_right=0.25,
+                all_wrong=0.5,
             ),
             learning=LearnReport(
                 updates=4,
+                tokens=400,
+                policy_kl=0.03125,
+                reference_kl=0.125,
+                own_clipped_later=0.25,
+                baseline=0.75,
+                without_signal=0.375,
                 loss=-base,
                 grad_norm=2.0,
                 skipped=3,
@@ -133,6 +145,10 @@ EXPECTED = {
     "qwen/reward": {1: 16.75, 2: 32.75},
     "llama/reward": {1: 20.75, 2: 36.75},
     "qwen/capability": {1: 16.25, 2: 32.25},
+    "qwen/entropy": {1: 16.375, 2: 32.375},
+    "qwen/from/llama/capability_ratio": {1: 0.5, 2: 0.5},
+    "llama/from/qwen/capability_ratio": {1: 1.5, 2: 1.5},
+    "llama/learning/policy_kl": {1: 0.03125, 2: 0.03125},
     "qwen/policy_version": {1: 4.0, 2: 8.0},
     "qwen/stopped": {1: 0.5, 2: 0.5},
     "qwen/verdicts/correct": {1: 5.0, 2: 5.0},

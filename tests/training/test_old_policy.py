@@ -101,12 +101,12 @@ def test_the_ratio_starts_at_exactly_one_for_any_sampler_logprobs() -> None:
     ratios = [math.exp(-math.fsum(noise(which)) / len(noise(which))) for which in range(6)]
     assert sorted(plain.sources["char"].ratios) == pytest.approx(sorted(ratios), abs=1e-5)
     assert min(abs(ratio - 1) for ratio in ratios) > 0.01
-    assert (plain.sampler_weights, plain.sampler_capped) == ([], [])
+    assert (plain.own.sampler_weights, plain.own.sampler_capped) == ([], [])
     # the losses: - mean(w A) with w the inverse of what the noise did to the whole response, at most 2
     w = [min(2.0, math.exp(-math.fsum(noise(which)))) for which in range(6)]
     expected = -math.fsum(x * a for x, a in zip(w, ADVANTAGES, strict=True)) / 6
     assert corrected.losses == pytest.approx([expected], abs=1e-5)
-    assert sorted(corrected.sampler_weights) == pytest.approx(sorted(w), rel=1e-4)
+    assert sorted(corrected.own.sampler_weights) == pytest.approx(sorted(w), rel=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -134,11 +134,11 @@ def test_auto_recomputes_only_for_an_inexact_sampler() -> None:
     ):
         agent = fresh()
         stats = learner(agent, exact=exact, old_policy=old_policy).learn(six_own(agent), updates=1, seed=0)
-        assert bool(stats.sampler_weights) == corrects
+        assert bool(stats.own.sampler_weights) == corrects
         assert (stats.sources["char"].ratios == [1.0] * 6) == corrects
     agent = fresh()
     default = Learner(agent, make_method(GSPO), LearningSettings(), SAMPLING)  # exact by default
-    assert default.learn(six_own(agent), updates=1, seed=0).sampler_weights == []
+    assert default.learn(six_own(agent), updates=1, seed=0).own.sampler_weights == []
 
 
 def corrected_loss(model, one: LearnerSample, old_T: Tensor, cap: float, per_token: bool) -> Tensor:
@@ -193,9 +193,9 @@ def test_whole_steps_equal_plain_torch(method, updates: int, epochs: int, cap: f
         assert stats.losses == pytest.approx(losses, rel=1e-3, abs=1e-5)
         # a hundredth of what an update moves them: Adam makes much of rounding where a gradient is almost 0
         assert largest_difference(weights(agent), weights(plain)) < 3e-5
-        assert max(stats.sampler_weights) <= cap + 1e-6
-        assert 0 < sum(stats.sampler_capped) < len(stats.sampler_capped) or cap == 2.0
-        assert len(stats.sampler_weights) == 6 * epochs
+        assert max(stats.own.sampler_weights) <= cap + 1e-6
+        assert 0 < sum(stats.own.sampler_capped) < len(stats.own.sampler_capped) or cap == 2.0
+        assert len(stats.own.sampler_weights) == 6 * epochs
         if updates > 1:
             assert len({round(ratio, 5) for ratio in stats.sources["char"].ratios}) > 3  # it has moved
 
@@ -215,7 +215,7 @@ def test_only_responses_of_later_updates_need_an_extra_pass() -> None:
         assert extra is not None or 0 < spent < 6
         assert len(sizes) == used + spent
         assert len(stats.sampler_gaps) == sum(len(RESPONSES[which]) for which in range(6))  # each once
-        assert len(stats.sampler_weights) == 6 * epochs
+        assert len(stats.own.sampler_weights) == 6 * epochs
 
 
 def test_without_correction_there_is_no_extra_pass() -> None:
@@ -349,7 +349,7 @@ def test_the_stop_token_counts_if_it_is_trained_on(learn_stop_token: bool) -> No
     mine = Learner(agent, method, LearningSettings(lr=1e-9), sampling, exact_sampler=False)
     stats = mine.learn(samples, updates=2, seed=0)
     weight, gap = (math.exp(-0.5), 0.5) if learn_stop_token else (1.0, 0.0)
-    assert stats.sampler_weights == pytest.approx([weight] * len(rollouts), abs=1e-4)
+    assert stats.own.sampler_weights == pytest.approx([weight] * len(rollouts), abs=1e-4)
     assert report(stats).sampler_gap_max == pytest.approx(gap, abs=1e-4)
     assert len(stats.sampler_gaps) == sum(r.num_tokens - (not learn_stop_token) for r in rollouts)
 

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from hacrl.engines.answering import verify_rollouts
-from hacrl.training.learn_stats import LearnStats, SourceStats
+from hacrl.training.learn_stats import LearnStats, OwnStats, SourceStats
 from hacrl.training.metrics import (
     LearnReport,
     RetokeniseReport,
@@ -17,6 +17,7 @@ from hacrl.training.metrics import (
     rollout_report,
 )
 from hacrl.training.samples import LearnerSamples
+from hacrl.types import Problem, Rollout, Verdict, VerifiedRollout
 from tests.support.rollouts import rollout
 from tests.support.sevens import SevensTask
 from tests.support.tiny import char_agent
@@ -33,7 +34,29 @@ def test_the_rollout_report() -> None:
         response_tokens=2.25,
         stopped=0.75,
         rollouts=4,
+        tokens=9,
+        # token t has log-probability -0.25 * (t + 1): .25 * (3 + 3 + 10 + 1) over 9 tokens
+        entropy=pytest.approx(4.25 / 9),
+        all_right=0.0,
+        all_wrong=0.0,
     )
+
+
+def test_prompts_without_variance() -> None:
+    """Of four prompts, one is always solved, one never, and two sometimes; rewards start at -1."""
+    rewards = {"a": (1.0, 1.0), "b": (-1.0, -1.0), "c": (1.0, -1.0), "d": (-1.0, 0.5)}
+    verified = [
+        VerifiedRollout(
+            Rollout.single_turn(Problem(name, name, "7"), "ada", "7", (1,), (-0.5,), "stop", 0, ""),
+            Verdict(reward, "scored"),
+        )
+        for name, pair in rewards.items()
+        for reward in pair
+    ]
+    report = rollout_report(verified, min_reward=-1.0)
+    assert (report.all_right, report.all_wrong) == (0.25, 0.25)
+    # counted from 0, a reward of -1 is still the lowest kind
+    assert rollout_report(verified).all_wrong == 0.25
 
 
 def test_the_learn_report() -> None:
@@ -44,17 +67,23 @@ def test_the_learn_report() -> None:
         sources={
             "bob": SourceStats(
                 ratios=[0.9, 0.7, 1.1],
-                clipped=[0.0, 1.0, 0.5],
+                clipped_below=[0.0, 1.0, 0.0],
                 clipped_above=[0.0, 0.0, 0.5],
                 gradients=[0.25, 0.0, 0.5],
                 source_length_ratios=[0.9, 0.7, 1.1],
                 own_length_ratios=[0.8, 0.6, 0.7],
+                tokens=30,
             ),
-            "ada": SourceStats([1.0], [0.0], [0.0], [0.25], [1.0], [1.0]),
+            "ada": SourceStats([1.0], [0.0], [0.0], [0.25], [1.0], [1.0], 12),
         },
         sampler_differences=[0.25, -0.5, 0.75, 0.5],
-        sampler_weights=[0.5, 2.0, 1.0],
-        sampler_capped=[0.0, 1.0, 0.0],
+        own=OwnStats(
+            policy_kls=[0.1, 0.3],
+            reference_kls=[0.5],
+            later_clipped=[1.0, 0.0, 0.0, 0.0],
+            sampler_weights=[0.5, 2.0, 1.0],
+            sampler_capped=[0.0, 1.0, 0.0],
+        ),
         bad_updates=3,
         oom_retries=1,
         learning_rate=2e-6,
@@ -62,7 +91,13 @@ def test_the_learn_report() -> None:
     )
     dropped = Counter({("bob", "too_long"): 2, ("ada", "non_finite"): 1, ("bob", "not_representable"): 3})
     left_out = Counter({"carl": 6, "bob": 4})
-    samples = LearnerSamples(dropped=dropped, length_ratios={"bob": [0.5, 0.7]}, left_out=left_out)
+    samples = LearnerSamples(
+        dropped=dropped,
+        length_ratios={"bob": [0.5, 0.7]},
+        left_out=left_out,
+        baselines=[0.25, 0.75],
+        has_signal=[True, False, False, True, True],
+    )
     assert learn_report("ada", stats, samples) == LearnReport(
         updates=2,
         loss=pytest.approx(0.2),
@@ -75,7 +110,7 @@ def test_the_learn_report() -> None:
         sampler_weight=pytest.approx(3.5 / 3),
         sampler_capped=pytest.approx(1 / 3),
         sources={
-            "ada": SourceReport(1, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, gradient=0.25),  # of 0.25 + 0.75
+            "ada": SourceReport(1, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.25, 12),  # .25 of .25 + .75
             "bob": SourceReport(
                 used=3,
                 ratio_mean=pytest.approx(0.9),
@@ -84,8 +119,10 @@ def test_the_learn_report() -> None:
                 ratio_by_source_length=pytest.approx(0.9),
                 ratio_by_own_length=pytest.approx(0.7),
                 clipped=pytest.approx(0.5),
+                clipped_below=pytest.approx(1 / 3),
                 clipped_above=pytest.approx(0.5 / 3),
                 gradient=0.75,
+                tokens=30,
             ),
         },
         # 2 of the 5 that were tried came back as the same text
@@ -93,6 +130,12 @@ def test_the_learn_report() -> None:
         bad_updates=3,
         oom_retries=1,
         learning_rate=2e-6,
+        tokens=42,
+        policy_kl=pytest.approx(0.2),
+        reference_kl=0.5,
+        own_clipped_later=0.25,
+        baseline=0.5,
+        without_signal=0.4,
         left_out={"bob": 4, "carl": 6},
         notes=("something to know",),
     )

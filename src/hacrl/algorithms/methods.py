@@ -40,6 +40,7 @@ from hacrl.types import LossBatch, LossTerms
 
 Advantages = dict[str, tuple[float, ...]]  # source agent -> advantage of each of its responses to a prompt
 AdvantageFunction = Callable[[PromptRewards, str, CapabilityRatio], Advantages]
+BaselineFunction = Callable[[PromptRewards, str, CapabilityRatio], float]
 LossFunction = Callable[[LossBatch], LossTerms]
 
 
@@ -51,6 +52,8 @@ class Method:
     advantages: AdvantageFunction  # (rewards of one prompt, learner, omega) -> advantages per source
     loss: LossFunction
     settings: MethodSettings
+    # mu_k that the learner's own responses to a prompt are compared with; None: it does not say
+    baseline: BaselineFunction | None = None
 
     @property
     def needs_reference(self) -> bool:
@@ -61,7 +64,9 @@ class Method:
 class OwnMethod(Protocol):
     """A method of the user's own. The object is made from ``method.options``.
 
-    If its class takes ``settings``, hacrl hands in the method's shared settings.
+    If its class takes ``settings``, hacrl hands in the method's shared settings. An optional method
+    ``baseline`` takes the arguments of ``advantages`` and returns mu of the learner's own responses to the
+    prompt, for the metrics.
     """
 
     shares_rollouts: bool  # whether an agent learns from other agents' responses
@@ -89,6 +94,30 @@ def own_advantages(
     return _group_relative({learner: rewards[learner]}, learner, scale)
 
 
+def own_baseline(_: MethodSettings, rewards: PromptRewards, learner: str, __: CapabilityRatio) -> float:
+    """Return the mean reward of the learner's own responses."""
+    return _joint_mean({learner: rewards[learner]}, learner)
+
+
+def joint_baseline(_: MethodSettings, rewards: PromptRewards, learner: str, __: CapabilityRatio) -> float:
+    """Return the mean of all agents' mean rewards."""
+    return _joint_mean(rewards, learner)
+
+
+def _joint_mean(rewards: PromptRewards, learner: str) -> float:
+    return capability_aware_baseline(rewards, learner, equal_capability, overshoot="keep")
+
+
+def hacpo_baseline(
+    settings: HacpoSettings, rewards: PromptRewards, learner: str, capability_ratio: CapabilityRatio
+) -> float:
+    """Return mu_k (eq. 6) of an agent, a learner or a source."""
+    ratio = capability_ratio if settings.capability_baseline else equal_capability
+    return capability_aware_baseline(
+        rewards, learner, ratio, settings.baseline_overshoot, settings.max_reward
+    )
+
+
 def joint_advantages(
     _: MethodSettings,
     normaliser: Normaliser,
@@ -104,7 +133,7 @@ def _group_relative(rewards: PromptRewards, learner: str, normaliser: Normaliser
     """Return (R - mean) / std; without a normaliser R - mean, as in Dr. GRPO."""
     if is_uniform(rewards):
         return zero_advantages(rewards)
-    baseline = capability_aware_baseline(rewards, learner, equal_capability, overshoot="keep")
+    baseline = _joint_mean(rewards, learner)
     std, epsilon = (
         (1.0, 0.0) if normaliser is None else (joint_std(rewards, normaliser.unbiased), normaliser.epsilon)
     )
@@ -123,15 +152,12 @@ def hacpo_advantages(
     """Return capability-aware advantages (eq. 6, 7); those of other agents are scaled by eq. 10."""
     if is_uniform(rewards):
         return zero_advantages(rewards)
-    baseline_ratio = capability_ratio if settings.capability_baseline else equal_capability
     discrepancy_ratio = capability_ratio if settings.discrepancy else equal_capability
     std = joint_std(rewards, normaliser.unbiased)
     advantages: Advantages = {}
     for source, values in rewards.items():
         baseline_agent = source if settings.choices.cross_baseline == "source" else learner
-        baseline = capability_aware_baseline(
-            rewards, baseline_agent, baseline_ratio, settings.baseline_overshoot, settings.max_reward
-        )
+        baseline = hacpo_baseline(settings, rewards, baseline_agent, capability_ratio)
         raw = normalised_advantages(values, baseline, std, normaliser.epsilon)
         advantages[source] = scaled_by_discrepancy(raw, learner, source, discrepancy_ratio)
     return advantages
@@ -186,12 +212,12 @@ def plugin_loss(method: OwnMethod, batch: LossBatch, settings: MethodSettings) -
     return terms
 
 
-# name -> (advantage function, loss function)
-_METHODS: dict[str, tuple[Callable[..., Advantages], Callable[..., LossTerms]]] = {
-    "grpo": (own_advantages, grpo_loss),
-    "gspo": (own_advantages, gspo_loss),
-    "naive": (joint_advantages, naive_loss),
-    "hacpo": (hacpo_advantages, hacpo_loss),
+# name -> (advantage function, baseline function, loss function)
+_METHODS: dict[str, tuple[Callable[..., Advantages], Callable[..., float], Callable[..., LossTerms]]] = {
+    "grpo": (own_advantages, own_baseline, grpo_loss),
+    "gspo": (own_advantages, own_baseline, gspo_loss),
+    "naive": (joint_advantages, joint_baseline, naive_loss),
+    "hacpo": (hacpo_advantages, hacpo_baseline, hacpo_loss),
 }
 
 
@@ -214,11 +240,13 @@ def make_method(
             advantages=partial(plugin_advantages, own, settings),
             loss=lambda batch: with_kl_penalty(partial(plugin_loss, own), batch, settings),
             settings=settings,
+            baseline=getattr(own, "baseline", None),
         )
-    advantages, loss = _METHODS[settings.name]
+    advantages, baseline, loss = _METHODS[settings.name]
     return Method(
         name=settings.name,
         advantages=partial(advantages, settings, normaliser),
         loss=lambda batch: with_kl_penalty(loss, batch, settings),
         settings=settings,
+        baseline=partial(baseline, settings),
     )

@@ -52,6 +52,9 @@ def _agent_scalars(name: str, report: AgentReport) -> Scalars:
     for function, rewards in report.rollout.rewards.items():
         scalars |= _numbers(f"{name}/rewards/{_part(function)}", rewards)
     scalars |= {f"{name}/logged/{_part(key)}": value for key, value in report.rollout.logged.items()}
+    scalars |= {
+        f"{name}/from/{source}/capability_ratio": ratio for source, ratio in report.capability_ratios.items()
+    }
     return scalars | _numbers(f"{name}/learning", report.learning) | _source_scalars(name, report.learning)
 
 

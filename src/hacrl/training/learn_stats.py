@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hacrl.algorithms.importance import sequence_ratio
+from hacrl.algorithms.kl import k3_divergence
 from hacrl.models.device import HostCopy
 from hacrl.training.old_policy import sampler_differences
 from hacrl.types import LearnerSample, LossBatch, LossTerms
@@ -43,15 +44,23 @@ class DeferredReader(Generic[Result]):
 
 @dataclass(frozen=True, slots=True)
 class SampleNumbers:
-    """The loss's numbers of one sample in one update."""
+    """The numbers of one sample in one update."""
 
     ratio: float
-    clipped: float  # share of the response without gradient
+    clipped_below: float  # share of the response without gradient because its ratio is too low
+    clipped_above: float  # ... too high
     by_source_length: float  # the ratio by source length,
     by_own_length: float  # and by own length, whichever the loss uses
     weight: float  # for the sampler's mismatch
     capped: float
     gradient: float  # sum over tokens of |dL/d log pi|
+    policy_kl: float  # KL(pi_old || pi_k) per token; means nothing for other agents' responses
+    reference_kl: float  # KL(pi_k || pi_reference) per token; 0 without a reference
+
+    @property
+    def clipped(self) -> float:
+        """Share of the response without gradient because of clipping."""
+        return self.clipped_below + self.clipped_above
 
 
 class MicroBatchResult:
@@ -66,19 +75,31 @@ class MicroBatchResult:
         self, samples: Sequence[LearnerSample], loss: Tensor, batch: LossBatch, terms: LossTerms
     ) -> None:
         self.samples = samples
+        self.updates_done = batch.updates_done
         self.has_sampler_weights = batch.sampler_logprobs_BT is not None
+        self.has_reference = batch.reference_logprobs_BT is not None
         # only before the first update has the learner the weights that sampled
         self.has_sampling_weights = batch.updates_done == 0
         gradient_BT = batch.logprobs_BT.grad
         assert gradient_BT is not None, "the log-probabilities did not retain their gradient"
-        numbers = (
+        old_BT, new_BT, reference_BT = (
+            batch.behaviour_logprobs_BT,
+            batch.logprobs_BT,
+            batch.reference_logprobs_BT,
+        )
+        numbers = (  # in the order of SampleNumbers
             terms.ratio_B,
-            terms.clipped_B,
+            terms.clipped_below_B,
+            terms.clipped_above_B,
             sequence_ratio(batch, "source"),
             sequence_ratio(batch, "own"),
             terms.weight_B,
             terms.capped_B,
             gradient_BT.abs().sum(dim=-1),
+            k3_divergence(old_BT, new_BT, batch.mask_BT),
+            torch.zeros_like(terms.ratio_B)
+            if reference_BT is None
+            else k3_divergence(new_BT, reference_BT, batch.mask_BT),
         )
         self._numbers = HostCopy(loss, torch.stack(numbers, dim=-1), batch.logprobs_BT)
 
@@ -87,8 +108,8 @@ class MicroBatchResult:
 
         Log-probabilities are (B, T).
         """
-        loss, numbers_B7, logprobs_BT = self._numbers.wait()
-        return float(loss), [SampleNumbers(*row) for row in numbers_B7.tolist()], logprobs_BT
+        loss, numbers, logprobs_BT = self._numbers.wait()
+        return float(loss), [SampleNumbers(*row) for row in numbers.tolist()], logprobs_BT
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,20 +125,68 @@ class SourceStats:
     """One source's samples in one learner's updates: one number per use of a sample."""
 
     ratios: list[float] = field(default_factory=list)
-    clipped: list[float] = field(default_factory=list)
-    clipped_above: list[float] = field(default_factory=list)  # the part that was above the clip range
+    clipped_below: list[float] = field(default_factory=list)
+    clipped_above: list[float] = field(default_factory=list)
     gradients: list[float] = field(default_factory=list)  # sum over tokens of |dL/d log pi|
     source_length_ratios: list[float] = field(default_factory=list)  # both definitions of s (eq. 11),
     own_length_ratios: list[float] = field(default_factory=list)  # whichever the loss uses
+    tokens: int = 0  # that the loss saw, counted at every use
+
+    @property
+    def clipped(self) -> list[float]:
+        """Share of each response without gradient because of clipping."""
+        return [below + above for below, above in zip(self.clipped_below, self.clipped_above, strict=True)]
+
+    def record(self, sample: LearnerSample, numbers: SampleNumbers) -> None:
+        """Append the numbers of one use of a sample."""
+        self.ratios.append(numbers.ratio)
+        self.clipped_below.append(numbers.clipped_below)
+        self.clipped_above.append(numbers.clipped_above)
+        self.gradients.append(numbers.gradient)
+        self.source_length_ratios.append(numbers.by_source_length)
+        self.own_length_ratios.append(numbers.by_own_length)
+        self.tokens += sample.loss_tokens
 
     def add(self, other: SourceStats) -> None:
         """Append the numbers of a further update."""
         self.ratios += other.ratios
-        self.clipped += other.clipped
+        self.clipped_below += other.clipped_below
         self.clipped_above += other.clipped_above
         self.gradients += other.gradients
         self.source_length_ratios += other.source_length_ratios
         self.own_length_ratios += other.own_length_ratios
+        self.tokens += other.tokens
+
+
+@dataclass
+class OwnStats:
+    """Numbers of a learner's own responses alone: one per use of a sample."""
+
+    policy_kls: list[float] = field(default_factory=list)
+    reference_kls: list[float] = field(default_factory=list)  # only with a reference
+    later_clipped: list[float] = field(default_factory=list)  # from the step's second update on
+    # w and the share of each response that was cut down to the cap; only if differences are corrected
+    sampler_weights: list[float] = field(default_factory=list)
+    sampler_capped: list[float] = field(default_factory=list)
+
+    def record(self, numbers: SampleNumbers, result: MicroBatchResult) -> None:
+        """Append the numbers of one use of an own response."""
+        self.policy_kls.append(numbers.policy_kl)
+        if result.updates_done:
+            self.later_clipped.append(numbers.clipped)
+        if result.has_reference:
+            self.reference_kls.append(numbers.reference_kl)
+        if result.has_sampler_weights:
+            self.sampler_weights.append(numbers.weight)
+            self.sampler_capped.append(numbers.capped)
+
+    def add(self, other: OwnStats) -> None:
+        """Append the numbers of a further update."""
+        self.policy_kls += other.policy_kls
+        self.reference_kls += other.reference_kls
+        self.later_clipped += other.later_clipped
+        self.sampler_weights += other.sampler_weights
+        self.sampler_capped += other.sampler_capped
 
 
 @dataclass
@@ -132,9 +201,7 @@ class LearnStats:
     first_uses: dict[tuple[str, str, int], FirstUse] = field(default_factory=dict)  # by rollout_key
     # log pi_sampler - log pi_old per own token, both at the weights before the first update
     sampler_differences: list[float] = field(default_factory=list)
-    # w of own responses and the share of each that was cut down to the cap; only if differences are corrected
-    sampler_weights: list[float] = field(default_factory=list)
-    sampler_capped: list[float] = field(default_factory=list)
+    own: OwnStats = field(default_factory=OwnStats)
     bad_updates: int = 0  # left out because their loss or gradient was not finite
     oom_retries: int = 0  # attempts at an update that were repeated because memory ran out
     notes: list[str] = field(default_factory=list)  # sentences for the user
@@ -159,16 +226,9 @@ class LearnStats:
         loss, rows, logprobs_BT = result.read()
         rounded_BT = torch.round(logprobs_BT.double(), decimals=_DECIMALS).tolist()
         for sample, numbers, logprobs_T in zip(result.samples, rows, rounded_BT, strict=True):
-            source = self.sources[sample.source]
-            source.ratios.append(numbers.ratio)
-            source.clipped.append(numbers.clipped)
-            source.clipped_above.append(numbers.clipped if is_clipped_above(sample, numbers.ratio) else 0.0)
-            source.gradients.append(numbers.gradient)
-            source.source_length_ratios.append(numbers.by_source_length)
-            source.own_length_ratios.append(numbers.by_own_length)
-            if result.has_sampler_weights and sample.is_own:
-                self.sampler_weights.append(numbers.weight)
-                self.sampler_capped.append(numbers.capped)
+            self.sources[sample.source].record(sample, numbers)
+            if sample.is_own:
+                self.own.record(numbers, result)
             if sample.rollout_key not in self.first_uses:
                 logprobs = tuple(logprobs_T[: len(sample.response_ids)])
                 self.first_uses[sample.rollout_key] = FirstUse(numbers, logprobs)
@@ -185,20 +245,10 @@ class LearnStats:
             self.sources[source].add(numbers)
         self.first_uses = {**update.first_uses, **self.first_uses}
         self.sampler_differences += update.sampler_differences
-        self.sampler_weights += update.sampler_weights
-        self.sampler_capped += update.sampler_capped
+        self.own.add(update.own)
 
     def add_bad(self, update: LearnStats) -> None:
         """Count an update that was left out; keep its finite sampler differences."""
         self.bad_updates += 1
         self.skipped += update.skipped
         self.sampler_differences += [gap for gap in update.sampler_differences if math.isfinite(gap)]
-
-
-def is_clipped_above(sample: LearnerSample, ratio: float) -> bool:
-    """Return whether clipping, if it removed a sample's gradient, did so above the clip range, not below.
-
-    The surrogate of own responses is clipped above for positive advantages and below for negative ones, for
-    each token if the ratio is per token. The range of other agents' responses has 1 inside or as its end.
-    """
-    return sample.advantage > 0 if sample.is_own else ratio > 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hacrl.training.learn_stats import FirstUse, LearnStats, is_clipped_above
+from hacrl.training.learn_stats import FirstUse, LearnStats
 from hacrl.training.samples import LearnerSamples
 from hacrl.types import Fate, LearnerSample, LearntRollout
 
@@ -36,4 +36,4 @@ def _fate(sample: LearnerSample, use: FirstUse | None) -> Fate:
         return "no_signal" if sample.advantage == 0 else "bad_update"
     if use.numbers.clipped < 1:
         return "used"
-    return "clipped_above" if is_clipped_above(sample, use.numbers.ratio) else "clipped_below"
+    return "clipped_above" if use.numbers.clipped_above > use.numbers.clipped_below else "clipped_below"

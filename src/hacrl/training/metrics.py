@@ -49,6 +49,12 @@ class RolloutReport:
     rollouts: int
     rewards: dict[str, RewardReport] = field(default_factory=dict)  # by reward function
     logged: dict[str, float] = field(default_factory=dict)  # what reward functions gave to log_metric
+    tokens: int = 0  # generated in all
+    # Estimate of the policy's entropy in nats per token: the mean of -log pi over all sampled tokens. Its
+    # expected value is the mean entropy of the distributions that they were drawn from. None: no token
+    entropy: float | None = None
+    all_right: float = 0.0  # share of prompts whose responses all have the same reward, above the lowest
+    all_wrong: float = 0.0  # share of prompts whose responses all have the lowest reward
 
 
 @dataclass(frozen=True)
@@ -62,8 +68,10 @@ class SourceReport:
     ratio_by_source_length: float  # mean of s = (pi_k / pi_j)^(1/|y|), |y| in the source's tokens (the paper)
     ratio_by_own_length: float  # mean of s from per-token means, each in its own tokens (public code)
     clipped: float  # share without gradient because of clipping
+    clipped_below: float  # the part of it whose ratio was below the clip range
     clipped_above: float  # the part of it whose ratio was above the clip range
     gradient: float  # share of the step's gradient: of the sum of |dL/d log pi| over all tokens
+    tokens: int = 0  # that the loss saw, counted at every use
 
 
 @dataclass(frozen=True)
@@ -96,6 +104,13 @@ class LearnReport:
     bad_updates: int = 0  # left out because their loss or gradient was not finite
     oom_retries: int = 0  # attempts at an update that were repeated because memory ran out
     learning_rate: float = 0.0  # of the step's updates, after warm-up and schedule
+    tokens: int = 0  # that the loss saw, counted at every use
+    # KL per token of own responses, at every use of them; None: there was none
+    policy_kl: float | None = None  # KL(old policy || policy) within the step
+    reference_kl: float | None = None  # KL(policy || reference); also None without a reference
+    own_clipped_later: float | None = None  # share of own responses clipped from the second update on
+    baseline: float | None = None  # mu of own responses, mean over prompts; None: the method does not say
+    without_signal: float = 0.0  # share of prompts in which every advantage is zero
     # source -> rollouts not learnt from because of learning.max_cross_rollouts
     left_out: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # sentences for the user; no part of the metrics
@@ -111,6 +126,7 @@ class AgentReport:
     rollout: RolloutReport
     learning: LearnReport
     engine: SyncReport | None = None  # None: the engine shares the learner's weights
+    capability_ratios: dict[str, float] = field(default_factory=dict)  # omega(agent, other), by other agent
 
 
 @dataclass(frozen=True)
@@ -143,8 +159,13 @@ def accuracy_by_problem(verified: Sequence[VerifiedRollout], samples: int) -> Ac
     return accuracy_of([rewards[i : i + samples] for i in range(0, len(rewards), samples)])
 
 
-def rollout_report(rollouts: Sequence[VerifiedRollout]) -> RolloutReport:
-    """Summarise one agent's verified rollouts."""
+def rollout_report(rollouts: Sequence[VerifiedRollout], min_reward: float = 0.0) -> RolloutReport:
+    """Summarise one agent's verified rollouts; ``min_reward`` is the lowest possible reward."""
+    logprobs = [logprob for verified in rollouts for logprob in verified.rollout.token_logprobs]
+    by_problem: dict[str, set[float]] = {}
+    for verified in rollouts:
+        by_problem.setdefault(verified.rollout.problem.id, set()).add(verified.reward)
+    uniform = [values.pop() for values in by_problem.values() if len(values) == 1]
     return RolloutReport(
         reward=mean(verified.reward for verified in rollouts),
         verdicts=dict(sorted(Counter(verified.verdict.label for verified in rollouts).items())),
@@ -153,6 +174,10 @@ def rollout_report(rollouts: Sequence[VerifiedRollout]) -> RolloutReport:
         rollouts=len(rollouts),
         rewards=_rewards_by_function([verified.verdict for verified in rollouts]),
         logged=_means_by_name([verified.verdict.metrics for verified in rollouts]),
+        tokens=len(logprobs),
+        entropy=_mean_if_any([-logprob for logprob in logprobs if math.isfinite(logprob)]),
+        all_right=sum(reward > min_reward for reward in uniform) / max(1, len(by_problem)),
+        all_wrong=sum(reward <= min_reward for reward in uniform) / max(1, len(by_problem)),
     )
 
 
@@ -187,8 +212,10 @@ def learn_report(learner: str, stats: LearnStats, samples: LearnerSamples) -> Le
             ratio_by_source_length=mean(values.source_length_ratios),
             ratio_by_own_length=mean(values.own_length_ratios),
             clipped=mean(values.clipped),
+            clipped_below=mean(values.clipped_below),
             clipped_above=mean(values.clipped_above),
             gradient=math.fsum(values.gradients) / gradient if gradient else 0.0,
+            tokens=values.tokens,
         )
         for source, values in sorted(stats.sources.items())
     }
@@ -201,13 +228,19 @@ def learn_report(learner: str, stats: LearnStats, samples: LearnerSamples) -> Le
         sampler_gap=_mean_if_any(stats.sampler_gaps),
         sampler_gap_max=max(stats.sampler_gaps, default=None),
         sampler_kl=_mean_if_any(stats.sampler_differences),
-        sampler_weight=_mean_if_any(stats.sampler_weights),
-        sampler_capped=_mean_if_any(stats.sampler_capped),
+        sampler_weight=_mean_if_any(stats.own.sampler_weights),
+        sampler_capped=_mean_if_any(stats.own.sampler_capped),
         sources=sources,
         retokenised=_retokenised(samples),
         learning_rate=stats.learning_rate,
         bad_updates=stats.bad_updates,
         oom_retries=stats.oom_retries,
+        tokens=sum(source.tokens for source in sources.values()),
+        policy_kl=_mean_if_any(stats.own.policy_kls),
+        reference_kl=_mean_if_any(stats.own.reference_kls),
+        own_clipped_later=_mean_if_any(stats.own.later_clipped),
+        baseline=_mean_if_any(samples.baselines),
+        without_signal=mean(not has_signal for has_signal in samples.has_signal),
         left_out=dict(sorted(samples.left_out.items())),
         notes=tuple(stats.notes),
         learnt=learnt_rollouts(learner, stats, samples),

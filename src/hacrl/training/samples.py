@@ -34,6 +34,9 @@ class LearnerSamples:
     length_ratios: dict[str, list[float]] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)  # by source: over max_cross_rollouts
     not_used: list[LearntRollout] = field(default_factory=list)  # those that did not become a sample
+    baselines: list[float] = field(default_factory=list)  # mu of the learner, of each prompt
+    # of each prompt: whether some response has an advantage that is not zero
+    has_signal: list[bool] = field(default_factory=list)
 
     def add(self, sample: LearnerSample) -> None:
         """Append a sample, and record its length ratio if it was retokenised."""
@@ -60,6 +63,7 @@ class _PromptState:
     group: PromptGroup
     to_try: list[Candidate]
     reserves: list[Candidate]  # of other agents, over the limit; the next one replaces a dropped response
+    has_signal: bool  # some advantage is not zero
     samples: dict[tuple[str, int], LearnerSample] = field(default_factory=dict)  # by source and index
 
     def without_sample(self, learner: str, candidate: Candidate, reason: Fate) -> LearntRollout:
@@ -125,6 +129,11 @@ class SampleBuilder:
                 if not isinstance(sample, LearnerSample):
                     built.dropped[candidate.source, sample] += 1
                     built.not_used.append(prompt.without_sample(self._learner.name, candidate, sample))
+        if self._method.baseline is not None:
+            built.baselines = [
+                self._method.baseline(self._rewards(group), self._learner.name, ratio) for group in groups
+            ]
+        built.has_signal = [prompt.has_signal for prompt in prompts]
         for prompt in prompts:
             for key in sorted(prompt.samples):
                 built.add(prompt.samples[key])
@@ -143,14 +152,15 @@ class SampleBuilder:
             for source, advantages in self._method.advantages(rewards, self._learner.name, ratio).items()
             for index, advantage in enumerate(advantages)
         ]
+        has_signal = any(candidate.advantage for candidate in candidates)
         limit = self._max_cross_rollouts
         if limit is None:
-            return _PromptState(group, candidates, [])
+            return _PromptState(group, candidates, [], has_signal)
         own = [candidate for candidate in candidates if candidate.source == self._learner.name]
         cross = [candidate for candidate in candidates if candidate.source != self._learner.name]
         if len(cross) > limit:
             cross = most_useful_first(cross, seed, group.problem.id)
-        return _PromptState(group, own + cross[:limit], cross[limit:])
+        return _PromptState(group, own + cross[:limit], cross[limit:], has_signal)
 
     def _rewards(self, group: PromptGroup) -> dict[str, tuple[float, ...]]:
         """Return the rewards that advantages compare: the verdicts', less for overlong responses."""

@@ -178,16 +178,20 @@ class Trainer:
 
     def _end(self, progress: StepProgress, reports: Mapping[str, LearnReport]) -> StepReport:
         """Report the step to the observers, and return the report."""
-        versions = self.executor.policy_versions
+        versions, capabilities = self.executor.policy_versions, self.capabilities.current
+        min_reward = self.config.method.min_reward
         report = StepReport(
             progress.step,
             {
                 name: AgentReport(
                     capability=self.capabilities.capability(name),
                     policy_version=versions[name],
-                    rollout=rollout_report(progress.rollouts[name]),
+                    rollout=rollout_report(progress.rollouts[name], min_reward),
                     learning=reports[name],
                     engine=progress.syncs.get(name),
+                    capability_ratios={
+                        other: capabilities.ratio(name, other) for other in self.active if other != name
+                    },
                 )
                 for name in self.active
             },

@@ -18,16 +18,15 @@ def grpo_loss(batch: LossBatch, settings: GrpoSettings) -> LossTerms:
     """
     ratio_BT = token_ratio(batch)
     advantages_B1 = batch.advantages_B.unsqueeze(-1)
-    objective_BT, clipped_BT = clipped_surrogate(
-        ratio_BT, advantages_B1, settings.clip_low, settings.clip_high
-    )
+    clipped = clipped_surrogate(ratio_BT, advantages_B1, settings.clip_low, settings.clip_high)
     length_B = batch.mask_BT.sum(dim=-1)
     weight = token_weight(batch)
     return LossTerms(
-        loss_B=-(weight.value * objective_BT * batch.mask_BT).sum(dim=-1)
+        loss_B=-(weight.value * clipped.objective * batch.mask_BT).sum(dim=-1)
         / length_normaliser(batch, settings.aggregation),
         ratio_B=sequence_ratio(batch).detach(),
-        clipped_B=(clipped_BT & batch.mask_BT).sum(dim=-1) / length_B,
+        clipped_below_B=(clipped.below & batch.mask_BT).sum(dim=-1) / length_B,
+        clipped_above_B=(clipped.above & batch.mask_BT).sum(dim=-1) / length_B,
         weight_B=(weight.value * batch.mask_BT).sum(dim=-1) / length_B,
         capped_B=(weight.is_capped & batch.mask_BT).sum(dim=-1) / length_B,
     )

@@ -16,14 +16,13 @@ def gspo_loss(batch: LossBatch, settings: MethodSettings, ratio_length: RatioLen
     With another ``settings.aggregation`` than ``response``, every token of the response counts with it.
     """
     ratio_B = sequence_ratio(batch, ratio_length)
-    objective_B, clipped_B = clipped_surrogate(
-        ratio_B, batch.advantages_B, settings.clip_low, settings.clip_high
-    )
+    clipped = clipped_surrogate(ratio_B, batch.advantages_B, settings.clip_low, settings.clip_high)
     weight = sequence_weight(batch)
     return LossTerms(
-        loss_B=weighed_by_length(-weight.value * objective_B, batch, settings.aggregation),
+        loss_B=weighed_by_length(-weight.value * clipped.objective, batch, settings.aggregation),
         ratio_B=ratio_B.detach(),
-        clipped_B=clipped_B.float(),
+        clipped_below_B=clipped.below.float(),
+        clipped_above_B=clipped.above.float(),
         weight_B=weight.value,
         capped_B=weight.is_capped.float(),
     )
