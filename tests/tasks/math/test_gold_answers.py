@@ -1,37 +1,35 @@
-"""Every gold answer of the usual benchmarks accepts itself in equivalent forms, and no wrong one.
+"""Every gold answer accepts itself in equivalent forms, and none of its corruptions.
 
-A sample by default; HACRL_ALL_GOLDS=1 takes all of them (some minutes). Prints the exceptions it finds.
+The gold answers are of all forms that answers have, and a sample of benchmark files beside the checkout.
+HACRL_ALL_GOLDS=1 takes all of the files' (an hour; benchmarks/verifier.py compares with math-verify, too).
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
 from hacrl.config.schema import VerifierSettings
 from hacrl.tasks.math.pool import MathVerifier
-from tests.tasks.math.forms import equivalent, wrong
+from tests.tasks.math.corruptions import KINDS, corruptions
+from tests.tasks.math.forms import equivalent
+from tests.tasks.math.golds import FILES, OF_ALL_FORMS, golds_of
 
 Form = tuple[str, str, str]
 Judge = Callable[[list[Form]], list[tuple[str, Form]]]
 
-DATA = Path(__file__).parents[4] / "shared" / "data"
 ALL = os.environ.get("HACRL_ALL_GOLDS") == "1"
-FILES = sorted(DATA.glob("*.jsonl"))
-
-pytestmark = pytest.mark.skipif(not FILES, reason="no benchmark data beside the checkout")
+SAMPLE = 15  # of each file
 
 
-def golds_of(path: Path) -> list[str]:
-    """The file's different gold answers, in order, without the two empty ones of MATH."""
-    with path.open(encoding="utf-8") as lines:
-        golds = [gold for gold in dict.fromkeys(json.loads(line)["answer"] for line in lines) if gold]
-    return golds if ALL else golds[:: max(1, len(golds) // 15)]
+def _sample(golds: list[str]) -> list[str]:
+    return golds if ALL else golds[:: max(1, len(golds) // SAMPLE)]
+
+
+GOLDS = {"all forms": list(OF_ALL_FORMS)} | {path.stem: _sample(golds_of(path)) for path in FILES}
 
 
 @pytest.fixture(scope="module")
@@ -46,26 +44,34 @@ def judge() -> Iterator[Judge]:
         yield judge
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_golds_accept_themselves_in_equivalent_forms(path: Path, judge: Judge):
-    pairs = [(gold, name, form) for gold in golds_of(path) for name, form in equivalent(gold).items()]
+@pytest.mark.parametrize("name", GOLDS)
+def test_golds_accept_themselves_in_equivalent_forms(name: str, judge: Judge):
+    pairs = [(gold, form, answer) for gold in GOLDS[name] for form, answer in equivalent(gold).items()]
     refused = [row for row in judge(pairs) if row[0] != "correct"]
-    print(f"\n{path.stem}: {len(pairs) - len(refused)} of {len(pairs)} equivalent forms accepted")
+    print(f"\n{name}: {len(pairs) - len(refused)} of {len(pairs)} equivalent forms accepted")
     assert refused == []
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_golds_refuse_wrong_answers(path: Path, judge: Judge):
-    pairs = [(gold, name, form) for gold in golds_of(path) for name, form in wrong(gold).items()]
+@pytest.mark.parametrize("name", GOLDS)
+def test_golds_refuse_their_corruptions(name: str, judge: Judge):
+    pairs = [(gold, kind, answer) for gold in GOLDS[name] for kind, answer in corruptions(gold)]
     accepted = [row for row in judge(pairs) if row[0] == "correct"]
-    print(f"\n{path.stem}: {len(accepted)} of {len(pairs)} wrong answers accepted")
+    print(f"\n{name}: {len(accepted)} of {len(pairs)} corruptions accepted")
     assert accepted == []
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_golds_refuse_the_next_problems_answer(path: Path, judge: Judge):
-    golds = golds_of(path)
-    pairs = [(gold, "next", other) for gold, other in pairwise(golds)]
+@pytest.mark.parametrize("name", GOLDS)
+def test_golds_refuse_the_next_problems_answer(name: str, judge: Judge):
+    pairs = [(gold, "next", other) for gold, other in pairwise(GOLDS[name])]
     accepted = [row for row in judge(pairs) if row[0] == "correct"]
-    print(f"\n{path.stem}: {len(accepted)} of {len(pairs)} other problems' answers accepted")
+    print(f"\n{name}: {len(accepted)} of {len(pairs)} other problems' answers accepted")
     assert accepted == []
+
+
+def test_corruptions_are_of_every_kind_and_the_same_for_one_seed():
+    changes = [change for gold in OF_ALL_FORMS for change in corruptions(gold)]
+    assert {kind for kind, _ in changes} == set(KINDS)
+    assert changes == [change for gold in OF_ALL_FORMS for change in corruptions(gold)]
+    assert changes != [change for gold in OF_ALL_FORMS for change in corruptions(gold, seed=1)]
+    assert ("sign", "-(72)") in changes
+    assert ("dropped part", "2, 5, 787") in changes

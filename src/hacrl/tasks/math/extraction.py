@@ -12,7 +12,8 @@ MAX_ANSWER = 2000  # characters; the longest gold answer of the usual benchmarks
 
 # A box command (models also write a doubled backslash), an escaped character, or a brace.
 _TOKEN = re.compile(r"\\{1,2}(boxed|fbox)(?![A-Za-z])|\\.|[{}]", re.DOTALL)
-_UNBRACED = re.compile(r"\s{0,8}(-?[0-9A-Za-z][0-9A-Za-z./]{0,63})")
+# The content must end there: \boxed 5,000 and \boxed 5\% are not 5.
+_UNBRACED = re.compile(r"\s{0,8}(-?[0-9A-Za-z][0-9A-Za-z./]{0,63})(?=[,;:!?]?(?:\s|$|\$|\\[)\]]|\}))")
 _OPENING = re.compile(r"\s{0,8}\{")
 
 

@@ -11,16 +11,27 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import lru_cache
 
-from hacrl.tasks.math.normalisation import normalise, text_content
+from hacrl.tasks.math.arithmetic import rational_value
+from hacrl.tasks.math.normalisation import normalise, unwrap
 from hacrl.tasks.math.numbers import expand_for_parser, has_thousands_separators, parse_number
-from hacrl.tasks.math.structure import NAME, Structure, inequality_to_interval, parse_structure
+from hacrl.tasks.math.operators import has_new_operator, is_working
+from hacrl.tasks.math.parser_input import parser_input
+from hacrl.tasks.math.structure import (
+    ELLIPSIS,
+    NAME,
+    Structure,
+    inequality_to_interval,
+    parse_structure,
+)
 from hacrl.tasks.math.units import Quantity, split_unit, units_compatible
 
 ValuesEqual = Callable[[str, str], bool]  # (gold, answer): two values in normalised LaTeX
 
 _WITH_BASE = re.compile(r"([0-9A-Fa-f]+)_\{([0-9]+)\}")
 _TIME = re.compile(r"([0-9]{1,2}(?::[0-9]{2}){0,2})(?:\\text\{)?([AaPp])\.? ?[Mm]\.?\}?")
-_NOT_A_LETTER = re.compile(r"\\text\{|[^A-Za-z0-9:]")
+_TEXT_LETTER = re.compile(r"\\text\{([A-Za-z])\}")
+_TEXT_INDEX = re.compile(r"_\{\\text\{([A-Za-z0-9]+)\}\}")
+_WORDS = re.compile(r"[^\W\d_][^\W\d_.'-]+(?:[.'-][^\W\d_.'-]+)*")  # two letters or more
 
 
 class NeedsAlgebra(Exception):  # noqa: N818 - control flow, not an error
@@ -38,7 +49,9 @@ def answers_match(gold: str, answer: str, equal: ValuesEqual) -> bool:
     if gold_value is not None and value is not None:
         return gold_value == value
     gold_structure, structure = parse_answer(gold), parse_answer(answer)
-    return gold_structure is not None and structure is not None and _match(gold_structure, structure, equal)
+    if gold_structure is None or structure is None or has_new_operator(gold_structure, structure):
+        return False
+    return _match(gold_structure, structure, equal)
 
 
 @lru_cache(maxsize=8192)  # a step verifies many responses to few problems
@@ -58,16 +71,62 @@ def _match(gold: Structure, answer: Structure, equal: ValuesEqual) -> bool:
     if gold.kind == "list" and has_thousands_separators(answer.text):  # 81,256 against a list
         answer = parse_structure(list(answer.text.replace(",", ";")))
     if gold.kind != answer.kind:
-        gold, answer = inequality_to_interval(gold, answer), inequality_to_interval(answer, gold)
-        return gold.kind == answer.kind == "tuple" and _match(gold, answer, equal)
+        return _match_intervals(gold, answer, equal)
     if gold.brackets != answer.brackets or len(gold.parts) != len(answer.parts):
         return False
-    if gold.kind in ("tuple", "matrix"):
+    if gold.kind in ("tuple", "matrix") or _is_sequence(gold) or _is_sequence(answer):
         return _match_in_order(gold.parts, answer.parts, equal)
-    has_name = {part.kind == "equation" for part in (*gold.parts, *answer.parts)}
-    if len(has_name) > 1:  # x=1, y=2 against 1, 2: only the order assigns values to names
-        return _match_in_order(gold.parts, answer.parts, equal)
+    if gold.kind == "list" and _assigns_values(gold.parts, answer.parts):
+        return (
+            _names_in_order(gold)
+            and _names_in_order(answer)
+            and _match_in_order(gold.parts, answer.parts, equal)
+        )
     return _match_in_any_order(gold.parts, answer.parts, equal)
+
+
+def _match_intervals(gold: Structure, answer: Structure, equal: ValuesEqual) -> bool:
+    """Compare inequalities with intervals, and ``x<1`` or ``x>3`` with a union."""
+    for one, other in ((gold, answer), (answer, gold)):
+        if one.kind == "union" and other.kind == "list" and other.brackets == "or":
+            intervals = [inequality_to_interval(part, one.parts[0]) for part in other.parts]
+            if len(one.parts) != len(intervals):
+                return False
+            if one is gold:
+                return _match_in_any_order(one.parts, intervals, equal)
+            return _match_in_any_order(intervals, one.parts, equal)
+    if _may_be_a_point(gold):
+        return False
+    gold, answer = inequality_to_interval(gold, answer), inequality_to_interval(answer, gold)
+    return gold.kind == answer.kind == "tuple" and _match(gold, answer, equal)
+
+
+def _may_be_a_point(structure: Structure) -> bool:
+    """Return whether ``(1,2)`` may be a point: no inequality equals it. ``(1,2]`` is an interval."""
+    return structure.brackets == "()" and not any("\\infty" in part.tokens for part in structure.parts)
+
+
+def _is_sequence(structure: Structure) -> bool:
+    """Return whether a list goes on with an ellipsis, which makes its order count."""
+    return structure.kind == "list" and any(ELLIPSIS in part.tokens for part in structure.parts)
+
+
+def _assigns_values(gold: Sequence[Structure], answer: Sequence[Structure]) -> bool:
+    """Return whether only one list names its values, and gives them different names.
+
+    For ``x=1, y=2`` against ``1, 2`` only the order assigns values to names. ``x=4`` and ``x=-1`` are the
+    solutions of one unknown, in any order.
+    """
+    named = [[part.parts[0].text for part in side if part.kind == "equation"] for side in (gold, answer)]
+    if all(len(names) == len(side) for names, side in zip(named, (gold, answer), strict=True)):
+        return False
+    return len({name for names in named for name in names}) > 1
+
+
+def _names_in_order(structure: Structure) -> bool:
+    """Return whether a list's names are in alphabetical order, the order of values without names."""
+    names = [part.parts[0].text for part in structure.parts if part.kind == "equation"]
+    return names == sorted(names)
 
 
 def _match_in_order(gold: Sequence[Structure], answer: Sequence[Structure], equal: ValuesEqual) -> bool:
@@ -94,61 +153,84 @@ def _match_in_any_order(gold: Sequence[Structure], answer: Sequence[Structure], 
 
 def _match_equations(gold: Structure, answer: Structure, equal: ValuesEqual) -> bool:
     if gold.kind == answer.kind == "equation":
-        canonical = gold.parts[0].text == answer.parts[0].text
-        if canonical:
-            return _match(gold.parts[-1], answer.parts[-1], equal)
-        if len(gold.parts) > 2 or len(answer.parts) > 2 or gold.parts[-1].kind != "value":
+        if len(gold.parts) > 2:  # x = y = 5: every side counts
+            return len(gold.parts) == len(answer.parts) and _match_in_order(gold.parts, answer.parts, equal)
+        if gold.parts[0].text == answer.parts[0].text:
+            return all(_match(gold.parts[-1], side, equal) for side in reversed(answer.parts[1:]))
+        if len(answer.parts) > 2 or gold.parts[-1].kind != "value" or answer.parts[-1].kind != "value":
             return False
-        if answer.parts[-1].kind != "value" or any("\\in" in side.tokens for side in (gold, answer)):
-            return False
-        return equal(gold.text, answer.text)
+        return _equal_expressions(gold.text, answer.text, equal)
     if gold.kind == "equation":
-        return _is_name(gold.parts[0]) and _match(gold.parts[-1], answer, equal)
-    sides = answer.parts[1:] if _is_name(answer.parts[0]) else answer.parts
+        sides = gold.parts[1:] if _is_name(gold.parts[0]) else gold.parts
+        return all(_match(side, answer, equal) for side in reversed(sides))  # x=5; or 0.56 = 56%
+    working = [side for side in answer.parts[:-1] if not is_working(side)]
+    sides = (*(working[1:] if working and _is_name(working[0]) else working), answer.parts[-1])
     return all(_match(gold, side, equal) for side in reversed(sides))  # 2+3=5 equals 5; 9=1 does not equal 1
 
 
 def _is_name(structure: Structure) -> bool:
+    """Return whether a side of an equation names the other. The names of a pair are in order: ``(x,y)``."""
     if structure.kind in ("tuple", "list"):
-        return all(_is_name(part) for part in structure.parts)
+        names = [part.text for part in structure.parts]
+        return names == sorted(names) and all(_is_name(part) for part in structure.parts)
     return NAME.fullmatch(structure.text) is not None
 
 
 def _match_values(gold: Structure, answer: Structure, equal: ValuesEqual) -> bool:
-    if any(text_content(side.text) is not None and len(side.tokens) == 1 for side in (gold, answer)):
-        return _same_words(gold.text, answer.text)
-    if (gold_time := _TIME.fullmatch(gold.text)) and (time := _TIME.fullmatch(answer.text)):
+    if not gold.text or not answer.text:
+        return False
+    gold_words, words = (unwrap(side.text).removeprefix("+") for side in (gold, answer))
+    if gold_words == words:
+        return True
+    if (gold_words != gold.text or words != answer.text) and _are_words(gold_words, words):
+        return gold_words.casefold() == words.casefold()
+    if (gold_time := _TIME.fullmatch(gold_words)) and (time := _TIME.fullmatch(words)):
         return gold_time.group(1) == time.group(1) and gold_time.group(2).lower() == time.group(2).lower()
-    gold_quantity, quantity = split_unit(list(gold.tokens)), split_unit(list(answer.tokens))
+    gold_quantity, quantity = split_unit(gold.tokens, trusted=True), split_unit(answer.tokens)
     if not units_compatible(gold_quantity, quantity):
         return False
-    gold_value, value = parse_number(gold_quantity.value), parse_number(quantity.value)
+    gold_value, value = rational_value(gold_quantity.value), rational_value(quantity.value)
     if gold_value is not None and value is not None:
         return _same_number(gold_value, gold_quantity, value, quantity)
-    if gold_quantity.scale != quantity.scale:
+    if gold_quantity.percent != quantity.percent or gold_quantity.scale != quantity.scale:
         return False
-    if gold_quantity.percent != quantity.percent and "%" in gold.text:
+    if (
+        gold_quantity.unit is not None
+        and quantity.unit is not None
+        and gold_quantity.factor != quantity.factor
+    ):
         return False
     if gold_quantity.value == quantity.value:
         return True
-    bases = [_WITH_BASE.fullmatch(side.value) for side in (gold_quantity, quantity)]
+    bases = [_WITH_BASE.fullmatch(unwrap(side.value)) for side in (gold_quantity, quantity)]
     if any(bases):  # 203_7 is neither 203 nor 203_8
         return len({base.groups() if base else None for base in bases}) == 1
-    return equal(expand_for_parser(gold_quantity.value), expand_for_parser(quantity.value))
+    gold_text, text = (_with_plain_letters(side.value) for side in (gold_quantity, quantity))
+    if "=" in gold_text or "=" in text:
+        return False
+    return _equal_expressions(expand_for_parser(gold_text), expand_for_parser(text), equal)
+
+
+def _with_plain_letters(text: str) -> str:
+    r"""Return text with upright variables and words of indices as the parser reads them: ``x_{red}``."""
+    return _TEXT_INDEX.sub(r"_{\1}", _TEXT_LETTER.sub(r" \1", text)) if "\\text{" in text else text
+
+
+def _equal_expressions(gold: str, answer: str, equal: ValuesEqual) -> bool:
+    """Ask ``equal``, unless one text has words or notation that computer algebra does not read."""
+    return parser_input(gold) is not None and parser_input(answer) is not None and equal(gold, answer)
 
 
 def _same_number(gold: Fraction, gold_quantity: Quantity, answer: Fraction, quantity: Quantity) -> bool:
     gold, answer = gold * gold_quantity.scale, answer * quantity.scale
-    if gold == answer:
-        return True
+    if gold_quantity.unit is not None and quantity.unit is not None:
+        gold, answer = gold * gold_quantity.factor, answer * quantity.factor
     if gold_quantity.percent == quantity.percent:
-        return False
-    return gold / 100 == answer if gold_quantity.percent else gold == answer / 100  # 50% equals 50 and 0.5
+        return gold == answer
+    # 50% equals 0.5; and 50, since problems ask "what percent". 0.25 may be meant as 25%, never as 0.25%.
+    exact = gold / 100 == answer if gold_quantity.percent else gold == answer / 100
+    return exact or (gold == answer and (abs(gold) >= 1 or gold == 0))
 
 
-def _same_words(gold: str, answer: str) -> bool:
-    """Compare names, days and choices without spaces and punctuation; case counts for single letters only."""
-    gold, answer = (_NOT_A_LETTER.sub("", text) for text in (gold, answer))
-    if not gold or not answer:
-        return False
-    return gold == answer or (len(gold) > 1 and gold.casefold() == answer.casefold())
+def _are_words(*texts: str) -> bool:
+    return all(_WORDS.fullmatch(text) for text in texts)

@@ -10,6 +10,7 @@ import re
 import unicodedata
 
 from hacrl.tasks.math.extraction import MAX_ANSWER
+from hacrl.tasks.math.vocabulary import is_bare_word
 
 MAX_DEPTH = 40  # of nested brackets; bounds the recursion of every later step
 
@@ -18,7 +19,14 @@ _CALL = re.compile(
     r"(?<![A-Za-z\\])(?:(?:np|numpy|math)\.)?"
     r"(arcsin|arccos|arctan|sqrt|sinh|cosh|tanh|sin|cos|tan|exp|log|ln|pi)(?![A-Za-z])"
 )
-_AND = re.compile(r"(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])")
+_AND = re.compile(r"(?<![A-Za-z\\])(and|or)(?![A-Za-z])")
+_AND_COMMANDS = {"and": "\\land ", "or": "\\lor "}
+_BARE_PHRASE = re.compile(r"(?<=[0-9}]) +([A-Za-z]+(?:[ /]+[A-Za-z]+)+)(?![A-Za-z{(])")
+_ELLIPSIS = re.compile(r"\.{3,}|…")
+_DOLLAR = re.compile(r"(?<!\\)\$")
+# A piece of \text: a command, words with dots, hyphens and spaces between them, or any other token.
+_TEXT_PIECE = re.compile(r"\\[A-Za-z]+\*?|\\.|[^\W\d_]+\.?(?:[ '’-]*[^\W\d_]+\.?)*|\s+|.", re.DOTALL)
+_TEXT = re.compile(r"\\text\{([^{}]*)\}")
 SPACE = " "
 _ARGUMENT_COUNT = {"\\frac": 2, "\\binom": 2, "\\sqrt": 1, "^": 1, "_": 1}
 _OPENING = frozenset(("(", "[", "{", "\\{", "\\langle", "\\lfloor", "\\lceil"))
@@ -43,7 +51,11 @@ def normalise(text: str) -> list[str] | None:
     if not _is_readable(text):
         return None
     text = text.replace("**", "^").replace("\\\\boxed", "\\boxed")
-    text = _CALL.sub(r"\\\1 ", _AND.sub(",", text))
+    if len(_DOLLAR.findall(text)) % 2:  # money; an even number delimits mathematics
+        text = _DOLLAR.sub(r"\\$", text)
+    text = _BARE_PHRASE.sub(_set_as_text, text)
+    text = _AND.sub(lambda found: _AND_COMMANDS[found.group(1)], _ELLIPSIS.sub(r"\\ldots ", text))
+    text = _CALL.sub(r"\\\1 ", text)
     tokens = [SYNONYMS.get(token, token) for token in _TOKEN.findall(text)]
     if not _is_balanced(tokens):
         return None
@@ -66,6 +78,18 @@ def to_latex(tokens: list[str]) -> str:
 def text_content(token: str) -> str | None:
     r"""Return the words of a ``\text{...}`` token; None for any other token."""
     return token[6:-1] if token.startswith("\\text{") else None
+
+
+def unwrap(text: str) -> str:
+    r"""Return normalised LaTeX without the ``\text{}`` around words, and without spaces in them."""
+    return _TEXT.sub(lambda found: found.group(1).replace(SPACE, ""), text) if "\\text{" in text else text
+
+
+def _set_as_text(phrase: re.Match[str]) -> str:
+    r"""Return ``34 square units`` as ``34\text{ square units}`` if all words are units or counted things."""
+    words = phrase.group(1).replace("/", " ").split()
+    known = all(is_bare_word(word) or word in ("of", "a", "each") for word in words)
+    return f"\\text{{{phrase.group()}}}" if known else phrase.group()
 
 
 def _is_readable(text: str) -> bool:
@@ -122,7 +146,9 @@ class _Normaliser:
             if token == "\\!" and self.is_thousands(out, self.at) and out[-1] == SPACE:
                 out.pop()
         elif token in TEXT_COMMANDS:
-            out.extend(_text_tokens(self.read_words()))
+            self.tokens[self.at : self.at] = _text_tokens(self.read_raw_argument(), token in BOLD_COMMANDS)
+        elif token in BOXES:
+            self.read_box(out)
         elif token in ("^", "_"):
             self.read_script(token, out)
         elif token in _ARGUMENT_COUNT:
@@ -170,22 +196,44 @@ class _Normaliser:
             return self.read_bracketed("{", "}")[1:-1]
         if paren and self.tokens[self.at] == "(":
             return self.read_bracketed("(", ")")[1:-1]
+        if (command := self.tokens[self.at]) in TEXT_COMMANDS:
+            self.at += 1
+            return _Normaliser(_text_tokens(self.read_raw_argument(), command in BOLD_COMMANDS)).read_all()
         out: list[str] = []
         if self.tokens[self.at] != "}":
             self.read_into(out)
         return out
 
-    def read_words(self) -> str:
-        """Read the argument of a text command verbatim, with single spaces."""
+    def read_raw_argument(self) -> str:
+        """Take the argument of a text command out of the tokens; return it verbatim, without its braces."""
+        start = self.at
         self.skip_spaces()
-        start, depth = self.at, 0
+        first, depth = self.at, 0
         while self.at < len(self.tokens):
             depth += (self.tokens[self.at] == "{") - (self.tokens[self.at] == "}")
             self.at += 1
             if depth <= 0:
                 break
-        raw = "".join(SPACE if t in SPACING else t for t in self.tokens[start : self.at] if t not in IGNORED)
-        return SPACE.join(raw.replace("{", "").replace("}", "").split())
+        argument = self.tokens[first : self.at]
+        self.at = start
+        del self.tokens[start : first + len(argument)]
+        if argument[:1] == ["{"]:
+            argument = argument[1:-1]
+        return to_latex([SPACE if token in SPACING else token for token in argument])
+
+    def read_box(self, out: list[str]) -> None:
+        r"""Drop a box around all that is left or around one side; keep the command inside a value.
+
+        In ``4\boxed{5}`` the box is not decoration: without its command, the digits would make 45.
+        """
+        if out and out[-1] not in _BEFORE_A_BOX:
+            out.append("\\boxed")
+            return
+        if self.peek() == "{":
+            self.skip_spaces()
+            out += self.read_bracketed("{", "}")[1:-1]
+            if self.peek()[:1].isdigit() or self.peek() == "{":
+                out.append("\\boxed")
 
     def read_bracketed(self, opening: str, closing: str) -> list[str]:
         """Read a bracketed run with its brackets; to the end if it is not closed."""
@@ -221,8 +269,8 @@ class _Normaliser:
             out.append("^\\circ")
         elif token == "^" and argument and all(t in ("\\prime", "'") for t in argument):
             out.extend("'" for _ in argument)
-        elif argument:
-            out += [token, "{", *argument, "}"]
+        else:
+            out += [token, "{", *argument, "}"] if argument else [token]
 
     def read_group(self, out: list[str]) -> None:
         """Read braces: keep them after a command, whose argument they are; else drop them."""
@@ -239,16 +287,29 @@ class _Normaliser:
             out.extend(inner)
 
 
-def _text_tokens(words: str) -> list[str]:
-    r"""Return the tokens for ``\text{...}``: a separator, a function, a number, or one text token."""
-    stripped = words.strip(" ,;")
-    if not stripped:
-        return [","] if words.strip() else []
-    if stripped in FUNCTION_NAMES:
-        return ["\\" + stripped]
-    if stripped in ("e", "i") or stripped.replace(".", "").isdigit():
-        return list(stripped)  # upright constants, bold numbers
-    return [f"\\text{{{stripped}}}"]
+def _text_tokens(content: str, bold: bool) -> list[str]:
+    r"""Return the tokens for the content of ``\text{...}`` and of font commands.
+
+    Words become ``\text{...}`` tokens. All else, such as digits, signs and brackets, is read as mathematics:
+    a font changes no value. A single bold letter is a symbol of its own, such as the vector ``\mathbf{i}``.
+    """
+    alone = content.strip(" ,;.$")
+    if bold and len(alone) == 1 and alone.isalpha():
+        return [f"\\mathbf{{{alone}}}"]
+    if alone in ("e", "i"):
+        return [alone]
+    tokens: list[str] = []
+    pieces = _TEXT_PIECE.findall(content)
+    for before, piece in zip(["", *pieces], pieces, strict=False):
+        if not piece[0].isalpha():
+            tokens.append(piece)
+        elif piece in FUNCTION_NAMES:
+            tokens.append("\\" + piece)
+        elif len(piece) == 1 and piece != alone and before not in ("", "/") and not before.isspace():
+            tokens.append(piece)  # the B of \text{A,B}, the x of \text{5x}
+        else:
+            tokens.append(f"\\text{{{SPACE.join(piece.rstrip('.').split())}}}")
+    return [SYNONYMS.get(token, token) for token in tokens]
 
 
 # Names of functions, also when written as text.
@@ -261,16 +322,21 @@ SPACING = frozenset((
     "\\\n", "\\ ", "\\,", "\\:", "\\;", "\\>", "\\qquad", "\\quad", "\\thinspace", "~",
 ))  # fmt: skip
 
-# Commands without meaning for an answer, and money signs.
+# Commands without meaning for an answer.
 IGNORED = frozenset((
-    "$", "\\!", "\\$", "\\(", "\\)", "\\Big", "\\Bigg", "\\Bigl", "\\Bigr", "\\[", "\\]", "\\big",
-    "\\bigg", "\\biggl", "\\biggr", "\\bigl", "\\bigr", "\\boxed", "\\displaystyle", "\\fbox", "\\left",
+    "$", "\\!", "\\(", "\\)", "\\Big", "\\Bigg", "\\Bigl", "\\Bigr", "\\[", "\\]", "\\big",
+    "\\bigg", "\\biggl", "\\biggr", "\\bigl", "\\bigr", "\\displaystyle", "\\left",
     "\\limits", "\\mleft", "\\mright", "\\nonumber", "\\right", "\\rm", "\\textstyle",
 ))  # fmt: skip
 
-# Commands that set their argument as text.
-TEXT_COMMANDS = frozenset((
-    "\\hbox", "\\mathbf", "\\mathit", "\\mathrm", "\\mathsf", "\\mbox", "\\operatorname",
+BOXES = frozenset(("\\boxed", "\\fbox"))
+_BEFORE_A_BOX = frozenset(("=", "\\approx", "\\in", ",", ";", ":", "\\land", "\\lor", "(", "[", "\\{"))
+
+BOLD_COMMANDS = frozenset(("\\mathbf", "\\boldsymbol", "\\bm"))
+
+# Commands that set their argument as text or in a font.
+TEXT_COMMANDS = BOLD_COMMANDS | frozenset((
+    "\\hbox", "\\mathit", "\\mathrm", "\\mathsf", "\\mbox", "\\operatorname",
     "\\operatorname*", "\\text", "\\textbf", "\\textit", "\\textnormal", "\\textrm", "\\textsf",
     "\\texttt",
 ))  # fmt: skip
@@ -282,8 +348,9 @@ SYNONYMS = {
     "\\neq": "\\ne", "\\lt": "<", "\\gt": ">", "\\times": "\\cdot", "*": "\\cdot", "\\ast": "\\cdot",
     "\\div": "/", "\\lbrace": "\\{", "\\rbrace": "\\}", "\\lbrack": "[", "\\rbrack": "]", "\\lvert": "|",
     "\\rvert": "|", "\\vert": "|", "\\mid": "|", "\\varnothing": "\\emptyset", "\\infin": "\\infty",
-    "\\%": "%", "\\degree": "^\\circ", "\\simeq": "\\approx", "\\land": ",", "\\lor": ",",
-    "\\colon": ":",
+    "\\%": "%", "\\degree": "^\\circ", "\\simeq": "\\approx", "\\wedge": "\\land", "\\vee": "\\lor",
+    "\\colon": ":", "\\dots": "\\ldots", "\\cdots": "\\ldots", "\\dotsc": "\\ldots", "\\dotsb": "\\ldots",
+    "\\dotsm": "\\ldots", "\\dotso": "\\ldots",
 }  # fmt: skip
 
 # Characters that LaTeX has a command for.
@@ -291,5 +358,5 @@ UNICODE_TO_LATEX = str.maketrans({
     "−": "-", "–": "-", "×": "\\times ", "·": "\\cdot ", "⋅": "\\cdot ", "÷": "/", "π": "\\pi ",
     "∞": "\\infty ", "√": "\\sqrt ", "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "≈": "\\approx ",
     "∪": "\\cup ", "∈": "\\in ", "°": "^\\circ ", "±": "\\pm ", "θ": "\\theta ", "∅": "\\emptyset ",
-    "’": "'", "′": "'", "\u00a0": " ",
+    "’": "'", "′": "'", "\u00a0": " ", "∑": "\\sum ", "∏": "\\prod ", "∫": "\\int ",
 })  # fmt: skip

@@ -13,21 +13,26 @@ _DECIMAL = re.compile(_UNSIGNED)
 _SCIENTIFIC = re.compile(rf"({_UNSIGNED})(?:[eE]([+-]?[0-9]{{1,6}})|\\cdot10\^\{{([+-]?[0-9]{{1,6}})\}})")
 _E_NOTATION = re.compile(r"([+-]?[0-9]*\.?[0-9]*)[eE]([+-]?[0-9]{1,6})")
 _POWER_OF_TEN = re.compile(r"10\^\{([+-]?[0-9]{1,6})\}")
-_FRACTION = re.compile(r"([0-9]{0,4} ?)\\frac\{([+-]?[0-9.,]+)\}\{([+-]?[0-9.,]+)\}")
-_SLASH = re.compile(r"([0-9.,]+)/([0-9.,]+)")
+_FRACTION = re.compile(r"([0-9]{0,400} ?)\\frac\{([+-]?[0-9.,]+)\}\{([+-]?[0-9.,]+)\}")
+_SLASH = re.compile(r"(?:([0-9]{1,400}) )?([0-9.,]+)/([0-9.,]+)")
 _REPEATING = re.compile(r"([0-9]*)\.([0-9]*)\\overline\{([0-9]+)\}")
-_THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")
+# A number and what may follow it: a unit, a factor. A further comma, relation or word separates a list.
+_THOUSANDS = re.compile(
+    r"[+-]?(?:\\\$|[€£])?[+-]?[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]+)?(?:(?![0-9])[^,;=]*)?"
+)
+_COMMA_OF_THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
+_CONNECTIVE = re.compile(r"\\(?:land|lor|cup|approx|in)(?![A-Za-z])")
 
 
 def has_thousands_separators(text: str) -> bool:
-    """Return whether commas separate thousands: true for ``1,234``, false for ``1,23`` and ``0,123``."""
-    return _THOUSANDS.fullmatch(text) is not None and not text.lstrip("+-").startswith("0")
+    r"""Return whether commas separate thousands: ``1,234`` and ``\$1,234``, not ``1,23``, ``0,123``."""
+    return _THOUSANDS.fullmatch(text) is not None and not _CONNECTIVE.search(text)
 
 
 def parse_number(text: str) -> Fraction | None:
     r"""Return the exact value of normalised text; None if the text is not a plain number.
 
-    Plain numbers are ``-12``, ``1,234.50``, ``\frac{3}{4}``, ``2\frac{1}{2}``, ``4.5e33``,
+    Plain numbers are ``-12``, ``1,234.50``, ``\frac{3}{4}``, ``2\frac{1}{2}``, ``2 1/2``, ``4.5e33``,
     ``4.5\cdot10^{33}`` and ``0.\overline{3}``.
     """
     if _INTEGER.fullmatch(text):
@@ -43,6 +48,7 @@ def expand_for_parser(text: str) -> str:
     r"""Rewrite ``4.5e33``, ``-1./3`` and ``0.\overline{3}``, which the LaTeX parser misreads."""
     if found := _E_NOTATION.fullmatch(text):
         return f"{found.group(1)}\\cdot10^{{{int(found.group(2))}}}"
+    text = _COMMA_OF_THOUSANDS.sub("", text)
     if ("." in text and "/" in text) or text.endswith(".") or "overline" in text:
         value = parse_number(text)
         if value is not None:
@@ -59,7 +65,8 @@ def _parse_unsigned(text: str) -> Fraction | None:
             return None
         return _parse_quotient(above, below, Fraction(int(whole) if whole.strip() else 0))
     if found := _SLASH.fullmatch(text):
-        return _parse_quotient(found.group(1), found.group(2), Fraction(0))
+        whole, above, below = found.groups()
+        return _parse_quotient(above, below, Fraction(int(whole or "0")))
     if found := _SCIENTIFIC.fullmatch(text):
         mantissa = _parse_decimal(found.group(1))
         exponent = int(found.group(2) or found.group(3))

@@ -10,18 +10,25 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from hacrl.tasks.math.normalisation import depth_change, normalise, text_content, to_latex
+from hacrl.tasks.math.normalisation import depth_change, normalise, to_latex
 from hacrl.tasks.math.numbers import has_thousands_separators
 
 Kind = Literal["value", "list", "tuple", "union", "matrix", "equation"]
 
 _BRACKETS = {"(": ")", "[": "]", "\\langle": "\\rangle", "\\{": "\\}"}
 _EQUALS = ("=", "\\in", "\\approx")
+_EMPTY_SETS = ("\\emptyset", "\\{\\}")
+_CONNECTIVES = {"\\land": "and", "\\lor": "or"}
+_SEPARATORS = (",", ";", *_CONNECTIVES)
+ELLIPSIS = "\\ldots"
+_MATRICES = ("pmatrix", "bmatrix", "matrix", "smallmatrix", "array")
+_AROUND_MATRICES = {("(", ")"), ("[", "]")}
 # The left side of an equation: x, x_{1}, AB, f(x), \theta, \text{area}
 NAME = re.compile(
     r"[A-Za-z]{1,3}'*(?:_\{[^{}]*\})?(?:\([A-Za-z0-9,]{1,9}\))?|\\[A-Za-z]+(?:_\{[^{}]*\})?|\\text\{[^}]*\}"
 )
 _INEQUALITY = re.compile(r"(<|>|\\le(?![A-Za-z])|\\ge(?![A-Za-z]))")
+_INEQUALITY_SIGNS = frozenset(("<", ">", "\\le", "\\ge", "\\ne"))
 _FLIPPED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
 _LEFT_BRACKET = {"<": "(", "\\le": "["}
 _RIGHT_BRACKET = {"<": ")", "\\le": "]"}
@@ -29,7 +36,11 @@ _RIGHT_BRACKET = {"<": ")", "\\le": "]"}
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    r"""An answer or a part of one. ``brackets`` separates ``[0,1)`` from ``(0,1)``; sets have none."""
+    r"""An answer or a part of one.
+
+    ``brackets`` separates ``[0,1)`` from ``(0,1)``; sets have none. In a list of inequalities it is the
+    word between them: ``x<1`` and ``x>3`` is not ``x<1`` or ``x>3``.
+    """
 
     kind: Kind
     text: str
@@ -40,22 +51,23 @@ class Structure:
 
 def parse_structure(tokens: list[str]) -> Structure:
     """Return the structure of normalised tokens."""
+    if not tokens:
+        return Structure("value", "", ())
     text = to_latex(tokens)
-    if len(tokens) == 1 and (words := text_content(tokens[0])) is not None:
-        return _parse_words(words)
     if not has_thousands_separators(text):
-        items = _split(tokens, (",", ";"))
+        items = _split(tokens, _SEPARATORS)
         if len(items) > 1:
-            return Structure("list", text, tuple(tokens), tuple(parse_structure(item) for item in items))
+            parts = tuple(parse_structure(item) for item in items)
+            return Structure("list", text, tuple(tokens), parts, _connective(tokens, parts))
     for separators, kind in ((_EQUALS, "equation"), (("\\cup",), "union")):
         items = _split(tokens, separators)
-        if len(items) > 1:
+        if len(items) > 1 and all(items):
             return Structure(kind, text, tuple(tokens), tuple(parse_structure(item) for item in items))  # type: ignore[arg-type]
-    if len(tokens) > 1 and tokens[0] in _EQUALS:
+    if len(tokens) > 1 and tokens[0] in _EQUALS and tokens[1] not in _EQUALS:
         return parse_structure(tokens[1:])
     if bracketed := _parse_bracketed(tokens, text):
         return bracketed
-    if "\\pm" in tokens:
+    if tokens.count("\\pm") == 1:  # several may be meant to go together, or not
         signs = (("+", "-"), ("-", "+"))
         both = [[{"\\pm": a, "\\mp": b}.get(token, token) for token in tokens] for a, b in signs]
         plus, minus = ([token for i, token in enumerate(side) if i or token != "+"] for side in both)
@@ -63,12 +75,17 @@ def parse_structure(tokens: list[str]) -> Structure:
     return Structure("value", text, tuple(tokens))
 
 
+def is_inequality(structure: Structure) -> bool:
+    """Return whether a value has an inequality sign."""
+    return structure.kind == "value" and not _INEQUALITY_SIGNS.isdisjoint(structure.tokens)
+
+
 def inequality_to_interval(structure: Structure, other: Structure) -> Structure:
     r"""Return an inequality as an interval if the other answer is a tuple; else return it unchanged.
 
     ``1 < x \le 2`` becomes ``(1,2]`` and ``x > 3`` becomes ``(3,\infty)``.
     """
-    if structure.kind != "value" or other.kind != "tuple":
+    if not is_inequality(structure) or other.kind != "tuple":
         return structure
     pieces = [piece.strip() for piece in _INEQUALITY.split(structure.text)]  # bound, sign, name, sign, bound
     if len(pieces) not in (3, 5):
@@ -84,31 +101,31 @@ def inequality_to_interval(structure: Structure, other: Structure) -> Structure:
     return parse_structure(tokens) if tokens else structure
 
 
-def _parse_words(words: str) -> Structure:
-    r"""Parse the words of an answer in ``\text{...}``: names stay text, ``(A)`` is A, numbers are values."""
-    parts = [part for part in (piece.strip() for piece in words.split(",")) if part]
-    if len(parts) > 1 and not has_thousands_separators(words):
-        return Structure("list", words, (words,), tuple(_parse_words(part) for part in parts))
-    words = words.rstrip(".") if words[-3:].lower() not in (".m.",) else words
-    if len(words) > 2 and words[0] == "(" and words[-1] == ")":
-        words = words[1:-1].strip()
-    if words and words.replace(".", "").replace(",", "").isdigit():
-        return Structure("value", words, tuple(words))
-    token = f"\\text{{{words}}}"
-    return Structure("value", token, (token,))
+def _connective(tokens: list[str], parts: tuple[Structure, ...]) -> str:
+    """Return the word between inequalities and words; empty for values, where ``and`` is ``or``: x = 1, 2."""
+    if any("\\text{" in part.text for part in parts) and not any(token.isdigit() for token in tokens):
+        return "or" if "\\lor" in tokens else ""
+    if not any(is_inequality(part) for part in parts):
+        return ""
+    return " ".join(sorted({word for token, word in _CONNECTIVES.items() if token in tokens}))
 
 
 def _split(tokens: list[str], separators: tuple[str, ...]) -> list[list[str]]:
-    """Split at separators outside all brackets and environments; drop empty runs."""
+    """Split at separators outside all brackets and environments.
+
+    A run between two separators may be empty: ``1,,2`` has three parts, but ``1, and 2`` has two.
+    """
     runs: list[list[str]] = [[]]
-    depth = 0
+    depth, previous = 0, ""
     for token in tokens:
         depth = max(0, depth + depth_change(token) + (token == "\\begin") - (token == "\\end"))
         if depth == 0 and token in separators:
-            runs.append([])
+            if not (token in _CONNECTIVES and previous in (",", ";")):
+                runs.append([])
         else:
             runs[-1].append(token)
-    return [run for run in runs if run]
+        previous = token
+    return runs
 
 
 def _encloses(tokens: list[str]) -> bool:
@@ -124,6 +141,8 @@ def _encloses(tokens: list[str]) -> bool:
 def _parse_bracketed(tokens: list[str], text: str) -> Structure | None:
     if len(tokens) > 8 and tokens[0] == "\\begin":
         return _parse_matrix(tokens, text)
+    if (tokens[0], tokens[-1]) in _AROUND_MATRICES and tokens[1:2] == ["\\begin"] and _encloses(tokens):
+        return _parse_matrix(tokens[1:-1], text)
     if len(tokens) < 3 or tokens[0] not in _BRACKETS or not _encloses(tokens):
         return None
     opening, closing, inner = tokens[0], tokens[-1], tokens[1:-1]
@@ -131,8 +150,11 @@ def _parse_bracketed(tokens: list[str], text: str) -> Structure | None:
     if opening == "\\{":
         if "|" in inner or ":" in inner or not items:
             return None  # matching compares {x | x > 0} as text
-        structure = Structure("list", text, tuple(tokens), tuple(parse_structure(item) for item in items))
-        return structure if len(items) > 1 else structure.parts[0]
+        parts = tuple(parse_structure(item) for item in items)
+        if len(items) > 1:
+            return Structure("list", text, tuple(tokens), parts)
+        # {5} is an answer's way to say 5, but the set of a set is not that set
+        return parts[0] if parts[0].kind != "list" and parts[0].text not in _EMPTY_SETS else None
     if len(items) > 1:
         parts = tuple(parse_structure(item) for item in items)
         brackets = "()" if opening == "\\langle" else opening + closing
@@ -146,10 +168,17 @@ def _parse_matrix(tokens: list[str], text: str) -> Structure | None:
     name = "".join(tokens[2:name_end])
     tail = ["\\end", "{", *tokens[2:name_end], "}"]
     body = tokens[name_end + 1 : -len(tail)]
-    if name not in ("pmatrix", "bmatrix", "matrix") or tokens[-len(tail) :] != tail or "\\begin" in body:
+    if name not in _MATRICES or tokens[-len(tail) :] != tail or "\\begin" in body:
         return None
+    if name == "array":  # \begin{array}{cc}
+        if body[:1] != ["{"] or "}" not in body or not set(body[1 : body.index("}")]) <= set("lcr"):
+            return None
+        body = body[body.index("}") + 1 :]
+    lines = _split(body, ("\\\\",))
+    if not lines[-1]:
+        lines.pop()
     rows = []
-    for row in _split(body, ("\\\\",)):
+    for row in lines:
         cells = tuple(parse_structure(cell) for cell in _split(row, ("&",)))
         rows.append(Structure("tuple", to_latex(row), tuple(row), cells, "row"))
-    return Structure("matrix", text, tuple(tokens), tuple(rows))
+    return Structure("matrix", text, tuple(tokens), tuple(rows)) if rows else None

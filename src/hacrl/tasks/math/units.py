@@ -1,56 +1,39 @@
-r"""Separate a value from its unit: ``12 \text{ cm}^2``, ``90^\circ``, ``17\%``, ``5 apples``, ``3 million``.
+r"""Separate a value from its unit: ``12 \text{ cm}^2``, ``90^\circ``, ``17\%``, ``\$5``, ``3 million``.
 
-A unit may be missing on one side, because the problem usually names it. Two different units (cm and m, cm^2
-and cm^3) make answers unequal. Single letters are variables, never units: ``4t`` is not 4.
+A unit may be missing on one side, because the problem usually names it. Two units that are both written
+must measure the same thing, and their scales count: ``5 kJ`` is 5000 J, ``5`` cents are ``\$0.05``. Words
+that :mod:`hacrl.tasks.math.vocabulary` does not know stay part of the value. Single letters that are not
+set as text are variables: ``4t`` is not 4.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from hacrl.tasks.math.normalisation import text_content, to_latex
-
-_NAMES = {
-    "cm": "cm centimeter centimeters centimetre centimetres",
-    "mm": "mm millimeter millimeters millimetre millimetres",
-    "m": "m meter meters metre metres",
-    "km": "km kilometer kilometers kilometre kilometres",
-    "in": "in inch inches",
-    "ft": "ft foot feet",
-    "yd": "yd yard yards",
-    "mi": "mi mile miles",
-    "g": "g gm gram grams",
-    "kg": "kg kilogram kilograms",
-    "lb": "lb lbs pound pounds",
-    "oz": "oz ounce ounces",
-    "l": "l liter liters litre litres",
-    "ml": "ml milliliter milliliters",
-    "s": "s sec secs second seconds",
-    "min": "min mins minute minutes",
-    "h": "h hr hrs hour hours",
-    "day": "day days",
-    "week": "week weeks",
-    "month": "month months",
-    "year": "yr yrs year years",
-    "deg": "deg degree degrees",
-    "rad": "rad radian radians",
-    "cent": "cent cents",
-    "dollar": "dollar dollars usd",
-    "euro": "euro euros",
-    "mph": "mph",
-    "kmh": "kmh kph km/h",
-    "percent": "percent percentage pct",
-}
-_UNITS = {name: unit for unit, names in _NAMES.items() for name in names.split()}
-_POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
-_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12, "dozen": 0}
-_TRIG = frozenset(("\\sin", "\\cos", "\\tan", "\\cot", "\\sec", "\\csc"))
-# Words that are part of the value, not units.
-_NOT_UNITS = re.compile(
-    r"\b(?:[ap]\.? ?m\.?|st|nd|rd|th|if|for|when|where|mod|base|bc|ad|over|per)\b", re.IGNORECASE
+from hacrl.tasks.math.vocabulary import (
+    PERCENT,
+    POWERS,
+    Unit,
+    compound,
+    could_be_counted,
+    find_scale,
+    find_unit,
+    is_adjective,
+    is_bare_word,
 )
-_BARE_WORD = re.compile(r"[0-9.,/}]([a-z]{2,24})\.?(\^\{[23]\})?$")
+
+CURRENCIES = {"\\$": "dollar", "€": "euro", "£": "sterling", "\\pounds": "sterling", "\\euro": "euro"}
+_TEMPERATURES = {"C": "celsius", "F": "fahrenheit"}
+_TRIG = frozenset(("\\sin", "\\cos", "\\tan", "\\cot", "\\sec", "\\csc"))
+_DEGREES_OF = re.compile(r"degrees? (celsius|fahrenheit)", re.IGNORECASE)
+MAX_POWER = 9  # of a unit
+
+Dimensions = tuple[tuple[str, int], ...]  # base units with their powers, sorted
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,74 +41,207 @@ class Quantity:
     """A value as normalised LaTeX, with its unit."""
 
     value: str
-    unit: str | None = None  # a known unit with its power, e.g. "cm^2"; None: no unit, or an unknown word
+    unit: Dimensions | None = None  # None: no unit is written; empty: the units cancel out
+    factor: Fraction = Fraction(1)  # how many base units one of the unit is
+    scale: Fraction = Fraction(1)  # 10**6 for "million"
     percent: bool = False
-    scale: int = 1  # 10**6 for "million"
 
 
-def split_unit(tokens: list[str]) -> Quantity:
-    """Separate the unit from the value. A unit without a value is kept as the value."""
-    tokens = list(tokens)
-    if len(tokens) > 1 and tokens[-1] == "%":
-        return Quantity(to_latex(tokens[:-1]), percent=True)
-    if len(tokens) > 1 and tokens[-1] == "^\\circ" and not _TRIG & set(tokens):
-        return Quantity(to_latex(tokens[:-1]), unit="deg")
-    power, rest = _split_power(tokens)
-    words = text_content(rest[-1]) if len(rest) > 1 else None
-    if words is None or _NOT_UNITS.search(words):
-        return _split_bare_word(to_latex(tokens))
-    value, unit, scale = to_latex(rest[:-1]), _parse_unit(words, power), _scale(words)
-    if not any(c.isdigit() for c in value) and "\\pi" not in value:
-        return Quantity(to_latex(tokens))
-    if unit == "percent":
-        return Quantity(value, percent=True)
-    return Quantity(value, unit=unit, scale=scale)
+def split_unit(tokens: Sequence[str], trusted: bool = False) -> Quantity:
+    r"""Separate the unit from the value. A unit without a value, or an unknown word, stays in the value.
+
+    ``trusted`` is for gold answers: adjectives and one unknown plural (``14\text{ right triangles}``) count
+    things, too.
+    """
+    tokens, currency = _split_currency(tokens)
+    value, suffix = _split_suffix(tokens)
+    if any(text_content(token) is not None for token in value):
+        return Quantity(to_latex(tokens)) if currency is None else _with_currency(tokens, currency)
+    unit = _UnitReader(suffix, trusted).read()
+    if unit is None or not _is_value(value):
+        return Quantity(to_latex(tokens)) if currency is None else _with_currency(tokens, currency)
+    dimensions, factor = unit.dimensions(), unit.factor
+    if currency is not None:
+        powers = dict(dimensions)
+        if unit.percent:
+            return Quantity(to_latex(tokens))
+        if powers.get(currency, 0) <= 0:
+            dimensions = tuple(sorted({**powers, currency: 1}.items()))
+        elif factor != 1:  # "$5 cents"
+            return Quantity(to_latex(tokens))
+    written = dimensions if unit.powers or currency is not None else None
+    return Quantity(to_latex(value), written, factor, unit.scale, unit.percent)
 
 
 def units_compatible(first: Quantity, second: Quantity) -> bool:
-    """Return whether the units are equal or at least one is missing."""
-    return first.unit is None or second.unit is None or first.unit == second.unit
+    """Return whether both units measure the same thing, or at least one is missing.
 
-
-def _split_power(tokens: list[str]) -> tuple[int | None, list[str]]:
-    if len(tokens) > 4 and tokens[-4:-2] == ["^", "{"] and tokens[-2] in ("2", "3") and tokens[-1] == "}":
-        return int(tokens[-2]), tokens[:-4]
-    return None, tokens
-
-
-def _parse_unit(words: str, power: int | None) -> str | None:
-    parts = [part.strip(".") for part in words.lower().split()]
-    while parts and (parts[0] in _POWERS or parts[0] in _SCALES):
-        power = _POWERS.get(parts.pop(0), power)
-    unit = _UNITS.get(" ".join(parts))
-    if unit is None:
-        return None
-    return f"{unit}^{power}" if power else unit
-
-
-def _scale(words: str) -> int:
-    first = words.lower().split()[0].strip(".")
-    return 12 if first == "dozen" else 10 ** _SCALES[first] if first in _SCALES else 1
-
-
-def _split_bare_word(text: str) -> Quantity:
-    r"""Separate a word that follows a number without ``\text``: a known unit or an ordinary word.
-
-    Letters that may be a product of variables are no word.
+    A value with π and without a unit is an angle in radians, so degrees must not be missing there.
     """
-    found = _BARE_WORD.search(text)
-    if not found:
-        return Quantity(text)
-    word, power = found.group(1), int(found.group(2)[2]) if found.group(2) else None
-    for prefix in (*_POWERS, *_SCALES):
-        if word.startswith(prefix) and len(word) > len(prefix) + 1:
-            word = f"{prefix} {word[len(prefix) :]}"
-            break
-    unit = _parse_unit(word, power)
-    # Variables of a product are in alphabetical order, letters of words hardly ever: 6abcd, 6 apples.
-    is_word = len(word) >= 4 and bool(set(word) & set("aeiou")) and list(word) != sorted(set(word))
-    if (unit is None and not is_word) or _NOT_UNITS.search(word):
-        return Quantity(text)
-    if unit == "percent":
-        return Quantity(text[: found.start() + 1], percent=True)
-    return Quantity(text[: found.start() + 1], unit=unit, scale=_scale(word))
+    if first.unit is not None and second.unit is not None:
+        return first.unit == second.unit
+    written, other = (second, first) if first.unit is None else (first, second)
+    if written.unit is not None and other.percent:
+        return False
+    return written.unit != (("deg", 1),) or "\\pi" not in written.value
+
+
+def _with_currency(tokens: Sequence[str], currency: str) -> Quantity:
+    return Quantity(to_latex(list(tokens)), ((currency, 1),))
+
+
+def _is_value(tokens: Sequence[str]) -> bool:
+    """Return whether tokens have a digit or π, so that what follows them can be a unit."""
+    return any(token.isdigit() or token == "\\pi" for token in tokens)
+
+
+def _split_currency(tokens: Sequence[str]) -> tuple[list[str], str | None]:
+    """Take one currency sign from the front, before or after the number's sign, or from the end."""
+    tokens = list(tokens)
+    at = 1 if tokens[:1] in (["-"], ["+"]) else 0
+    if len(tokens) > at + 1 and tokens[at] in CURRENCIES:
+        return tokens[:at] + tokens[at + 1 :], CURRENCIES[tokens[at]]
+    if len(tokens) > 1 and tokens[-1] in CURRENCIES:
+        return tokens[:-1], CURRENCIES[tokens[-1]]
+    return tokens, None
+
+
+def _split_suffix(tokens: list[str]) -> tuple[list[str], list[str]]:
+    r"""Split before the longest run at the end that may be a unit; bare letters become ``\text{...}``."""
+    if len(tokens) > 1 and tokens[-1] == "%":
+        return tokens[:-1], ["\\text{percent}"]
+    if len(tokens) > 2 and tokens[-2] == "^\\circ":
+        letter = text_content(tokens[-1]) or tokens[-1]
+        if letter in _TEMPERATURES:
+            return tokens[:-2], [f"\\text{{{_TEMPERATURES[letter]}}}"]
+    if len(tokens) > 1 and tokens[-1] == "^\\circ" and not _TRIG & set(tokens):
+        return tokens[:-1], ["\\text{deg}"]
+    if "\\text" in (token[:5] for token in tokens):
+        start = len(tokens)
+        for at in range(len(tokens) - 1, 0, -1):
+            if text_content(tokens[at]) is not None:
+                start = at
+            elif tokens[at] not in ("^", "{", "}", "-", "/", "\\cdot", "2", "3", "1", "\\mu", "(", ")"):
+                break
+        if start < len(tokens):
+            if tokens[start - 1] == "\\mu":
+                start -= 1
+            if tokens[start - 1] == "^\\circ":  # 25 degrees of something
+                return tokens, []
+            if tokens[start - 1] == "\\cdot":
+                return tokens[: start - 1], tokens[start:]
+            return tokens[:start], tokens[start:]
+    return _split_bare_word(tokens)
+
+
+def _split_bare_word(tokens: list[str]) -> tuple[list[str], list[str]]:
+    r"""Split before letters that follow a number without ``\text`` and are a known word, not variables."""
+    power: list[str] = []
+    rest = tokens
+    if len(tokens) > 5 and tokens[-4:-2] == ["^", "{"] and tokens[-2] in ("2", "3") and tokens[-1] == "}":
+        rest, power = tokens[:-4], tokens[-4:]
+    start = len(rest)
+    while start > 0 and len(rest[start - 1]) == 1 and (rest[start - 1].isalpha() or rest[start - 1] == "/"):
+        start -= 1
+    if start == len(rest) or start == 0 or not (rest[start - 1].isdigit() or rest[start - 1] in (".", "}")):
+        return tokens, []
+    words = "".join(rest[start:]).split("/")
+    if not all(is_bare_word(word) or (at and find_unit(word)) for at, word in enumerate(words)):
+        return tokens, []
+    suffix = [part for word in words for part in ("/", f"\\text{{{word}}}")][1:]
+    return rest[:start], suffix + power
+
+
+class _UnitReader:
+    """Reads the tokens after a value: a product and quotient of units, after words that multiply."""
+
+    def __init__(self, tokens: Sequence[str], trusted: bool) -> None:
+        self.trusted = trusted
+        self.powers: Counter[str] = Counter()
+        self.factor = Fraction(1)
+        self.scale = Fraction(1)
+        self.percent = False
+        self.words = self._words_of(tokens)
+
+    def read(self) -> _UnitReader | None:
+        """Return self; None if a word or sign is unknown."""
+        if self.words is None:
+            return None
+        below, power_before, previous = False, 1, None
+        for at, word in enumerate(self.words):
+            if word in ("per", "/", "a", "an", "each"):
+                if below or previous is None or at + 1 == len(self.words):
+                    return None
+                below = True
+            elif word in ("of", "\\cdot"):
+                if previous is None or at + 1 == len(self.words):
+                    return None
+            elif word.startswith("^"):
+                power = int(word[1:])
+                if previous is None or not 0 < abs(power) <= MAX_POWER:
+                    return None
+                self._multiply(previous, (power - 1) * (-1 if below else 1))
+            elif word.lower() in POWERS and (word.lower() in ("squared", "cubed")) == (previous is not None):
+                power = POWERS[word.lower()]
+                if previous is not None and previous.is_counted:  # 5 apples squared
+                    return None
+                if previous is not None:
+                    self._multiply(previous, (power - 1) * (-1 if below else 1))
+                else:
+                    power_before = power
+            elif previous is None and power_before == 1 and (scale := find_scale(word)) is not None:
+                self.scale *= scale
+            elif word.lower() in PERCENT and len(self.words) == 1:
+                self.percent = True
+            elif (unit := self._find(word)) is not None:
+                self._multiply(unit, power_before * (-1 if below else 1))
+                previous, power_before = unit, 1
+            elif at + 1 == len(self.words) and self.words[at - 1] == "of" and is_adjective(word):
+                pass  # cups of tea: the substance changes neither number nor unit
+            elif not (self.trusted and previous is None and at + 1 < len(self.words) and is_adjective(word)):
+                return None
+        return self if power_before == 1 else None
+
+    def dimensions(self) -> Dimensions:
+        """Return the base units that did not cancel."""
+        return tuple(sorted((base, power) for base, power in self.powers.items() if power))
+
+    def _multiply(self, unit: Unit, power: int) -> None:
+        self.powers[unit.base] += power
+        self.factor *= unit.factor**power
+
+    def _find(self, word: str) -> Unit | None:
+        if (unit := find_unit(word)) is not None:
+            return unit
+        if self.trusted and self.words and word == self.words[-1] and could_be_counted(word):
+            return Unit(f"count of {word}", is_counted=True)
+        return None
+
+    def _words_of(self, tokens: Sequence[str]) -> list[str] | None:
+        """Return words, signs, and powers as ``^2``; None for anything else."""
+        words: list[str] = []
+        at = 0
+        while at < len(tokens):
+            token = tokens[at]
+            if (content := text_content(token)) is not None:
+                for word in _DEGREES_OF.sub(r"\1", content).split():
+                    word = compound(word.strip("."))
+                    words += ["cm", "^3"] if word == "cm^3" else word.replace("/", " / ").split()
+            elif token == "^":
+                end = at
+                while end < len(tokens) and tokens[end] != "}":
+                    end += 1
+                power = "".join(tokens[at + 2 : end])
+                if not power.lstrip("-").isdigit():
+                    return None
+                words.append(f"^{int(power)}")
+                at = end
+            elif token in ("/", "\\cdot"):
+                words.append(token)
+            elif token == "\\mu" and at + 1 < len(tokens) and (after := text_content(tokens[at + 1])):
+                words.append("\\mu" + after.strip())
+                at += 1
+            else:
+                return None
+            at += 1
+        return words
