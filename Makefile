@@ -15,7 +15,7 @@ demo: $(VENV)/.installed  ## bundled agents, HACPO against GSPO; ARGS="--json --
 test: $(VENV)/.installed-dev  ## the test suite without the slow part; ARGS are passed to pytest
 	$(BIN)/pytest -n auto --dist loadfile -m "not slow and not vllm and not vllm_installed" $(ARGS)  # a process per core; a file's tests share what they set up
 
-test-slow: $(VENV)/.installed-dev  ## tests with the real pretrained SmolLM2-135M
+test-slow: $(VENV)/.installed-dev  ## tests with the real pretrained SmolLM2-135M, and of every architecture
 	$(BIN)/pytest -m slow $(ARGS)
 
 test-vllm: $(VENV)/.installed-dev $(VLLM_VENV)/.installed  ## tests against a real vLLM on a CPU, in an environment of its own

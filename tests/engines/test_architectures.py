@@ -10,7 +10,6 @@ from hacrl.engines.hf import batch_decoding as decoding
 from hacrl.engines.hf.batch_decoding import can_share_prompts
 from hacrl.engines.hf.engine import TransformersEngine
 from hacrl.engines.hf.slot_cache import supports_slots
-from hacrl.errors import ModelError
 from hacrl.models.agent import Agent
 from hacrl.models.logprobs import packed_logprobs, padded_logprobs, response_logprobs
 from hacrl.models.packing import packed_tokens
@@ -126,14 +125,6 @@ def test_sampler_and_learner_agree(monkeypatch, name: str, way: str) -> None:
         torch.testing.assert_close(logprobs_BT[row, : len(expected)], expected, atol=1e-4, rtol=0)
     spread = torch.tensor([logprob for rollout in rollouts for logprob in rollout.token_logprobs]).std()
     assert spread > 0.1  # not uniform: an error would show
-
-
-def test_a_model_without_an_attention_cache_is_refused_by_name() -> None:
-    options = {**COMMON, "state_size": 4, "intermediate_size": 64, "time_step_rank": 4}
-    options.pop("num_attention_heads")
-    agent = agent_of("Mamba", options)
-    with pytest.raises(ModelError, match="MambaForCausalLM keeps a state"):
-        sample_rollouts(TransformersEngine(agent), PROBLEMS, 2, SAMPLING, seed=0)
 
 
 SLOTS = {  # options, whether they can be laid end to end, and whether a cache with slots is theirs

@@ -236,7 +236,7 @@ def test_without_the_hub_an_unknown_model_has_unknown_memory(recipe):
 
 def test_unknown_layers_have_unknown_memory(recipe, tmp_path):
     folder = save_agents(tmp_path)["char"]
-    AutoConfig.for_model("mamba", vocab_size=22, hidden_size=16, num_hidden_layers=1).save_pretrained(folder)
+    AutoConfig.for_model("blt").save_pretrained(folder)  # has no single width and number of layers
     plan = dry_run(load_config(recipe, [f"agents.char.model={folder}"]))
     assert plan.not_checked == (f"memory of agent 'char' ({folder}): unknown type of layers",)
     assert [agent.footprint is None for agent in plan.agents] == [True, False]

@@ -79,6 +79,7 @@ def _agent_table(agents: Sequence[AgentPlan]) -> Iterator[str]:
     rows.append(
         ("stop tokens", *(" ".join(a.stop_tokens) if a.stop_tokens else "not checked" for a in agents))
     )
+    rows.append(("sequences", *(agent.path or "not checked" for agent in agents)))
     lengths = [agent.longest_prompt for agent in agents]
     rows.append(("longest prompt", *("not checked" if n is None else f"{n:,} tokens" for n in lengths)))
     yield from _columns(rows)

@@ -17,10 +17,12 @@ import torch
 
 from hacrl.config.schema import AgentSettings
 from hacrl.errors import ModelError
+from hacrl.models.architecture import architecture_support, holds_scores
 from hacrl.models.compile import MIN_PARAMETERS_TO_COMPILE
 from hacrl.models.lm_head import MAX_COMPILED_LOGITS, MAX_LOGITS
 from hacrl.models.loading import torch_precision
 from hacrl.models.lora import add_adapters
+from hacrl.models.recurrent_layers import recurrent_layers
 
 FLOAT32 = 4  # bytes
 MOMENTS = 2  # Adam's, both float32
@@ -141,7 +143,8 @@ def agent_footprint(
     copies = FILTERED_LOGIT_COPIES if workload.filtered else LOGIT_COPIES
     layer = _Layer(config, width)
     uncompiled = layer.saved(settings, workload.longest_sample, device)
-    compiles = _compiles(settings, width, counts, device, workload)
+    packs = architecture_support(config, settings.attention).path == "packed"
+    compiles = _compiles(width, counts, device, workload, packs)
     saved = layer.saved_compiled(settings) if compiles else uncompiled
     logits = workload.learnt_tokens * layer.vocabulary
     tied_gradients = (
@@ -163,10 +166,9 @@ def agent_footprint(
         cache=cache,
         decoding=decoding,
         activations=workload.learnt_tokens
-        * layer.layers
-        * (layer.hidden * width if checkpointing else saved),
+        * (layer.layers * layer.hidden * width if checkpointing else layer.layers * saved + layer.recurrent),
         logits=_logit_bytes(logits, copies, workload, width if compiles else None, tied_gradients, device),
-        backward=tied_gradients + workload.learnt_tokens * saved * checkpointing,
+        backward=tied_gradients + workload.learnt_tokens * (saved + layer.recurrence) * checkpointing,
         layer_sum=layer.hidden * layer.inner * FLOAT32,
         head_sum=0 if _is_tied(config) else counts.largest * FLOAT32,
         # a CPU's optimizer makes one temporary tensor at a time, a GPU's fused optimizer makes none
@@ -174,14 +176,12 @@ def agent_footprint(
     )
 
 
-def _compiles(
-    settings: AgentSettings, width: int, counts: ParameterCounts, device: str, workload: Workload
-) -> bool:
+def _compiles(width: int, counts: ParameterCounts, device: str, workload: Workload, packs: bool) -> bool:
     """Return whether learning compiles the layers, as compiles_by_default does for a loaded model."""
     if workload.compiled is not None:
         return workload.compiled
-    packs = device != "cpu" and width < FLOAT32 and settings.attention in (None, "sdpa")
-    return packs and counts.total >= MIN_PARAMETERS_TO_COMPILE
+    has_kernel = device != "cpu" and width < FLOAT32 and packs
+    return has_kernel and counts.total >= MIN_PARAMETERS_TO_COMPILE
 
 
 def _logit_bytes(
@@ -243,21 +243,43 @@ class _Layer:
 
     def __init__(self, config: Any, width: int) -> None:
         text = config.get_text_config()
-        heads = text.num_attention_heads
-        head = getattr(text, "head_dim", None) or text.hidden_size // heads
+        heads = _largest(text, "num_attention_heads")  # 0: no layer attends
+        head = (_largest(text, "head_dim") or text.hidden_size // heads) if heads else 0
         self.width = width  # bytes of a number
         self.hidden: int = text.hidden_size
         self.heads: int = heads
         self.query: int = heads * head
-        self.key: int = (getattr(text, "num_key_value_heads", None) or heads) * head
+        self.key: int = (_largest(text, "num_key_value_heads") or heads) * head
         self.inner: int = _inner_width(text)
         self.layers: int = text.num_hidden_layers
         self.vocabulary: int = text.vocab_size
+        self._config = config
+        self._recurrent = recurrent_layers(config)
+        # sequences whose state cannot be shared compute their prompts one by one
+        self.shares_prompts = self._recurrent.layers == 0
 
     @property
     def cached(self) -> int:
-        """Bytes of keys and values per token, in all layers."""
-        return 2 * self.layers * self.key * self.width
+        """Bytes of keys and values per token, in all layers that attend."""
+        return 2 * self._recurrent.attention_layers * self.key * self.width
+
+    @property
+    def state(self) -> int:
+        """Bytes of recurrent and convolution states per sequence, in all layers."""
+        return FLOAT32 * self._recurrent.layers * self._recurrent.state
+
+    @property
+    def recurrence(self) -> int:
+        """Bytes per token that one recurrent layer saves beside what every layer saves."""
+        return FLOAT32 * self._recurrent.saved
+
+    @property
+    def recurrent(self) -> int:
+        """Return the same for all recurrent layers."""
+        return self._recurrent.layers * self.recurrence
+
+    def _holds_scores(self, settings: AgentSettings) -> bool:
+        return settings.attention == "eager" or (settings.attention is None and holds_scores(self._config))
 
     def saved(self, settings: AgentSettings, longest: int, device: str) -> int:
         """Return the bytes per token that a layer saves for its backward pass."""
@@ -265,7 +287,7 @@ class _Layer:
         norms = 2 * (FLOAT32 + 2 * width) * self.hidden  # input in float32, scaled input, output
         norms += (FLOAT32 + width) * (self.query + self.key)  # of queries and keys; not all models have them
         attention = width * (3 * self.query + 2 * self.key)  # queries, keys, values, outputs in two layouts
-        if settings.attention == "eager":  # scores and, in float32 and rounded, their softmax
+        if self._holds_scores(settings):  # scores and, in float32 and rounded, their softmax
             attention += self.heads * longest * (FLOAT32 + 2 * width)
         elif (
             settings.attention in (None, "sdpa")
@@ -291,14 +313,22 @@ class _Layer:
         return copies if settings.lora is not None and self.width < FLOAT32 else 0
 
 
+def _largest(text: Any, key: str) -> int:
+    """Return a width of the config, the largest if layers differ in it; 0 if the config does not say."""
+    try:
+        return int(getattr(text, key, None) or 0)
+    except RuntimeError:  # transformers' answer for a width that differs from layer to layer
+        return max(int(getattr(layer, key, None) or 0) for layer in text.per_layer_config)
+
+
 def _inner_width(text: Any) -> int:
     """Return the feed-forward width; for a mixture of experts, that of the experts one token uses."""
     experts = getattr(text, "num_experts_per_tok", None)
     if experts and getattr(text, "moe_intermediate_size", None):
         return int(experts * text.moe_intermediate_size)
     for key in ("intermediate_size", "ffn_dim", "n_inner"):
-        if getattr(text, key, None):
-            return int(getattr(text, key))
+        if width := getattr(text, key, None):
+            return int(max(width) if isinstance(width, list | tuple) else width)  # one width per layer
     return 4 * int(text.hidden_size)
 
 
@@ -310,16 +340,18 @@ def _decoding_bytes(layer: _Layer, decoding: Decoding, filtered: bool, device: s
     query head.
     """
     width = layer.width
-    cache = decoding.responses * decoding.longest * layer.cached
+    cache = decoding.responses * (decoding.longest * layer.cached + layer.state)
     copies = FILTERED_LOGIT_COPIES if filtered else SAMPLED_LOGIT_COPIES
     token = decoding.responses * layer.vocabulary * (FLOAT32 * copies + width)
     per_token = width * (3 * layer.inner + 2 * layer.query + 2 * layer.key)
-    per_token += (FLOAT32 + 3 * width) * layer.hidden + layer.cached
-    prompts = decoding.prompts * decoding.prompt_tokens
+    per_token += (FLOAT32 + 3 * width) * layer.hidden + layer.cached + layer.recurrence
+    prompts = (decoding.prompts if layer.shares_prompts else decoding.responses) * decoding.prompt_tokens
+    if device != "cpu" and not layer.shares_prompts:
+        return cache, max(token, prompts * per_token)
     if device != "cpu":
         prefill = min(prompts, max(PREFILL_TOKENS, decoding.prompt_tokens))
         return cache, max(token, prefill * per_token)
-    shared = layer.query // layer.key
+    shared = layer.query // max(1, layer.key)
     one_layer = cache // layer.layers
     last = one_layer // 2 + (one_layer * shared if shared > 1 else 0) + token
     return cache, max(last, prompts * per_token - cache)

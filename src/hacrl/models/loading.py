@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,14 +14,18 @@ from safetensors import SafetensorError
 from hacrl.config.schema import AgentSettings
 from hacrl.errors import ModelError
 from hacrl.models import smollm2
+from hacrl.models.architecture import check_architecture
 from hacrl.models.lora import add_adapters
 from hacrl.models.model_sources import materialise_model, resolve_model
 from hacrl.models.tokenizing import TextCodec, context_length
 
+# Names of files that tokenizers are made from, e.g. tokenizer.json, spiece.model, vocab.txt, qwen.tiktoken
+_TOKENIZER_FILE = re.compile(r"token|vocab|merges|\.model$|\.bpe$", re.IGNORECASE)
+
 
 def load_text_codec(settings: AgentSettings) -> TextCodec:
     """Load an agent's tokenizer and chat template without its weights, e.g. to check prompts early."""
-    tokenizer, config = load_tokenizer(settings), load_model_config(settings)
+    config, tokenizer = load_model_config(settings), load_tokenizer(settings)
     _check_vocabulary(settings, tokenizer, config.get_text_config().vocab_size)
     return TextCodec(
         settings.name,
@@ -36,6 +41,7 @@ def load_tokenizer(settings: AgentSettings) -> Any:
     """Load the tokenizer. Raise ModelError if it has no eos_token or no vocabulary."""
     from transformers import AutoTokenizer
 
+    _check_tokenizer_exists(settings)
     with _explained(settings, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(materialise_model(settings.model), **_where(settings))
     if tokenizer.eos_token_id is None:
@@ -51,12 +57,27 @@ def load_tokenizer(settings: AgentSettings) -> Any:
     return tokenizer
 
 
+def _check_tokenizer_exists(settings: AgentSettings) -> None:
+    """Raise ModelError for a folder without a tokenizer: transformers would make up an empty one."""
+    folder = Path(resolve_model(settings.model))
+    if settings.model == smollm2.REFERENCE or not folder.is_dir():
+        return
+    if not any(_TOKENIZER_FILE.search(file.name) for file in folder.iterdir()):
+        raise ModelError(
+            f"agents.{settings.name}.model: folder {settings.model} has no tokenizer; copy tokenizer.json "
+            "and tokenizer_config.json (or tokenizer.model, vocab.json, merges.txt) from where the weights "
+            "come from"
+        )
+
+
 def load_model_config(settings: AgentSettings) -> Any:
-    """Load the model's config.json."""
+    """Load the model's config.json. Raise ModelError for an architecture that cannot be an agent."""
     from transformers import AutoConfig
 
     with _explained(settings, "config"):
-        return AutoConfig.from_pretrained(materialise_model(settings.model), **_where(settings))
+        config = AutoConfig.from_pretrained(materialise_model(settings.model), **_where(settings))
+    check_architecture(settings.name, settings.model, config)
+    return config
 
 
 def load_model(settings: AgentSettings, tokenizer: Any, device: str, seed: int = 0) -> Any:
@@ -125,17 +146,19 @@ def _explained(settings: AgentSettings, part: str) -> Iterator[None]:
         raise ModelError(f"agents.{settings.name}.{error}") from error
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
         hint = ""
+        if "trust_remote_code" in str(error):  # transformers' message does not name the configuration key
+            raise ModelError(
+                f"agents.{settings.name}.model: {settings.model!r} comes with Python code of its own "
+                "(auto_map in its config.json), because transformers does not know the model. Read the code; "
+                f"if you trust it, set agents.{settings.name}.trust_remote_code=true"
+            ) from error
         if "couldn't connect to" in str(error):  # transformers' message does not name the configuration key
             version = f" (revision {settings.revision!r})" if settings.revision else ""
             raise ModelError(
                 f"agents.{settings.name}.model: {settings.model!r}{version} is not in the local cache, and "
                 "the Hugging Face hub cannot be reached; check the connection, or give the folder of a model"
             ) from error
-        if "trust_remote_code" in str(error):
-            hint = f". To run the model's own code, set agents.{settings.name}.trust_remote_code=true"
-        elif "no file named model.safetensors" in str(error) or "a file named model.safetensors" in str(
-            error
-        ):
+        if "no file named model.safetensors" in str(error) or "a file named model.safetensors" in str(error):
             hint = f". {_no_pickles(settings.model)}"
         raise ModelError(
             f"agent {settings.name!r}: cannot load {part} {settings.model!r}: {error}{hint}"

@@ -8,6 +8,7 @@ causal attention does not see the padding.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from inspect import signature
 from typing import Any
 
 import torch
@@ -119,10 +120,17 @@ def padded_logprobs(
 
     # Logits are computed only from the last token of the shortest prompt on.
     ids = copy_to_device(input_ids, device)
-    logits = model(input_ids=ids, logits_to_keep=total - first, use_cache=False).logits
+    logits = model(input_ids=ids, use_cache=False, **_keep_logits(model, total - first)).logits
+    logits = logits[:, first - total :]  # a model's own code may not know logits_to_keep
     logprobs_BS = token_logprobs(logits[:, :-1], ids[:, first + 1 :], sampling)
     columns_BT = copy_to_device(offsets_BT.clamp(max=logprobs_BS.shape[1] - 1), device)
     return logprobs_BS.gather(1, columns_BT).masked_fill(~copy_to_device(mask_BT, device), 0.0)
+
+
+def _keep_logits(model: Any, last: int) -> dict[str, int]:
+    """Return the keyword for logits of the last positions only, if the model has it."""
+    knows = "logits_to_keep" in signature(without_adapters(model).forward).parameters
+    return {"logits_to_keep": last} if knows else {}
 
 
 def _scatter_to_rows(logprobs_N: Tensor, mask_BT: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from hacrl.errors import ModelError, TaskError
 from hacrl.executors.registry import find_executor
 from hacrl.memory.engine_sleep import decide_engine_memory
 from hacrl.memory.estimate import AgentShapes, DeviceMemory, device_memory, footprints
+from hacrl.models.architecture import architecture_support
 from hacrl.models.footprint import Footprint, known_config
 from hacrl.models.loading import load_model_config, load_text_codec
 from hacrl.models.tokenizing import TextCodec
@@ -38,6 +39,7 @@ class AgentPlan:
     footprint: Footprint | None  # None: not checked, here and below
     stop_tokens: tuple[str, ...] | None
     longest_prompt: int | None  # in tokens
+    path: str | None = None  # how its architecture trains: "packed" or "plain"
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ def dry_run(config: RunConfig, overwrite: bool = False) -> DryRun:
                 known.get(agent.name),
                 _stop_tokens(codecs.get(agent.name)),
                 prompts.get(agent.name),
+                _path(agent, configs.get(agent.name)),
             )
             for agent in config.agents
         ),
@@ -167,6 +170,10 @@ def _check_task(config: RunConfig, task: Task | None, codecs: Mapping[str, TextC
 
 def _longest_prompt(codec: TextCodec, checked: CheckedTask) -> int:
     return max(len(codec.encode_prompt(problem)) for problem in (*checked.train, *checked.test))
+
+
+def _path(agent: AgentSettings, config: Any | None) -> str | None:
+    return None if config is None else architecture_support(config, agent.attention).path
 
 
 def _stop_tokens(codec: TextCodec | None) -> tuple[str, ...] | None:

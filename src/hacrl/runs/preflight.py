@@ -7,8 +7,9 @@ from importlib.util import find_spec
 
 from hacrl.config.schema import RunConfig
 from hacrl.errors import ConfigError, ModelError, TaskError
+from hacrl.models.architecture import architecture_support, check_architecture
 from hacrl.models.device import agent_device, check_device
-from hacrl.models.loading import load_text_codec
+from hacrl.models.loading import load_model_config, load_text_codec
 from hacrl.models.lora import needs_peft
 from hacrl.models.model_sources import resolve_model
 from hacrl.models.tokenizing import TextCodec
@@ -33,6 +34,7 @@ def preflight(config: RunConfig, task: Task, loaded: Mapping[str, TextCodec] | N
     held_out = task.test[: config.evaluation.most_problems]
     fitting = fit_problems(config, task.train, held_out, codecs)
     notes = [*getattr(task, "notes", ()), *fitting.notes, *unknown_token_notes(codecs, fitting.train)]
+    notes += plain_path_notes(config, loaded or {})
     if config.evaluation.problems is None and not task.test:
         notes.append(f"task {task.name!r} holds out no problems, so the agents are not evaluated")
     notes += LearningRateSchedule.of(config).notes
@@ -77,6 +79,26 @@ def check_problem_ids(task: Task) -> None:
                     f"{problem.id[:80]!r}; every problem needs its own id, and no problem may be in both sets"
                 )
             seen[problem.id] = kind
+
+
+def plain_path_notes(config: RunConfig, loaded: Mapping[str, TextCodec]) -> list[str]:
+    """Return a note on each agent whose architecture keeps it from packing sequences.
+
+    Raise ModelError for a loaded model that cannot be an agent; others were checked with their tokenizers.
+    """
+    notes = []
+    for agent in config.agents:
+        model = getattr(loaded.get(agent.name), "model", None)
+        model_config = load_model_config(agent) if model is None else model.config
+        if model is not None:
+            check_architecture(agent.name, agent.model, model_config)
+        support = architecture_support(model_config, agent.attention)
+        if support.path == "plain":
+            notes.append(
+                f"agent {agent.name!r} trains plainly, without packed sequences and shared prompts, which is "
+                f"slower ({model_config.model_type}: {support.reason})"
+            )
+    return notes
 
 
 def unknown_token_notes(codecs: Sequence[TextCodec], problems: Sequence[Problem]) -> list[str]:

@@ -16,6 +16,7 @@ from hacrl.algorithms.methods import Method
 from hacrl.config.schema import FEW_TOKENS, LearningSettings
 from hacrl.errors import TrainingError
 from hacrl.models.agent import Agent
+from hacrl.models.architecture import check_causal
 from hacrl.models.compile import compiled, compiles_by_default, is_compile_error
 from hacrl.models.compile_trial import find_compile_problem
 from hacrl.models.device import (
@@ -84,6 +85,7 @@ class Learner:
         max_bad_updates: int = MAX_BAD_UPDATES,
     ) -> None:
         check_trainable(agent.model, agent.name)
+        check_causal(agent.model, agent.name)
         self.agent = agent
         self.method = method
         self._settings = settings

@@ -2,14 +2,15 @@
 
 ``SharedPromptRows`` computes and keeps each prompt once for all responses to it. A CPU that decodes waits for
 memory: for 8 responses as long as their prompt, attention then reads half as much, and multiplies matrices
-instead of vectors. ``PaddedRows`` works for every model with a cache: prompts are padded on the left, and
-each response has its own copy of its prompt.
+instead of vectors. ``PaddedRows`` works for other models with an attention cache: prompts are padded on the
+left, and each response has its own copy of its prompt. ``plain_generation`` is for all other models.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -19,13 +20,23 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from hacrl.engines.hf.slot_cache import PrefilledPrompts, supports_slots
-from hacrl.errors import ModelError
+from hacrl.models.architecture import keeps_state
+from hacrl.models.device import is_out_of_memory
 from hacrl.models.packing import model_inputs, whole_sequences
-from hacrl.models.packing_support import NO_WINDOW, attention_windows, packed_sequences
+from hacrl.models.packing_support import (
+    NO_WINDOW,
+    attention_windows,
+    logit_tolerance,
+    packed_sequences,
+    supports_packing,
+)
 
 # Spare tokens of a grown buffer: at least so many, or one in so many. Few, because spare tokens lie between
 # rows, and a CPU prefetches memory behind the tokens that it reads.
 MIN_SPARE_TOKENS, SPARE_FRACTION = 16, 16
+# Sequences of the trial: of different lengths, and how many of each one's tokens are its prompt
+_TRIAL: tuple[tuple[tuple[int, ...], int], ...] = (((3, 1, 4, 1, 5, 9, 2), 5), ((2, 7, 1, 8), 2))
+_DECODES: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
 class GrowingLayer(DynamicLayer):  # type: ignore[misc, unused-ignore]
@@ -87,13 +98,7 @@ class PaddedRows:
             use_cache=True,
             logits_to_keep=1,
         ).logits[:, -1]
-        try:
-            self._cache.batch_repeat_interleave(group)
-        except AttributeError as error:  # state-space layers
-            raise ModelError(
-                f"{type(model).__name__} keeps a state that cannot be copied per response; "
-                "the transformers engine needs a model with an attention cache"
-            ) from error
+        self._cache.batch_repeat_interleave(group)
         self.logits: Tensor = logits.repeat_interleave(group, dim=0)
         self._mask = mask.repeat_interleave(group, dim=0)
 
@@ -112,6 +117,39 @@ class PaddedRows:
         """Drop all other rows."""
         self._cache.batch_select_indices(rows)
         self._mask = self._mask[rows]
+
+
+def decodes_in_step(model: Any) -> bool:
+    """Return whether the model computes the same with padded prompts and a cache as without.
+
+    A trial finds out, once a model. A state of recurrent or convolution layers would take up the padding.
+    """
+    if model not in _DECODES:
+        _DECODES[model] = supports_packing(model) or (
+            not keeps_state(model.config) and _same_when_padded(model)
+        )
+    return _DECODES[model]
+
+
+@torch.no_grad()
+def _same_when_padded(model: Any) -> bool:
+    try:
+        rows = PaddedRows(model, [tokens[:cut] for tokens, cut in _TRIAL], 1)
+        found = [rows.logits]
+        for step in range(2):
+            rows.forward(torch.tensor([tokens[cut + step] for tokens, cut in _TRIAL], device=model.device))
+            found.append(rows.logits)
+        for row, (tokens, cut) in enumerate(_TRIAL):
+            ids = torch.tensor([tokens], device=model.device)
+            expected = model(input_ids=ids, use_cache=False).logits[0, cut - 1 :].float()
+            gap = (torch.stack([logits[row] for logits in found]).float() - expected).abs().mean()
+            if not bool(gap <= logit_tolerance(model.dtype) * expected.std()):
+                return False
+    except Exception as error:  # a model's code may raise anything
+        if is_out_of_memory(error):
+            raise  # this is no property of the model
+        return False
+    return True
 
 
 def can_share_prompts(model: Any) -> bool:

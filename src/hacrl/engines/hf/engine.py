@@ -2,7 +2,8 @@
 
 On a GPU each response is decoded at its own pace, in recorded graphs, and one that ends makes room for
 another (``continuous_batching``). On a CPU, and for models whose attention cannot do that, a batch is decoded
-in step (``batch_decoding``).
+in step (``batch_decoding``). Models with recurrent or convolution layers generate through transformers'
+``generate`` (``plain_generation``).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hacrl.engines.base import GenerationRequest, OnFinished, Policy, Sample
-from hacrl.engines.hf.batch_decoding import BatchDecoding
+from hacrl.engines.hf.batch_decoding import BatchDecoding, decodes_in_step
 from hacrl.engines.hf.continuous_batching import (
     FinishedRequest,
     Interrupted,
@@ -23,9 +24,10 @@ from hacrl.engines.hf.continuous_batching import (
     Request,
     decode_all,
 )
+from hacrl.engines.hf.plain_generation import generate_plainly, generates_with_cache
 from hacrl.engines.hf.slot_cache import should_keep, slots_that_fit, supports_slots
 from hacrl.engines.hf.slot_decoder import CannotRecord, SlotDecoder
-from hacrl.errors import TrainingError
+from hacrl.errors import ModelError, TrainingError
 from hacrl.models.compile import compiles_by_default
 from hacrl.models.device import current_device, free_failed_attempt, is_out_of_memory
 from hacrl.models.sampling import draw
@@ -59,6 +61,20 @@ class TransformersEngine:
         self._continuous = continuous
         self._compiles = compiles
         self.decoders: dict[_DecoderKey, SlotDecoder] = {}  # with their graphs, for the next step
+
+    def check_generation(self) -> None:
+        """Find out how the model can generate. Raise ModelError, before anything is written, if it cannot."""
+        model, name = self.policy.model, self.policy.name
+        with current_device(self.policy.device):
+            try:
+                if decodes_in_step(model) or generates_with_cache(model):
+                    return
+            except ModelError as error:
+                raise ModelError(f"agent {name!r}: {error}") from error
+        self.notes.append(
+            f"agent {name!r}: {type(model).__name__} does not compute the same with a cache as without, so "
+            "every token computes its whole sequence, which is slow. agent_defaults.engine=vllm may help"
+        )
 
     def sync(self, proven: bool = True) -> None:
         """Do nothing: the engine computes with the learner's weights."""
@@ -247,6 +263,17 @@ class TransformersEngine:
         request: GenerationRequest,
         generator: torch.Generator,
     ) -> list[Sample]:
+        if not decodes_in_step(self.policy.model):
+            found = generate_plainly(
+                self.policy.model,
+                prompts,
+                group,
+                request.sampling,
+                sorted(request.stop_ids),
+                generator,
+                self._check_finite,
+            )
+            return [Sample(tuple(ids), tuple(logprobs)) for ids, logprobs in found]
         decoding = BatchDecoding(self.policy.model, prompts, group)
         stop_ids = torch.tensor(sorted(request.stop_ids), device=self.policy.device)
         for remaining in reversed(range(request.sampling.max_new_tokens)):

@@ -12,6 +12,8 @@ class TransformersKind(EngineKind):
     shares_weights = True
 
     def make(self, spec: EngineSpec) -> TransformersEngine:
-        """Return an engine that samples with the agent's model."""
+        """Return an engine that samples with the agent's model. Raise ModelError if it cannot generate."""
         rollout = spec.rollout
-        return TransformersEngine(spec.agent, rollout.max_batch, compiles=spec.compiles)
+        engine = TransformersEngine(spec.agent, rollout.max_batch, compiles=spec.compiles)
+        engine.check_generation()
+        return engine
