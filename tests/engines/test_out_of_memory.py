@@ -42,7 +42,11 @@ SAMPLING = Sampling(10)
 
 def fresh() -> Agent:
     """Its responses end at different places."""
-    return with_logit_bias(sharpened(char_agent("ada")), {"<eos>": 2.0})
+    agent = with_logit_bias(sharpened(char_agent("ada")), {"<eos>": 2.0})
+    assert decoding.decodes_in_step(
+        agent.model
+    )  # a trial, so that forward passes are generation's from now on
+    return agent
 
 
 def undisturbed(max_batch: int, group: int = 3, sampling: Sampling = SAMPLING) -> list[Rollout]:

@@ -176,7 +176,7 @@ def replace_vocabulary(agent: Agent, size: int) -> Agent:
 def test_unusual_agents_offload_only_if_set(monkeypatch: pytest.MonkeyPatch) -> None:
     agent = char_agent()
     agent.__class__ = OnGpu
-    agent.model.config = AutoConfig.for_model("mamba", vocab_size=22, hidden_size=16, num_hidden_layers=1)
+    agent.model.config = AutoConfig.for_model("blt")  # has no single width
     auto = decision(monkeypatch, 1, {"char": agent})
     assert auto.levels == {"char": "never"}
     assert "counts as never on cuda:0: an agent's layers are unusual" in auto.notes[0]
