@@ -108,7 +108,7 @@ def sign(gold: str) -> Iterator[str]:
         yield gold[: found.start()] + other + gold[found.end() :]
     for item in _DIGITS.finditer(gold):
         before = gold[: item.start()].rstrip()
-        if before.endswith(("\\cos(", "\\cos{(", "\\sec(")):
+        if re.search(r"\\(?:cos|sec)(?: ?\^\{?2\}?)? ?(?:\\left)? ?[{(]*$", before):
             continue  # even
         first = before.endswith(("(", ",", "[", "&", "pmatrix}", "\\\\", "="))
         if first and item.group().strip("0") and not gold[item.end() :].startswith("x^"):
@@ -194,7 +194,7 @@ def scale(gold: str) -> Iterator[str]:
             yield rf"{gold}\text{{ {word}}}"
         yield f"{gold} million"
         yield rf"\text{{{gold} thousand}}" if "\\" not in gold else rf"{gold}\mathrm{{k}}"
-        if abs(number) < 1:
+        if number.denominator > 1:
             yield rf"{gold}\%"
             yield rf"{gold}\text{{ percent}}"
         yield rf"{gold}\text{{ per mille}}"

@@ -160,13 +160,15 @@ def _of_expressions(gold: str) -> dict[str, str]:
         gold,
     ):
         return {}
+    if gold.endswith("."):
+        return {}
     forms = {"parentheses": f"({gold})", "displaystyle": rf"\displaystyle {gold}"}
     if not E_NOTATION.fullmatch(gold):
         forms["one more and one less"] = f"{gold}+1-1"
     if number_of(gold) is None and not E_NOTATION.fullmatch(gold):
         forms["times one"] = rf"1\cdot\left({gold}\right)"
         forms["twice its half"] = rf"\frac{{2({gold})}}{{2}}"
-        if re.search(r"\\sqrt\{[0-9]+\}", gold):
+        if re.search(r"\\sqrt\{[0-9]+\}", gold) and not re.search(r"[a-z] ?\\sqrt", gold):
             forms["root as power"] = re.sub(r"\\sqrt\{([0-9]+)\}", r"(\1)^{1/2}", gold)
         forms["spaced"] = re.sub(r" ?([-+]) ?", r" \1 \\, ", gold)
     return forms

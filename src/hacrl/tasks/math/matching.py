@@ -227,9 +227,10 @@ def _same_number(gold: Fraction, gold_quantity: Quantity, answer: Fraction, quan
         gold, answer = gold * gold_quantity.factor, answer * quantity.factor
     if gold_quantity.percent == quantity.percent:
         return gold == answer
-    # 50% equals 0.5; and 50, since problems ask "what percent". 0.25 may be meant as 25%, never as 0.25%.
+    # 50% equals 0.5, and 50, since problems ask "what percent". But 0.5 and 1.5 may be shares, not percents.
     exact = gold / 100 == answer if gold_quantity.percent else gold == answer / 100
-    return exact or (gold == answer and (abs(gold) >= 1 or gold == 0))
+    may_be_percents = gold.denominator == 1 or (gold_quantity.percent and abs(gold) >= 1)
+    return exact or (gold == answer and may_be_percents)
 
 
 def _are_words(*texts: str) -> bool:

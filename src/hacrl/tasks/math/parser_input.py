@@ -13,7 +13,8 @@ _DEGREES = re.compile(r"([0-9]+(?:\.[0-9]+)?)\^\\circ")
 _TRIG = ("\\sin", "\\cos", "\\tan", "\\cot", "\\sec", "\\csc")
 # The parser adds adjacent numbers, drops primes, transposes, ignores bases and calculates with infinity.
 _MISREAD = re.compile(
-    r"[0-9.] [0-9]|'|(?<![A-Za-z}])_|\\circ ?_|\^\{T\}|\^(?!\{|\\circ)|(?<!\\sqrt)\[|\\infty"
+    r"[0-9.] [0-9]|'|(?<![A-Za-z])(?<!\\mathbf\{[A-Za-z]\})_|\\circ ?_|\^\{T\}|\^(?!\{|\\circ)"
+    r"|(?<!\\sqrt)\[|\\infty"
 )
 _COMMANDS = frozenset(
     [
@@ -102,6 +103,9 @@ _ARGUMENTS = {"\\frac": 2, "\\binom": 2, "\\sqrt": 1, "^": 1, "_": 1, "\\mathbf"
 _COMMAND = re.compile(r"\\([A-Za-z]+)")
 _PLAIN = re.compile(r"[A-Za-z0-9+\-/^_{}()|!.<>=\[\], ]*")
 _TOKEN = re.compile(r"\\[A-Za-z]+ ?|[0-9]+|.")
+_GAMMA = re.compile(r"\\([gG]amma)(?![A-Za-z])")  # a symbol here; the parser applies Euler's function
+_CAPITAL_I = re.compile(r"(?<!\\mathbf\{)(?<!_\{)I")  # not the imaginary unit
+_POINT_AT_THE_END = re.compile(r"(?<=[0-9])\.(?![0-9])")  # 3./2
 _DECIMAL = re.compile(r"([0-9]*)\.([0-9]+)(?=(\s*[\^!_])?)")
 _MIXED = re.compile(r"(?<![_0-9.])([0-9]+)\\frac\{([0-9]+)\}\{([0-9]+)\}")
 
@@ -114,7 +118,9 @@ def parser_input(text: str) -> str | None:
         return None
     if any(function in text for function in _TRIG):
         text = _DEGREES.sub(r"(\\frac{\1\\pi}{180})", text)
+    text = _POINT_AT_THE_END.sub("", text)
     text = text.replace("^\\circ", "")  # outside trigonometry, degrees are a unit
+    text = _CAPITAL_I.sub(r"\\mathbf{capitalI}", _GAMMA.sub(r"\\mathbf{\1}", text))
     return _multiply_numbers(_DECIMAL.sub(_exact, _MIXED.sub(_improper, text)))
 
 

@@ -29,7 +29,10 @@ def equal_values(gold: str, answer: str) -> bool:
     if isinstance(gold_value, sympy.Eq) and isinstance(value, sympy.Eq):
         return _same_equation(gold_value, value)
     if _is_expression(gold_value) and _is_expression(value):
-        if _agree_at_points(gold_value, value):
+        agree = _agree_at_points(gold_value, value)
+        if agree is None:  # nowhere a number, such as f(x)
+            return bool(sympy.simplify(gold_value - value) == 0)
+        if agree:
             return _verify(gold_value, value)
         return "." in answer and _is_rounded(gold_value, value)
     if not _INEQUALITY.search(gold) or _is_solved(gold_value) != _is_solved(value):
@@ -83,26 +86,31 @@ def _is_expression(value: Any) -> bool:
     return isinstance(value, sympy.Expr) and not isinstance(value, sympy.MatrixExpr)
 
 
-def _agree_at_points(gold: Any, answer: Any) -> bool:
+def _agree_at_points(gold: Any, answer: Any) -> bool | None:
     """Return whether both expressions have equal values, to 50 digits, at the points where both are defined.
+
+    None if both are defined at no point. False if one is infinite everywhere.
 
     This finds wrong answers faster than simplifying the difference. It also separates 1e-8 from 2e-8, which
     math-verify rounds to 6 places. Points of both signs separate x from its absolute value.
     """
     import sympy  # type: ignore[import-untyped,unused-ignore]
 
+    infinite = (sympy.zoo, sympy.nan, sympy.oo, -sympy.oo)
+    if gold.has(*infinite) or answer.has(*infinite):
+        return False
+    compared = False
     names = sorted(gold.free_symbols | answer.free_symbols, key=str)
     for numerator, denominator in _POINTS if names else _POINTS[:1]:
         point = {name: sympy.Rational(numerator + n, denominator) for n, name in enumerate(names)}
         values = [sympy.N(side.subs(point).doit(), 60) for side in (gold, answer)]
         if not all(value.is_number and value.is_finite for value in values):
-            if not names:
-                return False  # infinite or undefined
             continue
+        compared = True
         difference, size = abs(values[0] - values[1]), max(abs(value) for value in values)
         if not all(_has_no_digits(value) for value in values) and not bool(difference <= _TOLERANCE * size):
             return False
-    return True
+    return True if compared else None
 
 
 def _is_rounded(gold: Any, answer: Any) -> bool:

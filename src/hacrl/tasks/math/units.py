@@ -31,7 +31,7 @@ CURRENCIES = {"\\$": "dollar", "€": "euro", "£": "sterling", "\\pounds": "ste
 _TEMPERATURES = {"C": "celsius", "F": "fahrenheit"}
 _TRIG = frozenset(("\\sin", "\\cos", "\\tan", "\\cot", "\\sec", "\\csc"))
 _DEGREES_OF = re.compile(r"degrees? (celsius|fahrenheit)", re.IGNORECASE)
-MAX_POWER = 9  # of a unit
+_POWER = re.compile("-?[0-9]")
 
 Dimensions = tuple[tuple[str, int], ...]  # base units with their powers, sorted
 
@@ -55,22 +55,19 @@ def split_unit(tokens: Sequence[str], trusted: bool = False) -> Quantity:
     """
     tokens, currency = _split_currency(tokens)
     value, suffix = _split_suffix(tokens)
-    if any(text_content(token) is not None for token in value):
-        return Quantity(to_latex(tokens)) if currency is None else _with_currency(tokens, currency)
-    unit = _UnitReader(suffix, trusted).read()
-    if unit is None or not _is_value(value):
-        return Quantity(to_latex(tokens)) if currency is None else _with_currency(tokens, currency)
-    dimensions, factor = unit.dimensions(), unit.factor
+    whole = Quantity(to_latex(tokens), None if currency is None else ((currency, 1),))
+    has_words = any(text_content(token) is not None for token in value)
+    unit = None if has_words or not _is_value(value) else _UnitReader(suffix, trusted).read()
+    if unit is None:
+        return whole
+    dimensions = unit.dimensions()
     if currency is not None:
         powers = dict(dimensions)
-        if unit.percent:
-            return Quantity(to_latex(tokens))
-        if powers.get(currency, 0) <= 0:
-            dimensions = tuple(sorted({**powers, currency: 1}.items()))
-        elif factor != 1:  # "$5 cents"
-            return Quantity(to_latex(tokens))
+        if unit.percent or (powers.get(currency, 0) > 0 and unit.factor != 1):  # "$5 cents"
+            return whole
+        dimensions = tuple(sorted({**powers, currency: max(1, powers.get(currency, 0))}.items()))
     written = dimensions if unit.powers or currency is not None else None
-    return Quantity(to_latex(value), written, factor, unit.scale, unit.percent)
+    return Quantity(to_latex(value), written, unit.factor, unit.scale, unit.percent)
 
 
 def units_compatible(first: Quantity, second: Quantity) -> bool:
@@ -84,10 +81,6 @@ def units_compatible(first: Quantity, second: Quantity) -> bool:
     if written.unit is not None and other.percent:
         return False
     return written.unit != (("deg", 1),) or "\\pi" not in written.value
-
-
-def _with_currency(tokens: Sequence[str], currency: str) -> Quantity:
-    return Quantity(to_latex(list(tokens)), ((currency, 1),))
 
 
 def _is_value(tokens: Sequence[str]) -> bool:
@@ -178,7 +171,7 @@ class _UnitReader:
                     return None
             elif word.startswith("^"):
                 power = int(word[1:])
-                if previous is None or not 0 < abs(power) <= MAX_POWER:
+                if previous is None or power == 0:
                     return None
                 self._multiply(previous, (power - 1) * (-1 if below else 1))
             elif word.lower() in POWERS and (word.lower() in ("squared", "cubed")) == (previous is not None):
@@ -193,7 +186,7 @@ class _UnitReader:
                 self.scale *= scale
             elif word.lower() in PERCENT and len(self.words) == 1:
                 self.percent = True
-            elif (unit := self._find(word)) is not None:
+            elif (unit := self._find(word)) is not None and (power_before == 1 or not unit.is_counted):
                 self._multiply(unit, power_before * (-1 if below else 1))
                 previous, power_before = unit, 1
             elif at + 1 == len(self.words) and self.words[at - 1] == "of" and is_adjective(word):
@@ -232,7 +225,7 @@ class _UnitReader:
                 while end < len(tokens) and tokens[end] != "}":
                     end += 1
                 power = "".join(tokens[at + 2 : end])
-                if not power.lstrip("-").isdigit():
+                if not _POWER.fullmatch(power):
                     return None
                 words.append(f"^{int(power)}")
                 at = end

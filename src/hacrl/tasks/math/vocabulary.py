@@ -108,7 +108,7 @@ paintings pancakes papers parents participants parts passengers paths patients p
 penguins pens people peppers permutations persons petals pets phones photos pickles pictures pieces pies
 pigeons pigs pills pineapples pipes pizzas planes plants plates players plums points polygons potatoes
 presents prizes problems puppies puzzles questions quizzes rabbits races rectangles refrigerators rings
-robots rocks rooms roots roses rows rulers runners sacks sandwiches scarves scoops seashells seats sections
+robots rocks rooms roses rows rulers runners sacks sandwiches scarves scoops seashells seats sections
 seeds segments sentences servings shares sharks sheep sheets shells shelves ships shirts shoes shots
 siblings sides signs sisters skips skirts slices snacks snails snakes socks soldiers solutions songs spiders
 spoons squares squirrels stairs stamps stars states steps stickers sticks stones stores stories strawberries
