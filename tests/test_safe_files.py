@@ -234,3 +234,16 @@ def test_any_content_gives_records_or_one_error(tmp_path_factory, content):
     assert lines.is_truncated is not (written.endswith(b"\n") or not written)
     if isinstance(content, list):
         assert [json.dumps(line.record) for line in lines.lines] == [json.dumps(one) for one in content]
+
+
+def test_a_failed_replacement_leaves_the_old_file_alone(tmp_path, monkeypatch):
+    def full(path):
+        raise OSError(28, "disk full")
+
+    path = tmp_path / "status.json"
+    safe_files.write_text(path, "old")
+    monkeypatch.setattr(safe_files, "flush_to_disk", full)
+    with pytest.raises(OSError, match="disk full"):
+        safe_files.write_text(path, "new")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["status.json"]
+    assert path.read_text() == "old"

@@ -204,11 +204,20 @@ def write_json(path: Path, value: Any) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Replace a text file atomically: after a crash the file has its old or its new content."""
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.write_text(text, encoding="utf-8")
-    flush_to_disk(temporary)
-    temporary.replace(path)
+    temporary = unfinished_name(path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        flush_to_disk(temporary)
+        temporary.replace(path)
+    except BaseException:  # e.g. a full disk
+        temporary.unlink(missing_ok=True)
+        raise
     flush_to_disk(path.parent)
+
+
+def unfinished_name(path: Path) -> Path:
+    """Return the file that :func:`write_text` fills first; a killed process may leave it."""
+    return path.with_name(f".{path.name}.new")
 
 
 def flush_to_disk(path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from hacrl.config.load import build_config, load_config
-from hacrl.errors import ConfigError, ModelError, TrainingError
+from hacrl.errors import CheckpointError, ConfigError, ModelError, TrainingError
 from hacrl.rollouts.log import RolloutLog
 from hacrl.runs.folder import check_output
 from hacrl.runs.results import read_result
@@ -242,6 +242,40 @@ def test_what_a_failed_start_leaves_is_no_obstacle(models, tmp_path, left):
     run_locally(small_config(models, folder, steps=0))
     assert json.loads((folder / "status.json").read_text())["state"] == "finished"
     assert left in (".lock", "") or not (folder / left).exists()
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_folder_that_vanishes_ends_the_run_with_the_reason(models, tmp_path, moved):
+    """Otherwise the run would go on, and say at the end that everything is saved."""
+
+    class Vanish(Observer):
+        def on_phase(self, step: int, phase: Phase, agent: str) -> None:
+            if (step, phase, agent) == (2, "learn", "char"):
+                (tmp_path / "run").rename(tmp_path / "away")
+                if moved:
+                    shutil.copytree(tmp_path / "away", tmp_path / "run")
+
+    with pytest.raises(
+        CheckpointError, match="run was deleted, moved or replaced while this run was writing"
+    ):
+        run_locally(replace(small_config(models, tmp_path / "run"), steps=4), [Vanish()])
+    assert len(lines(tmp_path / "away" / "metrics.jsonl")) == 1
+
+
+def test_unfinished_files_of_a_killed_process_can_be_overwritten(models, tmp_path):
+    config = small_config(models, tmp_path / "run", steps=0)
+    run_locally(config)
+    (tmp_path / "run" / ".status.json.new").write_text("")
+    run_locally(config, overwrite=True)
+    assert not (tmp_path / "run" / ".status.json.new").exists()
+
+
+def test_an_output_that_is_a_link_to_nothing_is_named(models, tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    with pytest.raises(ConfigError, match=r"output: .*link is a link to .*gone, which does not exist"):
+        check_output(small_config(models, tmp_path / "link"), overwrite=False)
+    (tmp_path / "gone").mkdir()
+    check_output(small_config(models, tmp_path / "link"), overwrite=False)
 
 
 def test_rollouts_without_a_config_are_not_deleted(models, tmp_path):

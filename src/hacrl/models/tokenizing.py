@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
+from hacrl.config.values import shown
 from hacrl.errors import ModelError, TaskError
 from hacrl.plain_text import half_character
 from hacrl.types import Problem, Turn
@@ -95,7 +96,7 @@ class TextCodec:
         for turn in turns:
             if (half := half_character(turn.content)) is not None:
                 raise TaskError(
-                    f"problem {problem.id!r}: the {turn.role}'s text contains half a character, "
+                    f"problem {shown(problem.prompt)}: the {turn.role}'s text contains half a character, "
                     f"U+{ord(half):04X}, which no tokenizer can read; correct the data"
                 )
         ids = self._prompt_ids(turns)

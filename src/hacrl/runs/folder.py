@@ -29,7 +29,7 @@ from typing import Any, Literal
 from hacrl.config.load import config_to_yaml
 from hacrl.config.schema import RunConfig
 from hacrl.errors import CheckpointError, ConfigError
-from hacrl.files import publish_folder, write_json, write_text
+from hacrl.files import publish_folder, unfinished_name, write_json, write_text
 from hacrl.plain_text import json_text, printable
 from hacrl.training.metrics import Accuracy, StepReport
 from hacrl.training.observer import Observer
@@ -43,6 +43,7 @@ class RunLock:
     def __init__(self, folder: Path) -> None:
         self._path = folder / LOCK
         self._finalizer: weakref.finalize[..., RunLock] | None = None
+        self._handle: int | None = None
 
     @property
     def is_held(self) -> bool:
@@ -69,7 +70,17 @@ class RunLock:
             ) from error
         os.truncate(handle, 0)
         os.write(handle, f"{os.getpid()}\n".encode())
-        self._finalizer = weakref.finalize(self, os.close, handle)
+        self._handle, self._finalizer = handle, weakref.finalize(self, os.close, handle)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the lock's file was deleted, moved or replaced while it was held."""
+        if self._handle is None or not self.is_held:
+            return False
+        try:
+            return not os.path.samestat(os.fstat(self._handle), self._path.stat())
+        except OSError:
+            return True
 
     def release(self) -> None:
         """Let other processes write. May be called more than once."""
@@ -111,11 +122,15 @@ def check_output(config: RunConfig, overwrite: bool) -> None:
     earlier run may be deleted, and only with ``overwrite``.
     """
     path = Path(config.output)
+    if path.is_symlink() and not path.exists():
+        raise ConfigError(f"output: {path} is a link to {os.readlink(path)}, which does not exist")
     try:
         _check_writable(path)
         present = {entry.name for entry in path.iterdir()} if path.exists() else set()
     except OSError as error:
         raise ConfigError(f"output: cannot use {config.output!r}: {error}") from error
+    unfinished = {unfinished_name(path / name).name for name in RUN_FILES}
+    present -= unfinished
     foreign = sorted(present - RUN_FILES)
     if not present <= _REMAINS and not overwrite:
         resume = f"continue it with `hacrl resume {path}`, " if "config.yaml" in present else ""
@@ -157,7 +172,10 @@ class RunFolder(Observer):
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock.acquire()  # before deleting anything: another process may be writing here
-            for name in RUN_FILES - {LOCK}:
+            for name in (
+                *RUN_FILES - {LOCK},
+                *(unfinished_name(self.path / name).name for name in RUN_FILES),
+            ):
                 if (self.path / name).is_dir():
                     shutil.rmtree(self.path / name)
                 else:
@@ -206,6 +224,7 @@ class RunFolder(Observer):
 
     def write_status(self, state: RunState, steps_done: int, message: str = "") -> None:
         """Write the run's state to status.json."""
+        self.check_present()
         status = {"schema": STATUS_SCHEMA, "state": state, "steps_done": steps_done, "message": message}
         write_json(self.path / "status.json", status)
 
@@ -235,7 +254,16 @@ class RunFolder(Observer):
     def _append(self, name: str, record: Mapping[str, Any]) -> None:
         self._write_line(name, json_text(record))
 
+    def check_present(self) -> None:
+        """Raise CheckpointError if the folder was deleted or moved: what is written would not be a run."""
+        if self._lock.is_lost:
+            raise CheckpointError(
+                f"{self.path} was deleted, moved or replaced while this run was writing to it, so the run "
+                "cannot be continued; start it again"
+            )
+
     def _write_line(self, name: str, line: str) -> None:
+        self.check_present()
         try:
             with (self.path / name).open("a", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(line + "\n")

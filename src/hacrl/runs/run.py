@@ -12,6 +12,7 @@ import torch
 from hacrl.config.checks import check_plugin_method
 from hacrl.config.schema import RunConfig
 from hacrl.engines.registry import check_engines, engine_notes
+from hacrl.errors import CheckpointError
 from hacrl.executors.registry import find_executor, make_executor
 from hacrl.models.agent import Agent
 from hacrl.rollouts.log import RolloutLog
@@ -126,7 +127,7 @@ class LocalRun:
     def _close_after(self, error: BaseException) -> None:
         """Write down why the run failed, and close it."""
         if self._folder.is_open:
-            with suppress(OSError):  # a full disk may be why it failed
+            with suppress(OSError, CheckpointError):  # a full disk or a deleted folder may be why it failed
                 self._folder.write_status(
                     "failed", self.trainer.steps_done, f"{type(error).__name__}: {error}"
                 )
@@ -162,6 +163,7 @@ class LocalRun:
 
         Of an interrupted run, write the whole state instead.
         """
+        self._folder.check_present()
         if self.is_interrupted:
             self._checkpoints.save(self.trainer, wait=True)
             self._folder.write_status("stopped", self.trainer.steps_done)
