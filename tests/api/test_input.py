@@ -5,7 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import numpy
+import pandas
 import pytest
+import torch
+from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hacrl
@@ -197,6 +201,19 @@ REWARD = {"reward_funcs": has_digit, "train_dataset": ROWS}
         ({"task": None, **REWARD, "train_dataset": []}, {}, ["train_dataset: the rows given", "no rows"]),
         ({"task": None, **REWARD, "eval_dataset": "no.jsonl"}, {}, ["eval_dataset: no.jsonl"]),
         ({"task": None, **REWARD}, {"reward_range": [1]}, ["reward_range=[1]"]),
+        ({"task": None, **REWARD, "reward_funcs": 3}, {}, ["reward_funcs: must be a function", "int"]),
+        ({"task": None, **REWARD, "reward_funcs": torch.nn.Linear(1, 1)}, {}, ["'Linear' is a model"]),
+        (
+            {"task": None, **REWARD, "train_dataset": {"prompt": ["a", "b"]}},
+            {},
+            ["train_dataset: is a mapping of 'prompt' to lists; give a list of rows"],
+        ),
+        (
+            {"task": None, **REWARD, "eval_dataset": {"train": Dataset.from_list(ROWS)}},
+            {},
+            ["eval_dataset: has several splits ('train'); give one of them"],
+        ),
+        ({"callbacks": Callback()}, {}, ["callbacks: must be a list, not Callback"]),
         ({"task": None, **REWARD, "reward_funcs": lambda completions: 1}, {}, ["<lambda>", "returned int"]),
         ({}, {"steps": -1}, ["steps must not be negative"]),
         ({}, {"steps": "ten"}, ["HACRLConfig", "steps", "'ten'"]),
@@ -231,6 +248,29 @@ def test_evaluating_without_problems_is_refused(models, tmp_path):
     trainer = HACRLTrainer(models, **REWARD, args=small(tmp_path / "run"))
     with pytest.raises(ConfigError, match="give eval_dataset or eval_share"):
         trainer.evaluate()
+
+
+def test_arrays_and_data_frames_are_read(models, tmp_path):
+    rows = pandas.DataFrame(ROWS)
+    args = small(
+        tmp_path / "run", steps=0, reward_weights=numpy.array([0.5]), reward_range=torch.tensor([0, 1])
+    )
+    with HACRLTrainer(
+        models, reward_funcs=has_digit, train_dataset=rows, args=args, callbacks=None
+    ) as trainer:
+        assert trainer.config.task.options["weights"] == [0.5]
+        assert trainer.config.task.options["reward_range"] == [0, 1]
+        found = {problem.prompt: problem.fields["digit"] for problem in trainer._run._task.train}
+    assert found == {row["prompt"]: row["digit"] for row in ROWS}
+
+
+def test_other_data_and_unwritable_folders_are_named(models, tmp_path):
+    (tmp_path / "file").write_text("")
+    with HACRLTrainer(models, task=SevensTask(), args=small(tmp_path / "run", steps=0)) as trainer:
+        with pytest.raises(ConfigError, match=r"evaluate: held-out problems are given to HACRLTrainer\(eval"):
+            trainer.evaluate(ROWS)
+        with pytest.raises(ConfigError, match=r"save_model: cannot write to .*x: Not a directory"):
+            trainer.save_model(tmp_path / "file" / "x")
 
 
 def test_a_share_can_be_held_out(models, tmp_path):

@@ -196,8 +196,9 @@ def test_args_of_another_type(args, words):
 
 
 def test_a_config_without_output_and_with_a_typing_error():
-    with pytest.raises(ConfigError, match="output is missing"):
-        HACRLConfig(steps=3)
+    for given in ({"steps": 3}, {"output": None}):
+        with pytest.raises(ConfigError, match="output is missing"):
+            HACRLConfig(**given)
     with pytest.raises(ConfigError, match="stpes: unknown key; did you mean 'steps'"):
         HACRLConfig(output="x", stpes=3)
 

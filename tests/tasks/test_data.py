@@ -222,4 +222,4 @@ def test_rows_as_mappings_and_hugging_face_data_sets():
     datasets = pytest.importorskip("datasets")
     assert values("train", datasets.Dataset.from_list(ROWS)) == ROWS
     both = datasets.DatasetDict(dev=datasets.Dataset.from_list(ROWS))
-    assert refused(both).startswith("train.dev: unknown key")
+    assert refused(both).startswith("train: has several splits ('dev'); give one of them")

@@ -123,7 +123,7 @@ _FIELDS = [field.name for field in dataclasses.fields(HACRLConfig)]
 def _checked_init(self: HACRLConfig, *positional: Any, **given: Any) -> None:
     """Answer unknown keys, TRL's above all, before the dataclass refuses them."""
     refuse_config_keys({name: value for name, value in given.items() if name not in _FIELDS}, _FIELDS)
-    if "output" not in given:
+    if given.get("output") is None:
         raise ConfigError('HACRLConfig: output is missing: the folder of the run, e.g. output="runs/first"')
     _init(self, *positional, **given)
 

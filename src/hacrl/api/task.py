@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,10 +81,14 @@ def _reward_task(reward_funcs: Any, train: Any, test: Any, args: HACRLConfig) ->
     from hacrl.tasks.rewards import RewardTask
 
     is_one = isinstance(reward_funcs, str) or callable(reward_funcs)
+    if not is_one and not isinstance(reward_funcs, Iterable):
+        raise ConfigError(
+            f"reward_funcs: must be a function or a list of functions, not {type(reward_funcs).__name__}"
+        )
     functions = [reward_funcs] if is_one else list(reward_funcs)
     options: dict[str, Any] = {
-        "weights": args.reward_weights,
-        "reward_range": args.reward_range,
+        "weights": _plain(args.reward_weights),
+        "reward_range": _plain(args.reward_range),
         "test_share": args.eval_share,
     }
     given = {key: value for key, value in options.items() if value is not None}
@@ -100,6 +104,11 @@ def _reward_task(reward_funcs: Any, train: Any, test: Any, args: HACRLConfig) ->
         recorded["test"] = _described(test)
     plain = {key: list(value) if isinstance(value, Sequence) else value for key, value in given.items()}
     return TaskChoice({"name": "reward", "options": {**recorded, **plain}}, task)
+
+
+def _plain(numbers: Any) -> Any:
+    """Return an array or tensor as a list."""
+    return numbers.tolist() if hasattr(numbers, "tolist") else numbers
 
 
 def _with_api_names(message: str) -> str:

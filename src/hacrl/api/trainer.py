@@ -48,7 +48,7 @@ class HACRLTrainer:
         train_dataset: Any = None,
         eval_dataset: Any = None,
         task: Any = None,
-        callbacks: Sequence[Any] = (),
+        callbacks: Sequence[Any] | None = None,
         peft_config: Any = None,
         **others: Any,
     ) -> None:
@@ -78,7 +78,9 @@ class HACRLTrainer:
             config = args.run_config(sections, choice.section, choice.held_out)
             loaded = make_loaded(requests, config.agents)
             point = resume_point_of(config) if args.resume else None
-            observers = [self._observer_of(callback) for callback in callbacks]
+            if not isinstance(callbacks, Sequence | None):
+                raise ConfigError(f"callbacks: must be a list, not {type(callbacks).__name__}")
+            observers = [self._observer_of(callback) for callback in callbacks or ()]
             if args.progress:
                 self._progress = _progress(config, 0 if point is None else point.steps_done)
                 observers.insert(0, self._progress)
@@ -158,8 +160,13 @@ class HACRLTrainer:
         received.deliver(_what_is_saved(run))
         return run.result
 
-    def evaluate(self) -> dict[str, Accuracy]:
+    def evaluate(self, eval_dataset: Any = None) -> dict[str, Accuracy]:
         """Evaluate every agent alone on the held-out problems, always with the same problems and seeds."""
+        if eval_dataset is not None:
+            raise ConfigError(
+                "evaluate: held-out problems are given to HACRLTrainer(eval_dataset=...); "
+                "`hacrl eval RUN --on FILE` evaluates on others"
+            )
         with self._library_bars():
             accuracies = self._run.evaluate()
         if not accuracies:
@@ -179,6 +186,10 @@ class HACRLTrainer:
         with self._library_bars():
             for name, agent in self.agents.items():
                 saved[name] = folder / name
+                try:
+                    saved[name].mkdir(parents=True, exist_ok=True)
+                except OSError as error:
+                    raise ConfigError(f"save_model: cannot write to {folder}: {error.strerror}") from error
                 agent.save(saved[name])
         return saved
 

@@ -261,7 +261,10 @@ TRAINER_NAMES = _table(
         ),
         "reward_processing_classes": ("reward_funcs", "a function that calls your reward model"),
         "optimizers": ("args", "`HACRLConfig(learning={...})`: AdamW with warm-up and schedule"),
-        "quantization_config": ("agents", "a model that you have loaded and quantised, with adapters"),
+        "quantization_config": (
+            "peft_config",
+            "quantised models are not trained; adapters and `learning.offload` save memory, too",
+        ),
         "tools rollout_func environment_factory": ("task", "tasks are single-turn; there are no tools"),
     },
     absent={},

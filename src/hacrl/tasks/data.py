@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hacrl.errors import TaskError
 from hacrl.plugins import optional_module
@@ -72,6 +72,9 @@ class Table:
 
 def load_table(option: str, given: DataOption) -> Table:
     """Read all rows of ``train`` or ``test``. Raise TaskError for an empty data set."""
+    if type(given).__name__ == "DataFrame":
+        given = cast(Any, given).to_dict(orient="records")
+    _refuse_many_tables(option, given)
     if isinstance(given, str | Path | Mapping):
         source = parse_source(option, given)
         try:
@@ -86,6 +89,23 @@ def load_table(option: str, given: DataOption) -> Table:
     if not table.rows:
         raise table.error("has no rows; give a data set that has some")
     return table
+
+
+def _refuse_many_tables(option: str, given: Any) -> None:
+    """Refuse a mapping of splits or of columns, which looks like the keys of a data source."""
+    if not isinstance(given, Mapping) or not given or "path" in given:
+        return
+    names = ", ".join(map(repr, list(given)[:4]))
+    first = next(iter(given.values()))
+    if isinstance(first, str) or first is None or isinstance(first, Mapping):
+        return  # the keys of a source, perhaps misspelt
+    if isinstance(first, Iterable) and hasattr(first, "column_names"):
+        raise TaskError(f"{option}: has several splits ({names}); give one of them")
+    if isinstance(first, Iterable):
+        raise TaskError(
+            f"{option}: is a mapping of {names} to lists; give a list of rows, each a mapping of columns to "
+            "values, or datasets.Dataset.from_dict(...) of it"
+        )
 
 
 def parse_source(option: str, given: str | Path | Mapping[str, Any]) -> DataSource:

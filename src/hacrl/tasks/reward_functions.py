@@ -89,6 +89,11 @@ class NamedFunction:
             raise TaskError(f"functions: {self.name!r} is not callable; give a function")
         if inspect.isclass(self.function):
             raise TaskError(f"functions: {self.name!r} is a class; give a function, or an instance of it")
+        if hasattr(self.function, "forward") and hasattr(self.function, "parameters"):
+            raise TaskError(
+                f"functions: {self.name!r} is a model; give a function that calls it and returns a number "
+                "per completion"
+            )
         try:
             self._parameters: list[inspect.Parameter] | None = list(
                 inspect.signature(self.function).parameters.values()
