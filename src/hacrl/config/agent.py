@@ -33,6 +33,22 @@ class LoraSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FsdpSettings(Settings):
+    """How an agent with several ranks shards its weights over them, with torch's FSDP2."""
+
+    cpu_offload: bool = False
+    """Whether weights, gradients and optimizer state are in the machine's memory, and updates are made on the
+    CPU. Only the layer at work is on the GPU."""
+    timeout: float = 600.0
+    """Longest time in seconds that a rank waits for another one in the middle of an update, a checkpoint or
+    a weight sync. Then the run ends."""
+
+    def __post_init__(self) -> None:
+        if not self.timeout > 0:
+            raise ValueError(f"timeout must be a positive number of seconds, not {self.timeout}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class AgentSettings(Settings):
     """One agent: any causal language model with its tokenizer."""
 
@@ -48,6 +64,11 @@ class AgentSettings(Settings):
     """This agent's learning rate. Default: `learning.lr`."""
     device: str | None = None
     """Where this agent is trained: `cpu`, `cuda`, `cuda:1`. Default: the run's `device`."""
+    ranks: int = 1
+    """Processes that train this agent together, each with a share of its weights, gradients and optimizer
+    (FSDP2). On GPUs every rank has its own: `cuda:1` and 2 ranks take `cuda:1` and `cuda:2`."""
+    fsdp: FsdpSettings = field(default_factory=FsdpSettings)
+    """How the agent is sharded; without effect for an agent with one rank."""
     precision: Precision = "auto"
     """Precision of the weights. `auto`: float32 on a CPU; on a GPU, the precision the model is stored in.
     Weights of lower precision are trained through float32 master weights."""
@@ -74,6 +95,8 @@ class AgentSettings(Settings):
             raise ValueError(
                 f"name {self.name!r} becomes a folder name: use letters, digits, '.', '_' and '-' only"
             )
+        if self.ranks < 1:
+            raise ValueError(f"ranks must be at least 1, not {self.ranks}")
         if self.rollouts_per_prompt is not None and self.rollouts_per_prompt < 1:
             raise ValueError(f"rollouts_per_prompt must be at least 1, not {self.rollouts_per_prompt}")
         if self.lr is not None and self.lr <= 0:

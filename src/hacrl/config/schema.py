@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from hacrl.config.agent import AgentSettings, LoraSettings, Precision
+from hacrl.config.agent import AgentSettings, FsdpSettings, LoraSettings, Precision
 from hacrl.config.engine import MOST_MEMORY, EngineName, VllmMode, VllmSettings, WeightSync
 from hacrl.config.evaluation import (
     DEFAULT_BATCH,
@@ -64,6 +64,7 @@ __all__ = [
     "CheckpointSettings",
     "EngineName",
     "EvaluationSettings",
+    "FsdpSettings",
     "GrpoSettings",
     "GspoSettings",
     "HacpoSettings",

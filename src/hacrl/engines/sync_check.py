@@ -10,16 +10,14 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from hacrl.engines.base import Policy, Sample
 from hacrl.errors import HacrlError
-from hacrl.models.logprobs import padded_logprobs, response_logprobs, response_mask
+from hacrl.models.logprobs import checking_pass, plain_logprobs, response_logprobs
 from hacrl.models.own_policy import sync_check_limit
-from hacrl.models.packing import TokenPair
 from hacrl.types import Sampling
 
 NUM_PROBES = 4  # prompts
@@ -62,8 +60,9 @@ class SyncCheck:
         allowed = sync_check_limit(policy.model.dtype, limit)
         if math.isfinite(mean) and mean <= allowed:
             return mean
+        # in case hacrl's kernels are wrong and not the engine
         starts = list(accumulate((len(sample.token_ids) for sample in samples[:-1]), initial=0))
-        plain = float((self._learner_logprobs(_plain_logprobs) - theirs).abs().mean())
+        plain = float((self._learner_logprobs(plain_logprobs) - theirs).abs().mean())
         raise PolicyMismatchError(
             f"{engine} is not at the agent's policy after a weight update (policy version "
             f"{policy.policy_version}): its log-probabilities differ by {mean:.3g} nats per token on "
@@ -79,13 +78,7 @@ class SyncCheck:
         """Return the learner's log-probabilities of all sampled tokens, one response after the other."""
         policy = self._policy
         pairs = [(self.prompts[index], sample.token_ids) for index, sample in sorted(self._samples.items())]
-        with _FORWARD_PASS, torch.inference_mode():
+        plain = compute is plain_logprobs
+        with _FORWARD_PASS, checking_pass(policy.model, pairs, self.sampling, plain=plain):
             logprobs_BT, mask_BT = compute(policy.model, pairs, self.sampling, policy.device)
             return logprobs_BT[mask_BT].double().cpu()
-
-
-def _plain_logprobs(
-    model: Any, pairs: Sequence[TokenPair], sampling: Sampling, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Compute without hacrl's kernels, in case the kernels are wrong and not the engine."""
-    return padded_logprobs(model, pairs, sampling, device), response_mask(pairs).to(device)

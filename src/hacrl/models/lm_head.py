@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -30,6 +30,7 @@ from hacrl.models.packing_support import packed_sequences, supports_packing
 from hacrl.models.sampling import token_logprobs
 from hacrl.types import Sampling
 
+Result = TypeVar("Result")
 MAX_LOGITS = 2**26  # in a chunk: 256 MiB in float32, and a few temporary tensors of that size
 # Compiled code holds logits only in the weights' 16 bits. Fewer, larger chunks are better: each chunk adds a
 # gradient as large as the output layer.
@@ -42,6 +43,15 @@ _HEADS: WeakKeyDictionary[Any, Callable[[Tensor], Tensor] | None] = WeakKeyDicti
 def without_adapters(model: Any) -> Any:
     """Return the Hugging Face model inside peft's wrapper, or the model itself."""
     return model.get_base_model() if hasattr(model, "peft_config") else model
+
+
+def run_as_forward(model: Any, function: Callable[[], Result]) -> Result:
+    """Call a function that uses a model's body and output layer one after the other; return its result.
+
+    A sharded model (``hacrl.models.sharding``) gathers their weights for the length of the call only.
+    """
+    run = getattr(without_adapters(model), "run_as_forward", None)
+    return function() if run is None else cast(Result, run(function))
 
 
 def separate_head(model: Any) -> Callable[[Tensor], Tensor] | None:
@@ -60,7 +70,8 @@ def separate_head(model: Any) -> Callable[[Tensor], Tensor] | None:
         try:
             with torch.no_grad(), packed_sequences(model, supports_packing(model)):
                 logits = model(**inputs).logits
-                hidden = getattr(plain.base_model(**inputs), "last_hidden_state", None)
+                body = run_as_forward(model, lambda: plain.base_model(**inputs))
+                hidden = getattr(body, "last_hidden_state", None)
         finally:
             hook.remove()
         is_alone = len(calls) == 1 and hidden is not None and _same_tensors(logits, hidden, *calls[0])

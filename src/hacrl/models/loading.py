@@ -80,13 +80,17 @@ def load_model_config(settings: AgentSettings) -> Any:
     return config
 
 
-def load_model(settings: AgentSettings, tokenizer: Any, device: str, seed: int = 0) -> Any:
-    """Load the model onto a device, in its precision and without dropout; add new adapters if configured."""
+def load_model(
+    settings: AgentSettings, tokenizer: Any, device: str, seed: int = 0, location: str | None = None
+) -> Any:
+    """Load the model, in the precision that it has on ``device`` and without dropout; add new adapters.
+
+    ``location``: the device to load it onto if that is another one.
+    """
     from transformers import AutoModelForCausalLM
 
     config = load_model_config(settings)
     check_weights_exist(settings)
-    attention = {} if settings.attention is None else {"attn_implementation": settings.attention}
     with _explained(settings, "model"):
         model, report = AutoModelForCausalLM.from_pretrained(
             materialise_model(settings.model),
@@ -94,12 +98,36 @@ def load_model(settings: AgentSettings, tokenizer: Any, device: str, seed: int =
             dtype=torch_precision(settings, config, device),
             output_loading_info=True,
             use_safetensors=True,  # the older .bin files are pickles, which can run code when they are loaded
-            **attention,
+            **_attention(settings),
             **_where(settings),
         )
     _check_weights(settings, report)
     _check_vocabulary(settings, tokenizer, model.get_input_embeddings().num_embeddings)
-    model = model.eval().to(device)
+    return _prepared(model.eval().to(location or device), settings, seed)
+
+
+def make_skeleton(settings: AgentSettings, device: str, seed: int = 0) -> Any:
+    """Return what :func:`load_model` would return for ``device``, without weights: on the meta device."""
+    from transformers import AutoModelForCausalLM
+
+    config = load_model_config(settings)
+    with _explained(settings, "model"), torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            config,
+            dtype=torch_precision(settings, config, device),
+            trust_remote_code=settings.trust_remote_code,
+            **_attention(settings),
+        )
+        model.tie_weights()
+        return _prepared(model.eval(), settings, seed)
+
+
+def _attention(settings: AgentSettings) -> dict[str, str]:
+    return {} if settings.attention is None else {"attn_implementation": settings.attention}
+
+
+def _prepared(model: Any, settings: AgentSettings, seed: int) -> Any:
+    """Return the model with gradient checkpointing and adapters, if configured."""
     if settings.gradient_checkpointing:
         if not model.supports_gradient_checkpointing:
             raise ModelError(

@@ -7,7 +7,9 @@ causal attention does not see the padding.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
 from inspect import signature
 from typing import Any
 
@@ -16,7 +18,7 @@ from torch import Tensor
 
 from hacrl.models import lm_head as output_layer
 from hacrl.models.device import copy_to_device
-from hacrl.models.lm_head import chunked_logprobs, separate_head, without_adapters
+from hacrl.models.lm_head import chunked_logprobs, run_as_forward, separate_head, without_adapters
 from hacrl.models.packing import LossMasks, TokenPair, pack, packed_tokens, padded_tokens
 from hacrl.models.packing_support import (
     has_fused_attention,
@@ -25,6 +27,7 @@ from hacrl.models.packing_support import (
     supports_packing,
 )
 from hacrl.models.sampling import token_logprobs
+from hacrl.models.sharding import sharding_of
 from hacrl.types import Sampling
 
 MAX_PACKED_SHARE = 0.8  # of the padded tokens: without a fused kernel, sequences are packed below this share
@@ -81,10 +84,13 @@ def packed_logprobs(
             logits = model(**packed.inputs, logits_to_keep=packed.before).logits[0]
             logprobs_N = token_logprobs(logits, packed.targets, sampling)
         else:
-            hidden = without_adapters(model).base_model(**packed.inputs).last_hidden_state[0]
-            logprobs_N = chunked_logprobs(
-                head, hidden.index_select(0, packed.before), packed.targets, sampling, vocabulary
-            )
+
+            def compute() -> Tensor:
+                hidden = without_adapters(model).base_model(**packed.inputs).last_hidden_state[0]
+                wanted = hidden.index_select(0, packed.before)
+                return chunked_logprobs(head, wanted, packed.targets, sampling, vocabulary)
+
+            logprobs_N = run_as_forward(model, compute)
     return _scatter_to_rows(logprobs_N, response_mask(pairs, loss_masks))
 
 
@@ -110,13 +116,16 @@ def padded_logprobs(
     head = separate_head(model) if in_chunks else None
     if head is not None:
         inputs = {"input_ids": copy_to_device(input_ids, device), "use_cache": False}
-        hidden = without_adapters(model).base_model(**inputs).last_hidden_state
         rows, columns = mask_BT.nonzero(as_tuple=True)
         before = offsets_BT[rows, columns] + first  # columns of the tokens before the wanted ones
         targets = copy_to_device(input_ids[rows, before + 1], device)
-        hidden_N = hidden[copy_to_device(rows, device), copy_to_device(before, device)]
-        logprobs_N = chunked_logprobs(head, hidden_N, targets, sampling, vocabulary)
-        return _scatter_to_rows(logprobs_N, mask_BT)
+
+        def compute() -> Tensor:
+            hidden = without_adapters(model).base_model(**inputs).last_hidden_state
+            hidden_N = hidden[copy_to_device(rows, device), copy_to_device(before, device)]
+            return chunked_logprobs(head, hidden_N, targets, sampling, vocabulary)
+
+        return _scatter_to_rows(run_as_forward(model, compute), mask_BT)
 
     # Logits are computed only from the last token of the shortest prompt on.
     ids = copy_to_device(input_ids, device)
@@ -139,3 +148,32 @@ def _scatter_to_rows(logprobs_N: Tensor, mask_BT: Tensor) -> Tensor:
     rows, columns = mask_BT.nonzero(as_tuple=True)
     empty = torch.zeros(mask_BT.shape, dtype=logprobs_N.dtype, device=device)
     return empty.index_put((copy_to_device(rows, device), copy_to_device(columns, device)), logprobs_N)
+
+
+def plain_logprobs(
+    model: Any, pairs: Sequence[TokenPair], sampling: Sampling, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return what :func:`response_logprobs` returns, computed in rows and without hacrl's kernels."""
+    return padded_logprobs(model, pairs, sampling, device), response_mask(pairs).to(device)
+
+
+@contextmanager
+def checking_pass(
+    model: Any, pairs: Sequence[TokenPair], sampling: Sampling, *, plain: bool = False
+) -> Iterator[None]:
+    """Within the block, compute log-probabilities of these pairs once, without gradients.
+
+    All ranks of a sharded model take part in the pass: rank 0 announces it to the others.
+    """
+    sharding = sharding_of(model)
+    if sharding is None:
+        with torch.inference_mode():
+            yield
+        return
+    listed = [[list(prompt), list(response)] for prompt, response in pairs]
+    sharding.group.announce(
+        "checking_pass", lambda: {"pairs": listed, "sampling": asdict(sampling), "plain": plain}
+    )
+    # FSDP2 keeps the memory that a layer was gathered into: tensors of inference mode could not be trained
+    with sharding.group.together(), torch.no_grad():
+        yield

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from hacrl.models.lora import adapters_off, is_adapted
+from hacrl.models.sharding import frozen_copy, sharding_of
 
 
 class ReferencePolicy(Protocol):
@@ -24,7 +25,9 @@ class FrozenCopy:
     """A copy of the model, if all its weights are trained. It takes as much memory as they do."""
 
     def __init__(self, model: Any) -> None:
-        self._model = copy.deepcopy(model).requires_grad_(False)
+        self._model = (
+            copy.deepcopy(model).requires_grad_(False) if sharding_of(model) is None else frozen_copy(model)
+        )
 
     @contextmanager
     def policy(self) -> Iterator[Any]:

@@ -163,13 +163,15 @@ class TokenBudget:
         """Return the samples in groups that fit the budget."""
         if not samples:
             return []
-        self._counts_packed = self._are_packed(samples)
+        self._counts_packed = self.are_packed(samples)
         has_kernel = has_fused_attention(self._agent.model)
         max_unshared_tokens = None if has_kernel else UNSHARED_BUDGET_FACTOR * self.tokens
         return micro_batches(samples, self.tokens, self._counts_packed, max_unshared_tokens)
 
-    def _are_packed(self, samples: Sequence[LearnerSample]) -> bool:
+    def are_packed(self, samples: Sequence[LearnerSample]) -> bool:
         """Return whether to count packed tokens: without a fused kernel, a GPU pads attention."""
+        if not samples:
+            return False
         model = self._agent.model
         if model.device.type == "cuda":
             return has_fused_attention(model)

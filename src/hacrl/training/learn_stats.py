@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from dataclasses import asdict, astuple, dataclass, field, fields
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch import Tensor
 from hacrl.algorithms.importance import sequence_ratio
 from hacrl.algorithms.kl import k3_divergence
 from hacrl.models.device import HostCopy
+from hacrl.models.rank_group import Ranks
 from hacrl.training.old_policy import sampler_differences
 from hacrl.types import LearnerSample, LossBatch, LossTerms
 
@@ -247,8 +249,45 @@ class LearnStats:
         self.sampler_differences += update.sampler_differences
         self.own.add(update.own)
 
+    def of_all_ranks(self, ranks: Ranks) -> LearnStats:
+        """Return the numbers of an update from all ranks together, which are the same on every rank.
+
+        The ranks' losses are parts of a sum. Every rank has counted the same skipped samples.
+        """
+        if ranks.world == 1:
+            return self
+        merged = LearnStats()
+        for data in ranks.gather(json.dumps(self._as_json()).encode()):
+            merged.add(_from_json(json.loads(data)))
+        merged.losses, merged.skipped = [sum(merged.losses)], self.skipped
+        return merged
+
+    def _as_json(self) -> dict[str, Any]:
+        """Return plain values; JSON keeps every digit of a number, and those that are not finite."""
+        first_uses = [
+            [key, astuple(first.numbers), first.token_logprobs] for key, first in self.first_uses.items()
+        ]
+        return {
+            **{entry.name: getattr(self, entry.name) for entry in fields(self)},
+            "sources": {source: asdict(numbers) for source, numbers in self.sources.items()},
+            "own": asdict(self.own),
+            "first_uses": first_uses,
+        }
+
     def add_bad(self, update: LearnStats) -> None:
         """Count an update that was left out; keep its finite sampler differences."""
         self.bad_updates += 1
         self.skipped += update.skipped
         self.sampler_differences += [gap for gap in update.sampler_differences if math.isfinite(gap)]
+
+
+def _from_json(data: dict[str, Any]) -> LearnStats:
+    """Return the statistics that :meth:`LearnStats._as_json` wrote."""
+    sources = {source: SourceStats(**numbers) for source, numbers in data["sources"].items()}
+    first_uses = {
+        tuple(key): FirstUse(SampleNumbers(*numbers), tuple(logprobs))
+        for key, numbers, logprobs in data["first_uses"]
+    }
+    return LearnStats(
+        **{**data, "sources": sources, "own": OwnStats(**data["own"]), "first_uses": first_uses}
+    )

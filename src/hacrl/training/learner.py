@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -29,9 +29,11 @@ from hacrl.models.device import (
 from hacrl.models.logprobs import response_logprobs, uses_packing
 from hacrl.models.lora import check_trainable
 from hacrl.models.own_policy import check_own_policy
-from hacrl.models.packing import packed_tokens
+from hacrl.models.packing import TokenPair, packed_tokens
 from hacrl.models.packing_support import packed_sequences
+from hacrl.models.rank_group import OneRank, Ranks
 from hacrl.models.reference_policy import make_reference
+from hacrl.models.sharding import sharding_of
 from hacrl.training.batching import TokenBudget, loss_masks, minibatches, token_pairs
 from hacrl.training.gradient_checkpointing import checkpointed_layers
 from hacrl.training.learn_stats import DeferredReader, LearnStats, MicroBatchResult
@@ -43,10 +45,14 @@ from hacrl.training.old_policy import (
     sampler_differences,
 )
 from hacrl.training.optimizer import MasterWeightAdamW
+from hacrl.training.rank_shares import RankShares
+from hacrl.training.sharded_optimizer import ShardedAdamW
 from hacrl.types import LearnerSample, LossBatch, Sampling
 
 # Own samples whose sampler gap is measured in a step that trains on none: enough to notice a broken sampler.
 GAP_SAMPLES = 8
+# What a rank computes while others have more micro-batches: their collectives need all ranks.
+IDLE_PAIRS: tuple[TokenPair, ...] = (((0, 0), (0,)),)
 MAX_BAD_UPDATES = 5  # in a row, with a loss or gradient that is not finite; then the run ends
 
 
@@ -55,6 +61,7 @@ class _Step:
     """A step under way."""
 
     minibatches: list[list[LearnerSample]]  # one per update
+    shares: RankShares
     stats: LearnStats = field(default_factory=LearnStats)
     old: OldPolicyLogprobs = field(default_factory=OldPolicyLogprobs)
 
@@ -64,6 +71,9 @@ class Learner:
 
     When memory runs out, the update is repeated with less memory. When loss or gradient is not finite, the
     update is left out. Neither ends the run.
+
+    The learner of a sharded agent is one of several ranks. All of them get the same samples, and each runs
+    its share of every mini-batch. Gradients, losses and statistics are those of the whole mini-batch.
 
     ``exact_sampler``: own rollouts have the log-probabilities that this learner would compute, to float32
     rounding. ``offload_to``: offload optimizer state with these transfers as soon as it is made.
@@ -96,20 +106,30 @@ class Learner:
         self._recomputes_old = settings.recomputes_old_policy(exact_sampler)
         self._reference = make_reference(agent.model) if method.needs_reference else None
         self._lr = lr or settings.lr
-        self.optimizer = MasterWeightAdamW(
-            [parameter for parameter in agent.model.parameters() if parameter.requires_grad],
+        sharding = sharding_of(agent.model)
+        self._ranks: Ranks = OneRank() if sharding is None else sharding.group
+        self.optimizer = self._make_optimizer(offload_to)
+        # an agent with offloading or gradient checkpointing is short of memory: it does not keep logits
+        saves_memory = offload_to is not None or agent.model.is_gradient_checkpointing or sharding is not None
+        tokens = settings.micro_batch_tokens or FEW_TOKENS
+        self._budget = TokenBudget(tokens, agent, keeps_logits=not saves_memory)
+        # None: not tried yet. Layers of a sharded agent are never compiled.
+        self._compiles: bool | None = None if sharding is None else False
+        self._retries_compiling = False  # in the next step: memory ran out in the trial
+        self._bad_in_a_row = 0  # updates left out since the last one that was made
+
+    def _make_optimizer(self, offload_to: Transfers | None) -> MasterWeightAdamW:
+        model, settings = self.agent.model, self._settings
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if sharding_of(model) is not None:
+            return ShardedAdamW(model, trained, self._lr, settings.betas, settings.weight_decay)
+        return MasterWeightAdamW(
+            trained,
             lr=self._lr,
             betas=settings.betas,
             weight_decay=settings.weight_decay,
             offload_to=offload_to,
         )
-        # an agent with offloading or gradient checkpointing is short of memory: it does not keep logits
-        saves_memory = offload_to is not None or agent.model.is_gradient_checkpointing
-        tokens = settings.micro_batch_tokens or FEW_TOKENS
-        self._budget = TokenBudget(tokens, agent, keeps_logits=not saves_memory)
-        self._compiles: bool | None = None  # None: not tried yet
-        self._retries_compiling = False  # in the next step: memory ran out in the trial
-        self._bad_in_a_row = 0  # updates left out since the last one that was made
 
     def state_dict(self) -> dict[str, int]:
         """Return the state that lasts from step to step besides weights and optimizer tensors, as JSON."""
@@ -117,6 +137,7 @@ class Learner:
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Restore what :meth:`state_dict` returned; a missing micro-batch size leaves the present one."""
+        self._ranks.announce("load_learner_state", lambda: {"state": dict(state)})
         self._budget.tokens = state.get("micro_batch_tokens", self._budget.tokens)
         self._bad_in_a_row = state["bad_updates_in_a_row"]
 
@@ -130,10 +151,20 @@ class Learner:
         if self._retries_compiling:
             self._compiles, self._retries_compiling = None, False
         settings = self._settings
-        step = _Step(minibatches(samples, updates, settings.epochs, self._order, seed))
+        self._ranks.announce(
+            "learn",
+            lambda: {
+                "samples": list(map(asdict, samples)),
+                "updates": updates,
+                "seed": seed,
+                "lr_factor": lr_factor,
+            },
+        )
+        batches = minibatches(samples, updates, settings.epochs, self._order, seed)
+        step = _Step(batches, RankShares(self._ranks.world))
         step.stats.learning_rate = self._lr * lr_factor
         self.optimizer.set_learning_rate(step.stats.learning_rate)
-        with current_device(self.agent.device):
+        with current_device(self.agent.device), self._ranks.together():
             try:
                 for number in range(len(step.minibatches)):
                     self._update(step, number)
@@ -178,10 +209,14 @@ class Learner:
         mean_tokens = sum(sample.loss_tokens for sample in minibatch) / len(minibatch)
         losses: list[float] = []
         results = DeferredReader[MicroBatchResult](lambda result: losses.append(update.record(result)))
-        for micro_batch in self._micro_batches(active, own_apart=number > 0):
-            results.add(self._backward(micro_batch, len(minibatch), mean_tokens, step))
+        for micro_batch in self._micro_batches(active, step, own_apart=number > 0):
+            if micro_batch:
+                results.add(self._backward(micro_batch, len(minibatch), mean_tokens, step))
+            else:
+                self._idle_pass()
         results.finish()
         update.losses.append(sum(losses, 0.0))
+        update = update.of_all_ranks(self._ranks)
         update.grad_norms.append(self.optimizer.clip_gradients(self._settings.max_grad_norm))
         return update
 
@@ -205,6 +240,18 @@ class Learner:
             loss = terms.loss_B.sum() / minibatch_size
             loss.backward()  # type: ignore[no-untyped-call]
             return MicroBatchResult(micro_batch, loss, batch, terms)
+
+    def _idle_pass(self) -> None:
+        """Take part in the other ranks' micro-batch without adding anything to loss and gradients."""
+        with checkpointed_layers(self.agent.model):
+            logprobs_BT = self._idle_forward(self.agent.model)
+            if self._reference is not None:
+                with self._reference.policy() as reference:
+                    self._idle_forward(reference)
+            (logprobs_BT.sum() * 0.0).backward()  # type: ignore[no-untyped-call]
+
+    def _idle_forward(self, model: Any) -> Tensor:
+        return response_logprobs(model, IDLE_PAIRS, Sampling(1), self.agent.device)[0]
 
     def _leave_out(self, update: LearnStats, step: _Step, number: int) -> None:
         """Count an update that is not finite; raise if there are too many in a row."""
@@ -246,7 +293,11 @@ class Learner:
 
         results = DeferredReader(measure_gap)
         for samples in needed:
-            for micro_batch in self._budget.micro_batches(samples):
+            for micro_batch in self._shared_micro_batches(samples, step):
+                if not micro_batch:
+                    with torch.no_grad():
+                        self._idle_forward(self.agent.model)
+                    continue
                 with (
                     self._budget.guard(micro_batch),
                     self._compiled_layers(micro_batch, step.stats),
@@ -258,7 +309,7 @@ class Learner:
         results.finish()
 
     def _micro_batches(
-        self, samples: Sequence[LearnerSample], own_apart: bool
+        self, samples: Sequence[LearnerSample], step: _Step, own_apart: bool
     ) -> Iterator[list[LearnerSample]]:
         """Yield micro-batches; own responses separately if their pi_old was recomputed beforehand.
 
@@ -269,7 +320,18 @@ class Learner:
         if own_apart and self._recomputes_old:
             parts = [[s for s in samples if s.is_own], [s for s in samples if not s.is_own]]
         for part in parts:
-            yield from self._budget.micro_batches(part)
+            yield from self._shared_micro_batches(part, step)
+
+    def _shared_micro_batches(
+        self, samples: Sequence[LearnerSample], step: _Step
+    ) -> list[list[LearnerSample]]:
+        """Return this rank's micro-batches, with empty ones at the end: every rank has equally many."""
+        if self._ranks.world == 1:
+            return self._budget.micro_batches(samples)
+        shares = step.shares.divide(samples, self._budget.are_packed(samples))
+        plans = [self._budget.micro_batches(share) for share in shares]
+        own = plans[self._ranks.rank]
+        return own + [[] for _ in range(max(map(len, plans)) - len(own))]
 
     def _compiled_layers(
         self, micro_batch: Sequence[LearnerSample], stats: LearnStats

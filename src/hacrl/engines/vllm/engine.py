@@ -15,7 +15,12 @@ from hacrl.engines.base import GenerationRequest, OnFinished, Policy, Sample, Sy
 from hacrl.engines.sync_check import EngineError, PolicyMismatchError, SyncCheck
 from hacrl.engines.vllm.backend import Backend, EngineLostError, IndexedSamples, Request
 from hacrl.engines.vllm.start_lock import StartLock
-from hacrl.engines.vllm.weight_transfer import Transport, exported_weights, make_transport
+from hacrl.engines.vllm.weight_transfer import (
+    Transport,
+    exported_weights,
+    make_transport,
+    weights_device,
+)
 from hacrl.errors import TrainingError
 from hacrl.models.device import current_device
 from hacrl.models.lora import is_adapted
@@ -250,7 +255,7 @@ class VllmEngine:
         workers = self.describe()
         check_model(self.policy, self.backend.name, workers)
         self._max_length = min(worker["max_length"] for worker in workers)
-        wanted, device = self._settings.weight_sync, self.policy.device
+        wanted, device = self._settings.weight_sync, weights_device(self.policy)
         return make_transport(wanted, device, workers, self._same_host, self._learner_host)
 
     def _free_cached_memory(self) -> None:

@@ -10,7 +10,7 @@ import json
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from datetime import timedelta
@@ -21,10 +21,12 @@ import torch
 from torch import Tensor
 
 from hacrl.config.schema import WeightSync
+from hacrl.engines.base import Policy
 from hacrl.engines.sync_check import EngineError
 from hacrl.engines.vllm.backend import Backend, EngineLostError
 from hacrl.engines.vllm.in_vllm.hacrl_vllm_worker import make_group
 from hacrl.models.lora import is_adapted
+from hacrl.models.sharding import sharding_of, weight_groups
 
 Weights = Iterable[tuple[str, Tensor]]
 _SHARED_MEMORY = Path("/dev/shm")
@@ -239,23 +241,39 @@ def _dtype_name(tensor: Tensor) -> str:
 _PEFT_PREFIX = "base_model.model."
 
 
+def weights_device(policy: Policy) -> torch.device:
+    """Return where :func:`exported_weights` of a policy are."""
+    return policy.device if sharding_of(policy.model) is None else torch.device("cpu")
+
+
 @torch.no_grad()
 def exported_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield name and tensor of each weight; tied weights come once, under the name of the embeddings."""
-    if not is_adapted(model):
-        yield from ((name, parameter.detach()) for name, parameter in model.named_parameters())
-        return
-    modules = dict(model.named_modules())
-    for name, parameter in model.named_parameters():
-        if ".lora_" in name:
-            continue
-        owner, _, last = name.rpartition(".")
-        weight = parameter.detach()
-        if owner.endswith(".base_layer"):
-            owner = owner.removesuffix(".base_layer")
-            if last == "weight":
-                weight = _merged(modules[owner], weight)
-        yield f"{owner.removeprefix(_PEFT_PREFIX)}.{last}", weight
+    """Yield name and tensor of each weight; tied weights come once, under the name of the embeddings.
+
+    Weights of a sharded model are gathered layer by layer and yielded as copies in the machine's memory.
+    """
+    modules = dict(model.named_modules()) if is_adapted(model) else {}
+    for group in weight_groups(model):
+        for name, parameter in group:
+            if ".lora_" in name:
+                continue
+            weight = parameter.detach()
+            exported = _without_adapter(name, weight, modules) if modules else (name, weight)
+            yield exported if sharding_of(model) is None else (exported[0], _on_host(exported[1]))
+
+
+def _on_host(weight: Tensor) -> Tensor:
+    return weight.to("cpu", copy=True)
+
+
+def _without_adapter(name: str, weight: Tensor, modules: Mapping[str, Any]) -> tuple[str, Tensor]:
+    """Return a base weight, merged with its adapter, under its name in a model without adapters."""
+    owner, _, last = name.rpartition(".")
+    if owner.endswith(".base_layer"):
+        owner = owner.removesuffix(".base_layer")
+        if last == "weight":
+            weight = _merged(modules[owner], weight)
+    return f"{owner.removeprefix(_PEFT_PREFIX)}.{last}", weight
 
 
 def _merged(layer: Any, weight: Tensor) -> Tensor:
