@@ -11,7 +11,7 @@ from hacrl.config.schema import AgentSettings
 from hacrl.models.agent import Agent
 from hacrl.models.loading import load_model, load_model_config, load_tokenizer, make_skeleton, torch_precision
 from hacrl.models.rank_group import RankGroup
-from hacrl.models.sharding import copy_weights, shard_model, whole_model
+from hacrl.models.sharding import copy_weights, shard_model, sharding_of, whole_model
 
 
 class ShardedAgent(Agent):
@@ -41,6 +41,9 @@ class ShardedAgent(Agent):
 
     def save(self, folder: Path) -> None:
         """Write a plain Hugging Face folder. Rank 0 holds the whole model in the machine's memory for it."""
-        whole = whole_model(self.model, torch.device("cpu"))
+        sharding = sharding_of(self.model)
+        is_writer = sharding is not None and sharding.group.rank == 0
+        whole = whole_model(self.model, torch.device("cpu")) if is_writer else None
         copy_weights(self.model, whole)
-        Agent(self.name, whole, self.tokenizer).save(folder)
+        if whole is not None:
+            Agent(self.name, whole, self.tokenizer).save(folder)
