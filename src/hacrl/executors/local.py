@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hacrl.algorithms.capability import Capabilities
 from hacrl.engines.concurrent import MainThread, run_concurrently
+from hacrl.executors.rank_processes import RankProcesses
 from hacrl.memory.residency import Residency
 from hacrl.models.agent import Agent
 from hacrl.rollouts.groups import PromptGroup
@@ -25,8 +26,14 @@ from hacrl.types import Rollout
 class LocalExecutor:
     """Runs workers one after the other; those whose engines run concurrently generate at the same time."""
 
-    def __init__(self, workers: Sequence[AgentWorker], residency: Residency | None = None) -> None:
+    def __init__(
+        self,
+        workers: Sequence[AgentWorker],
+        residency: Residency | None = None,
+        ranks: RankProcesses | None = None,
+    ) -> None:
         self.workers = {worker.name: worker for worker in workers}
+        self._ranks = ranks  # the other ranks of agents that have several
         self.residency = residency or Residency()
         self.notes = self.residency.notes
 
@@ -132,8 +139,10 @@ class LocalExecutor:
         self.workers[agent].save(folder)
 
     def release(self) -> None:
-        """End engines and reload weights to their devices."""
+        """End engines and other ranks, and reload weights to their devices."""
         with ExitStack() as stack:  # if an engine cannot be ended, the others are ended nevertheless
+            if self._ranks is not None:
+                stack.callback(self._ranks.end)
             stack.callback(self.residency.reload_all_weights)
             for worker in self.workers.values():
                 stack.callback(worker.close)

@@ -100,6 +100,16 @@ def agent_device(config: RunConfig, agent: AgentSettings) -> str:
     return device
 
 
+def rank_devices(device: str, ranks: int) -> list[str]:
+    """Return the devices of an agent's ranks, the first of which is on ``device``: GPUs follow each other."""
+    if ranks == 1:
+        return ["cuda:0" if device == "cuda" else device]
+    if not device.startswith("cuda"):
+        return [device] * ranks
+    first = int(device.partition(":")[2] or 0)
+    return [f"cuda:{first + rank}" for rank in range(ranks)]
+
+
 def check_device(device: str, key: str = "device") -> None:
     """Raise ConfigError for a device that this machine does not have; ``key`` is its configuration key."""
     if not re.fullmatch(r"cpu|cuda(:\d+)?", device):

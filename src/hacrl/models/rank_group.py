@@ -12,7 +12,7 @@ for longer than the group's time limit.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -107,6 +107,25 @@ def join(store: Any, meeting: Meeting, device: str, timeout: float) -> None:
     )
 
 
+def make_groups(
+    store: Any,
+    members: Mapping[str, Sequence[int]],
+    timeouts: Mapping[str, float],
+    explain_loss: Callable[[str], str] = lambda _: "",
+) -> dict[str, RankGroup]:
+    """Return the groups of all agents that this process belongs to. All processes that meet call this.
+
+    ``members``: agent -> the processes that are its ranks, the leader first.
+    """
+    found = {}
+    for agent, processes in members.items():
+        timeout = timedelta(seconds=timeouts[agent])
+        group = dist.new_group(list(processes), timeout=timeout)
+        if dist.get_rank() in processes:
+            found[agent] = RankGroup(agent, group, store, has_followers=True, explain_loss=explain_loss)
+    return found
+
+
 def leave() -> None:
     """Leave the processes that meet."""
     if dist.is_initialized():
@@ -122,15 +141,25 @@ class RankGroup:
 
     ``members`` is the process group, of which rank 0 is the leader. ``store`` is shared by its processes.
     ``has_followers``: the other ranks wait for announcements; otherwise every rank makes all calls by itself.
+    ``explain_loss`` says how other processes of an agent have ended, where that is known.
     """
 
-    def __init__(self, agent: str, members: dist.ProcessGroup, store: Any, *, has_followers: bool) -> None:
+    def __init__(
+        self,
+        agent: str,
+        members: dist.ProcessGroup,
+        store: Any,
+        *,
+        has_followers: bool,
+        explain_loss: Callable[[str], str] = lambda _: "",
+    ) -> None:
         self.agent = agent
         self.members = members
         self.rank = members.rank()
         self.world = members.size()
         self._store = dist.PrefixStore(f"hacrl/agent/{agent}", store)  # type: ignore[attr-defined, unused-ignore]
         self._has_followers = has_followers
+        self._explain_loss = explain_loss
         self._commands = 0  # announced or received
         self._problem: str | None = None  # why the group cannot be used any more
 
@@ -202,10 +231,18 @@ class RankGroup:
             with suppress(RuntimeError):  # the store is gone if rank 0 is
                 self._store.set(f"failure/{self.rank}", _described(error))
 
+    def close(self) -> None:
+        """Let no call reach the other ranks from now on: they have ended."""
+        self._problem = self._problem or (
+            f"agent {self.agent!r}: its {self.world} ranks have ended with the run, so it cannot be used any "
+            "more; load the saved agent instead"
+        )
+
     def _explanation(self, error: BaseException) -> str:
         """Return a sentence on why the other ranks did not answer."""
         failures = self._failures()
         lost = "; ".join(f"rank {rank} failed: {text}" for rank, text in failures.items())
+        lost = lost or self._explain_loss(self.agent)
         if not lost:
             what = "did not answer in time" if "imed out" in str(error) else "is gone"
             lost = f"another rank {what} ({str(error).splitlines()[0][:200]})"

@@ -114,7 +114,10 @@ def _sharded(
         fill.buffers()
         for number, unit in enumerate(units):
             fill.parameters(unit, number)
-            fully_shard(unit, mesh=mesh, mp_policy=precision, offload_policy=offload)
+            # also the model itself, so that no unit stays gathered when an update changes the shards
+            fully_shard(
+                unit, mesh=mesh, reshard_after_forward=True, mp_policy=precision, offload_policy=offload
+            )
     root.__class__ = _with_compute_properties(root.__class__)
     root.hacrl_sharding = Sharding(group, device, dtype, make_skeleton, cpu_offload, mesh, units)
     root.run_as_forward = MethodType(_run, root)

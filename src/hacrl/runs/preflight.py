@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from hacrl.config.schema import RunConfig
 from hacrl.errors import ConfigError, ModelError, TaskError
 from hacrl.models.architecture import architecture_support, check_architecture
-from hacrl.models.device import agent_device, check_device
+from hacrl.models.device import agent_device, check_device, rank_devices
 from hacrl.models.loading import load_model_config, load_text_codec
 from hacrl.models.lora import needs_peft
 from hacrl.models.model_sources import resolve_model
@@ -54,7 +54,36 @@ def check_agents(config: RunConfig, loaded: Collection[str]) -> dict[str, str]:
                 raise ConfigError(needs_peft(agent.name))
         devices[agent.name] = agent_device(config, agent)
         check_device(devices[agent.name], "device" if agent.device is None else f"agents.{agent.name}.device")
+    check_ranks(config, devices, loaded)
     return devices
+
+
+def check_ranks(config: RunConfig, devices: Mapping[str, str], loaded: Collection[str]) -> None:
+    """Check that every rank has a device, on a GPU one that no other agent learns on."""
+    for agent in config.agents:
+        if agent.ranks == 1:
+            continue
+        key = f"agents.{agent.name}.ranks"
+        if agent.name in loaded:
+            raise ConfigError(
+                f"{key}={agent.ranks}: every rank loads its share of the model, so the agent's model must be "
+                "a name or a folder, not an object"
+            )
+        if config.learning.compile:
+            raise ConfigError(
+                f"learning.compile=true, but layers of an agent with several ranks are not compiled ({key}="
+                f"{agent.ranks}): leave compile out, or set it to false"
+            )
+        own = rank_devices(devices[agent.name], agent.ranks)
+        for device in own:
+            check_device(device, key)
+        for other in config.agents:
+            shared = set(own) & set(rank_devices(devices[other.name], other.ranks)) - {"cpu"}
+            if other.name != agent.name and shared:
+                raise ConfigError(
+                    f"{key}={agent.ranks} takes {own[0]} to {own[-1]}, and agent {other.name!r} is on "
+                    f"{min(shared)} too: set agents.{other.name}.device to another GPU"
+                )
 
 
 def check_problem_counts(config: RunConfig, task: Task) -> None:

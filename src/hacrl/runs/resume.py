@@ -82,6 +82,8 @@ ROUNDING_KEYS = (
     "learning.micro_batch_tokens",
     "learning.compile",
     "agents.*.device",
+    "agents.*.ranks",
+    "agents.*.fsdp.*",
     "agents.*.engine",
     "agents.*.vllm.*",
     "agents.*.attention",
