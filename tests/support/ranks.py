@@ -18,9 +18,17 @@ _PRELOADED = ["hacrl.training.learner", "hacrl.models.sharded_agent", "tests.sup
 
 
 def run_ranks(
-    function: Callable[..., Any], world: int, *arguments: Any, timeout: float = 60.0, wait_for: float = 120.0
+    function: Callable[..., Any],
+    world: int,
+    *arguments: Any,
+    timeout: float = 60.0,
+    wait_for: float = 120.0,
+    answers: int | None = None,
 ) -> list[Any]:
-    """Call ``function(group, *arguments)`` as every rank; return what each returned, or its error."""
+    """Call ``function(group, *arguments)`` as every rank; return what each returned, or its error.
+
+    ``answers``: return what so many ranks returned, and end the others. Default: all.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
     store = listen(Meeting("127.0.0.1", 0, 0, world), timeout)
@@ -34,7 +42,7 @@ def run_ranks(
         connections.append(ours)
         processes.append(process)
     try:
-        found = [_receive(connection, wait_for) for connection in connections]
+        found = [_receive(connection, wait_for) for connection in connections[:answers]]
         for connection in connections:
             with suppress(OSError):  # the process died
                 connection.send(None)

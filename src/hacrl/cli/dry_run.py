@@ -22,8 +22,10 @@ PARTS: tuple[tuple[str, str], ...] = (
     ("reference for KL", "reference"),
     ("vLLM engine that never sleeps", "engine"),
     ("= used all the time", "persistent"),
+    ("generation: copy on rank 0", "copy"),
     ("generation: KV cache", "cache"),
     ("generation: other", "decoding"),
+    ("training: gathered layers", "gathered"),
     ("training: activations", "activations"),
     ("training: logits, or", "logits"),
     ("training: backward pass", "backward"),
@@ -41,6 +43,7 @@ def dry_run_lines(plan: DryRun) -> Iterator[str]:
     yield from _agent_table(plan.agents)
     yield from ("", "# Estimated memory in GiB")
     yield from _memory_table([agent.footprint for agent in plan.agents if agent.footprint])
+    yield from _rank_lines(plan)
     for memory in plan.devices:
         yield from _device_lines(memory)
     yield from ("", "# A step")
@@ -70,6 +73,8 @@ def _agent_table(agents: Sequence[AgentPlan]) -> Iterator[str]:
     rows = [("", *(agent.settings.name for agent in agents))]
     rows.append(("model", *(_shortened(agent.settings.model) for agent in agents)))
     rows.append(("device", *(agent.device for agent in agents)))
+    if any(agent.settings.ranks > 1 for agent in agents):
+        rows.append(("ranks", *(str(agent.settings.ranks) for agent in agents)))
     known = [agent.footprint for agent in agents]
     rows.append(("parameters", *("unknown" if f is None else f"{f.counts.total:,}" for f in known)))
     rows.append(("trained", *("unknown" if f is None else _trained(f) for f in known)))
@@ -106,6 +111,18 @@ def _memory_table(known: Sequence[Footprint]) -> Iterator[str]:
     yield from _columns(rows)
 
 
+def _rank_lines(plan: DryRun) -> Iterator[str]:
+    """Say what the numbers of agents with several ranks are."""
+    for agent in plan.agents:
+        ranks, footprint = agent.settings.ranks, agent.footprint
+        if ranks > 1 and footprint is not None:
+            yield f"{agent.settings.name}: memory of " + (
+                f"its {ranks} ranks together"
+                if agent.device == "cpu"
+                else f"each of its {ranks} ranks; generation is on rank 0 alone"
+            )
+
+
 def _device_lines(memory: DeviceMemory) -> Iterator[str]:
     agents = ", ".join(memory.agents)
     available = f"{_gib(memory.available)} GiB available"
@@ -115,6 +132,8 @@ def _device_lines(memory: DeviceMemory) -> Iterator[str]:
     yield f"{memory.device} ({agents}): needs about {_gib(memory.needed)} GiB, {available}"
     if memory.offload != "never":
         yield f"  {describe_offload(memory.offload, 'it')}: {_gib(memory.host)} GiB of host memory"
+    elif memory.host:
+        yield f"  fsdp.cpu_offload keeps shards of all ranks in {_gib(memory.host)} GiB of host memory"
     if memory.fits:
         return
     yield f"WARNING: the run does not fit on {memory.device}. Each of these changes helps:"

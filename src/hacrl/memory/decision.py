@@ -14,6 +14,7 @@ from hacrl.memory.estimate import (
     device_bytes,
     footprints,
     offload_plans,
+    ranks_of,
 )
 from hacrl.memory.offload_plan import offload_note, peak_bytes
 from hacrl.models.agent import Agent
@@ -60,7 +61,7 @@ def decide_memory(config: RunConfig, checked: CheckedTask, agents: Sequence[Agen
             level = plans[device].level
             before = peak_bytes("never", [known[name] for name in names])
             note = offload_note(device, plans[device], setting, before, device_bytes(device))
-        levels |= dict.fromkeys(names, level)
+        levels |= dict.fromkeys([name for name in names if name not in shapes.ranks], level)
         notes += [note] if note else []
     return MemoryDecision(levels, sizes, config, tuple(notes))
 
@@ -75,6 +76,7 @@ def _shapes(config: RunConfig, checked: CheckedTask, agents: Sequence[Agent]) ->
         configs={agent.name: agent.model.config for agent in agents},
         prompt_tokens=longest,
         counted={(agent.name, settings[agent.name].lora): _counts(agent) for agent in agents},
+        ranks=ranks_of(config),
         whole_logits=frozenset(agent.name for agent in agents if separate_head(agent.model) is None),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from hacrl.engines.registry import kind_of
 from hacrl.errors import ModelError
 from hacrl.memory.host import total_bytes
 from hacrl.memory.offload_plan import COMFORTABLE, OffloadPlan, peak_bytes, plan_offload
+from hacrl.models.device import rank_devices
 from hacrl.models.footprint import (
     Decoding,
     Footprint,
@@ -73,6 +75,7 @@ class AgentShapes:
     prompt_tokens: Mapping[str, int]  # of the longest prompt, if known
     counted: dict[tuple[str, LoraSettings | None], ParameterCounts] = field(default_factory=dict)
     whole_logits: frozenset[str] = frozenset()  # agents whose logits cannot be computed in pieces
+    ranks: Mapping[str, int] = field(default_factory=dict)  # of agents with several
 
     def has_whole_logits(self, name: str) -> bool:
         """Return whether the agent's logits cannot be computed in pieces."""
@@ -84,6 +87,11 @@ class AgentShapes:
         if key not in self.counted:
             self.counted[key] = count_parameters(agent, self.configs[agent.name])
         return self.counted[key]
+
+
+def ranks_of(config: RunConfig) -> dict[str, int]:
+    """Return agent -> ranks, of agents with several."""
+    return {agent.name: agent.ranks for agent in config.agents if agent.ranks > 1}
 
 
 def workload(
@@ -185,7 +193,7 @@ def _with_engine(
     """Add an engine with weights of its own: its memory is held always, or only while agents answer."""
     kind = kind_of(config, agent)
     taken = kind.memory(footprint, agent, device, device_bytes(str(device)))
-    footprint = replace(footprint, decoding=0, taken_by_engine=taken)
+    footprint = replace(footprint, decoding=0, copy=0, taken_by_engine=taken)
     if kind.gives_memory_back(agent, device):
         return replace(footprint, cache=taken)
     return replace(footprint, cache=0, engine=taken)
@@ -202,7 +210,8 @@ def device_memory(
         if plan is None:
             memory = DeviceMemory(device, names, None, available)
         else:
-            memory = DeviceMemory(device, names, plan.needed, available, offload=plan.level, host=plan.host)
+            host = plan.host + sum(known[name].host for name in names)
+            memory = DeviceMemory(device, names, plan.needed, available, offload=plan.level, host=host)
         if not memory.fits:
             memory = replace(memory, advice=tuple(_advice(config, shapes, memory)))
         found.append(memory)
@@ -210,10 +219,11 @@ def device_memory(
 
 
 def agents_by_device(shapes: AgentShapes) -> dict[str, tuple[str, ...]]:
-    """Return device -> the names of its agents."""
+    """Return device -> the names of its agents. A rank of an agent counts as the agent."""
     agents: dict[str, tuple[str, ...]] = {}
-    for name, device in shapes.devices.items():
-        agents[canonical(device)] = (*agents.get(canonical(device), ()), name)
+    for name, first in shapes.devices.items():
+        for device in dict.fromkeys(rank_devices(first, shapes.ranks.get(name, 1))):
+            agents[device] = (*agents.get(device, ()), name)
     return agents
 
 
@@ -226,7 +236,9 @@ def offload_plans(
         if all(name in known for name in names):
             host = device_bytes("cpu") - sum(plan.host for plan in plans.values())
             found = [known[name] for name in names]
-            plans[device] = plan_offload(config.learning.offload, found, device, device_bytes(device), host)
+            # agents with several ranks have their devices for themselves, and fsdp.cpu_offload
+            offload = "never" if shapes.ranks.keys() & set(names) else config.learning.offload
+            plans[device] = plan_offload(offload, found, device, device_bytes(device), host)
     return plans
 
 
@@ -287,6 +299,7 @@ def _changes(config: RunConfig) -> Iterator[tuple[str, Change]]:
             "method.kl_coefficient=0",
             lambda run: replace(run, method=replace(run.method, kl_coefficient=0.0)),
         )
+    yield from _changes_of_ranks(config)
     if config.learning.offload != "auto":
         yield (
             "learning.offload=auto",
@@ -307,6 +320,25 @@ def _changes(config: RunConfig) -> Iterator[tuple[str, Change]]:
         f"rollout.max_new_tokens={length}",
         lambda run: replace(run, rollout=replace(run.rollout, max_new_tokens=length)),
     )
+
+
+def _changes_of_ranks(config: RunConfig) -> Iterator[tuple[str, Change]]:
+    """Yield more ranks, as long as there are GPUs for them, and their offloading."""
+    for agent in config.agents:
+        more = 2 * agent.ranks
+        if more <= torch.cuda.device_count() and len(config.agents) == 1:
+            yield f"agents.{agent.name}.ranks={more}", partial(_with_agent, agent=agent.name, ranks=more)
+        if agent.ranks > 1 and not agent.fsdp.cpu_offload:
+            fsdp = replace(agent.fsdp, cpu_offload=True)
+            yield (
+                f"agents.{agent.name}.fsdp.cpu_offload=true",
+                partial(_with_agent, agent=agent.name, fsdp=fsdp),
+            )
+
+
+def _with_agent(config: RunConfig, agent: str, **changes: Any) -> RunConfig:
+    agents = (replace(one, **changes) if one.name == agent else one for one in config.agents)
+    return replace(config, agents=tuple(agents))
 
 
 def _with_agents(config: RunConfig, **changes: Any) -> RunConfig:

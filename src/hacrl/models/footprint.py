@@ -10,7 +10,7 @@ The shapes of the paper's models are listed here, so that their runs can be size
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -99,6 +99,9 @@ class Footprint:
     taken_by_engine: int = 0  # of any separate engine; if it releases memory, this replaces the cache
     layer_sum: int = 0  # float32 gradients of a layer's largest matrix
     head_sum: int = 0  # float32 gradients of an untied output layer; they come while all activations exist
+    gathered: int = 0  # layers that a rank of several has gathered, and their gradients
+    copy: int = 0  # whole weights on rank 0 of several while it generates
+    host: int = 0  # of the machine's memory, for all ranks: what fsdp.cpu_offload keeps there
 
     @property
     def persistent(self) -> int:
@@ -108,12 +111,12 @@ class Footprint:
     @property
     def rollout(self) -> int:
         """Transient memory when responses are longest."""
-        return self.cache + self.decoding
+        return self.copy + self.cache + self.decoding
 
     @property
     def learning(self) -> int:
         """Transient memory of the largest forward and backward pass."""
-        return self.activations + max(self.logits, self.backward)
+        return self.gathered + self.activations + max(self.logits, self.backward)
 
     @property
     def transient(self) -> int:
@@ -154,7 +157,7 @@ def agent_footprint(
         _decoding_bytes(layer, decoding, workload.filtered, device) for decoding in workload.decodings
     ]
     cache, decoding = max(decodings, key=sum, default=(0, 0))
-    return Footprint(
+    whole = Footprint(
         agent=settings.name,
         counts=counts,
         precision=str(dtype).removeprefix("torch."),
@@ -173,6 +176,33 @@ def agent_footprint(
         head_sum=0 if _is_tied(config) else counts.largest * FLOAT32,
         # a CPU's optimizer makes one temporary tensor at a time, a GPU's fused optimizer makes none
         update=FLOAT32 * counts.largest if device == "cpu" else 0,
+    )
+    # the ranks of an agent on a CPU share the machine's memory: together they need what one process would
+    return whole if settings.ranks == 1 or device == "cpu" else _of_rank(whole, settings, layer.layers, width)
+
+
+def _of_rank(whole: Footprint, settings: AgentSettings, layers: int, width: int) -> Footprint:
+    """Return the memory of rank 0 of an agent whose weights are sharded over its ranks."""
+    counts, ranks = whole.counts, settings.ranks
+    trained = counts.trainable * FLOAT32  # shards are float32: they are the master weights
+    weights = trained + (counts.total - counts.trainable) * width
+    kept = [weights, whole.gradients, whole.moments]
+    on_device = [0, 0, 0] if settings.fsdp.cpu_offload else [-(-size // ranks) for size in kept]
+    # FSDP2 gathers a layer while it computes the one before. Embeddings and an untied output layer are
+    # gathered for the whole pass. A unit's gradients are whole until they are summed over ranks in float32.
+    ends = counts.largest * (2 if whole.head_sum else 1)
+    layer = max(0, counts.base - ends) // max(1, layers)
+    largest = max(layer, ends) if settings.lora is None else 0
+    return replace(
+        whole,
+        weights=on_device[0],
+        masters=0,
+        gradients=on_device[1],
+        moments=on_device[2],
+        reference=-(-whole.reference // ranks),
+        gathered=(ends + 2 * layer) * width + largest * (width + FLOAT32),
+        copy=whole.weights,
+        host=sum(kept) if settings.fsdp.cpu_offload else 0,
     )
 
 

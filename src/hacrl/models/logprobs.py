@@ -26,6 +26,7 @@ from hacrl.models.packing_support import (
     packed_sequences,
     supports_packing,
 )
+from hacrl.models.rank_guard import guarded_head
 from hacrl.models.sampling import token_logprobs
 from hacrl.models.sharding import sharding_of
 from hacrl.types import Sampling
@@ -87,8 +88,11 @@ def packed_logprobs(
 
             def compute() -> Tensor:
                 hidden = without_adapters(model).base_model(**packed.inputs).last_hidden_state[0]
-                wanted = hidden.index_select(0, packed.before)
-                return chunked_logprobs(head, wanted, packed.targets, sampling, vocabulary)
+                return guarded_head(
+                    head,
+                    hidden.index_select(0, packed.before),
+                    lambda wanted: chunked_logprobs(head, wanted, packed.targets, sampling, vocabulary),
+                )
 
             logprobs_N = run_as_forward(model, compute)
     return _scatter_to_rows(logprobs_N, response_mask(pairs, loss_masks))
@@ -123,7 +127,11 @@ def padded_logprobs(
         def compute() -> Tensor:
             hidden = without_adapters(model).base_model(**inputs).last_hidden_state
             hidden_N = hidden[copy_to_device(rows, device), copy_to_device(before, device)]
-            return chunked_logprobs(head, hidden_N, targets, sampling, vocabulary)
+            return guarded_head(
+                head,
+                hidden_N,
+                lambda wanted: chunked_logprobs(head, wanted, targets, sampling, vocabulary),
+            )
 
         return _scatter_to_rows(run_as_forward(model, compute), mask_BT)
 

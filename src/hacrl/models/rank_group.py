@@ -12,6 +12,7 @@ for longer than the group's time limit.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -24,8 +25,9 @@ from torch import distributed as dist
 
 from hacrl.errors import HacrlError, TrainingError
 
-POLL = timedelta(seconds=1)  # between a follower's checks whether its leader still lives
-FAILURE_WAIT = timedelta(seconds=3)  # for the error that a lost rank may have written to the store
+LONGEST_PAUSE = 0.1  # seconds between two looks at the store
+MEETING_SECONDS = 3600.0  # until all ranks have done what takes some of them much longer: loading weights
+FAILURE_SECONDS = 2.0  # for the error that a lost rank may still write to the store
 
 Arguments = Callable[[], dict[str, Any]]  # makes the JSON-ready keywords of a call, if they are needed
 
@@ -161,6 +163,7 @@ class RankGroup:
         self._has_followers = has_followers
         self._explain_loss = explain_loss
         self._commands = 0  # announced or received
+        self._meetings = 0
         self._problem: str | None = None  # why the group cannot be used any more
 
     def gather(self, data: bytes) -> list[bytes]:
@@ -175,6 +178,20 @@ class RankGroup:
             parts = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.world)]
             dist.all_gather(parts, own, group=self.members)
         return [part[: int(size)].numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
+
+    def meet(self) -> None:
+        """Wait until all ranks are here. Some may have loaded weights for much longer than others."""
+        self._meetings += 1
+        key = f"meeting/{self._meetings}"
+        with self.together():
+            self._store.set(f"{key}/{self.rank}", "here")
+            everybody = [f"{key}/{rank}" for rank in range(self.world)]
+            for waited in _until(lambda: self._store.check(everybody)):
+                lost = self._known_losses()
+                if lost or waited > MEETING_SECONDS:
+                    lost = lost or f"another rank is not ready after {MEETING_SECONDS:g} s"
+                    self._problem = self._sentence(lost)
+                    raise TrainingError(self._problem)
 
     def broadcast(self, tensor: Tensor) -> Tensor:
         """Overwrite the tensor with rank 0's, on every rank, and return it."""
@@ -196,17 +213,15 @@ class RankGroup:
         """Wait for what rank 0 announces next, for as long as rank 0 lives."""
         self._commands += 1
         key = f"command/{self._commands}"
-        while True:
-            try:
-                self._store.wait([key], POLL)
-                verb, arguments = json.loads(self._store.get(key))
-                return verb, arguments
-            except dist.DistStoreError:
-                continue  # nothing was announced yet
-            except RuntimeError as error:
-                raise LeaderLostError(
-                    f"agent {self.agent!r}: rank 0 is gone, rank {self.rank} ends ({error})"
-                ) from error
+        try:
+            for _ in _until(lambda: self._store.check([key])):
+                pass
+            verb, arguments = json.loads(self._store.get(key))
+            return verb, arguments
+        except RuntimeError as error:
+            raise LeaderLostError(
+                f"agent {self.agent!r}: rank 0 is gone, rank {self.rank} ends ({error})"
+            ) from error
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -240,28 +255,39 @@ class RankGroup:
 
     def _explanation(self, error: BaseException) -> str:
         """Return a sentence on why the other ranks did not answer."""
-        failures = self._failures()
-        lost = "; ".join(f"rank {rank} failed: {text}" for rank, text in failures.items())
-        lost = lost or self._explain_loss(self.agent)
+        for waited in _until(lambda: bool(self._known_losses())):
+            if waited > FAILURE_SECONDS:
+                break
+        lost = self._known_losses()
         if not lost:
             what = "did not answer in time" if "imed out" in str(error) else "is gone"
             lost = f"another rank {what} ({str(error).splitlines()[0][:200]})"
+        return self._sentence(lost)
+
+    def _known_losses(self) -> str:
+        """Return the errors that other ranks wrote, or how their processes ended; empty if not known."""
+        found = []
+        with suppress(RuntimeError):  # the store is gone if rank 0 is
+            for rank in range(self.world):
+                if rank != self.rank and self._store.check([f"failure/{rank}"]):
+                    text = self._store.get(f"failure/{rank}").decode(errors="replace")
+                    found.append(f"rank {rank} failed: {text}")
+        return "; ".join(found) or self._explain_loss(self.agent)
+
+    def _sentence(self, lost: str) -> str:
         return (
             f"agent {self.agent!r}: rank {self.rank} of {self.world} cannot go on: {lost}. What was under "
             "way is lost: resume from the last checkpoint (hacrl resume)"
         )
 
-    def _failures(self) -> dict[int, str]:
-        """Return rank -> error of the other ranks that wrote one."""
-        others = [rank for rank in range(self.world) if rank != self.rank]
-        found: dict[int, str] = {}
-        with suppress(RuntimeError):
-            if len(others) == 1:
-                self._store.wait([f"failure/{others[0]}"], FAILURE_WAIT)
-            for rank in others:
-                if self._store.check([f"failure/{rank}"]):
-                    found[rank] = self._store.get(f"failure/{rank}").decode(errors="replace")
-        return found
+
+def _until(is_done: Callable[[], bool]) -> Iterator[float]:
+    """Look again and again, more and more seldom; yield the seconds waited after each look in vain."""
+    start, pause = time.monotonic(), 0.001
+    while not is_done():
+        yield time.monotonic() - start
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)
 
 
 # Texts of errors that torch's backends raise when another rank is gone or silent.

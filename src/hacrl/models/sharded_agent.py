@@ -9,6 +9,7 @@ import torch
 
 from hacrl.config.schema import AgentSettings
 from hacrl.models.agent import Agent
+from hacrl.models.device import current_device
 from hacrl.models.loading import load_model, load_model_config, load_tokenizer, make_skeleton, torch_precision
 from hacrl.models.rank_group import RankGroup
 from hacrl.models.sharding import copy_weights, shard_model, sharding_of, whole_model
@@ -27,14 +28,15 @@ class ShardedAgent(Agent):
         with group.together():
             if group.rank == 0:
                 source = load_model(settings, tokenizer, device, seed, location="cpu")
-        model = shard_model(
-            partial(make_skeleton, settings, device, seed),
-            group,
-            torch.device(device),
-            torch_precision(settings, load_model_config(settings), device),
-            source,
-            cpu_offload=settings.fsdp.cpu_offload,
-        )
+        with current_device(torch.device(device)):
+            model = shard_model(
+                partial(make_skeleton, settings, device, seed),
+                group,
+                torch.device(device),
+                torch_precision(settings, load_model_config(settings), device),
+                source,
+                cpu_offload=settings.fsdp.cpu_offload,
+            )
         if source is not None:
             model.generation_config = source.generation_config
         return cls(settings.name, model, tokenizer, settings.chat_template, settings.chat_template_args)

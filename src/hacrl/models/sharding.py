@@ -21,10 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from hacrl.models.compile import decoder_layers
+from hacrl.models.device import current_device
 from hacrl.models.lm_head import separate_head, without_adapters
 from hacrl.models.lora import is_adapted
 from hacrl.models.packing_support import supports_packing
 from hacrl.models.rank_group import RankGroup
+from hacrl.models.rank_guard import guard_layers
 
 Result = TypeVar("Result")
 
@@ -110,6 +112,7 @@ def _sharded(
     offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if cpu_offload else OffloadPolicy()
     mesh = DeviceMesh.from_group(group.members, device.type)
     units = [*decoder_layers(root), root]
+    group.meet()  # rank 0 may have loaded weights until now
     with group.together(), torch.no_grad():
         fill.buffers()
         for number, unit in enumerate(units):
@@ -118,6 +121,7 @@ def _sharded(
             fully_shard(
                 unit, mesh=mesh, reshard_after_forward=True, mp_policy=precision, offload_policy=offload
             )
+    guard_layers(root)
     root.__class__ = _with_compute_properties(root.__class__)
     root.hacrl_sharding = Sharding(group, device, dtype, make_skeleton, cpu_offload, mesh, units)
     root.run_as_forward = MethodType(_run, root)
@@ -172,7 +176,7 @@ def weight_groups(model: Any) -> Iterator[list[tuple[str, nn.Parameter]]]:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     for unit in sharding.units:
         own = [names[id(parameter)] for parameter in _own_parameters(unit, sharding.units)]
-        with sharding.group.together(), _gathered(unit):
+        with sharding.group.together(), current_device(sharding.device), _gathered(unit):
             yield [(name, model.get_parameter(name)) for name in own]
 
 
@@ -216,7 +220,7 @@ def whole_tensor(model: Any, shard: Tensor, shape: torch.Size) -> Tensor:
     sharding = sharding_of(model)
     assert sharding is not None
     stride = torch.empty(shape, device="meta").stride()
-    with sharding.group.together():
+    with sharding.group.together(), current_device(sharding.device):
         on_device = shard.to(sharding.device)
         return DTensor.from_local(
             on_device, sharding.mesh, [Shard(0)], run_check=False, shape=shape, stride=stride

@@ -17,7 +17,7 @@ from hacrl.engines.registry import check_engines, engine_notes
 from hacrl.errors import ModelError, TaskError
 from hacrl.executors.registry import find_executor
 from hacrl.memory.engine_sleep import decide_engine_memory
-from hacrl.memory.estimate import AgentShapes, DeviceMemory, device_memory, footprints
+from hacrl.memory.estimate import AgentShapes, DeviceMemory, device_memory, footprints, ranks_of
 from hacrl.models.architecture import architecture_support
 from hacrl.models.footprint import Footprint, known_config
 from hacrl.models.loading import load_model_config, load_text_codec
@@ -81,7 +81,7 @@ def dry_run(config: RunConfig, overwrite: bool = False) -> DryRun:
             if task is not None:
                 task.close()
     prompts = {name: _longest_prompt(codec, checked) for name, codec in codecs.items() if checked is not None}
-    sized = AgentShapes(devices, configs, prompts)
+    sized = AgentShapes(devices, configs, prompts, ranks=ranks_of(config))
     settled, notes = decide_engine_memory(config, sized)
     known = footprints(settled, sized)
     for agent in config.agents:

@@ -5,6 +5,7 @@ A token budget bounds the micro-batches. When memory runs out, the budget shrink
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ from hacrl.models.lm_head import logit_caching
 from hacrl.models.logprobs import uses_packing
 from hacrl.models.packing import TokenPair, packed_tokens, padded_tokens
 from hacrl.models.packing_support import has_fused_attention
+from hacrl.models.rank_group import OneRank, Ranks
+from hacrl.models.rank_guard import guarded_pass
 from hacrl.training.learn_stats import LearnStats
 from hacrl.types import LearnerSample
 
@@ -138,11 +141,15 @@ UNSHARED_BUDGET_FACTOR = 4
 class _MicroBatchTooLargeError(Exception):
     """Memory ran out in the forward or backward pass of a micro-batch."""
 
-    def __init__(self, samples: Sequence[LearnerSample], packed: bool) -> None:
-        self.samples = len(samples)
-        self.longest = max(map(sample_length, samples))
-        self.tokens = batch_tokens(samples, packed)
-        super().__init__(f"{self.samples} samples of up to {self.longest} tokens")
+    def __init__(self, samples: int, longest: int, tokens: int) -> None:
+        self.samples, self.longest, self.tokens = samples, longest, tokens
+        super().__init__(f"{samples} samples of up to {longest} tokens")
+
+    @staticmethod
+    def of(micro_batch: Sequence[LearnerSample], packed: bool) -> _MicroBatchTooLargeError:
+        """Return the error of a micro-batch."""
+        longest = max(map(sample_length, micro_batch))
+        return _MicroBatchTooLargeError(len(micro_batch), longest, batch_tokens(micro_batch, packed))
 
 
 class TokenBudget:
@@ -150,11 +157,15 @@ class TokenBudget:
 
     ``keeps_logits``: keep logits for the backward pass where memory allows it. When memory runs out, logits
     are recomputed from then on, which changes no number; only after that does the budget shrink.
+
+    The budgets of several ranks shrink together, whichever of them ran out of memory (:meth:`agree`).
     """
 
-    def __init__(self, tokens: int, agent: Agent, keeps_logits: bool) -> None:
+    def __init__(self, tokens: int, agent: Agent, keeps_logits: bool, ranks: Ranks | None = None) -> None:
         self.tokens = tokens
         self._agent = agent
+        self._ranks: Ranks = ranks or OneRank()
+        self._too_large: _MicroBatchTooLargeError | None = None  # on this rank, in the attempt under way
         self._keeps_logits = keeps_logits
         self._has_kept_logits = False
         self._counts_packed = False  # how the last samples were counted
@@ -180,6 +191,10 @@ class TokenBudget:
     @contextmanager
     def guard(self, micro_batch: Sequence[LearnerSample]) -> Iterator[None]:
         """Within the block, attribute running out of memory to this micro-batch."""
+        if self._ranks.world > 1:
+            with self._guard_with_ranks(micro_batch):
+                yield
+            return
         with logit_caching(self._keeps_logits) as kept_logits:
             try:
                 yield
@@ -188,9 +203,42 @@ class TokenBudget:
                     raise
                 # Counted like the samples were cut, even if the model has padded them: counted otherwise, the
                 # micro-batch might be within the budget, and the budget would not shrink.
-                raise _MicroBatchTooLargeError(micro_batch, self._counts_packed) from error
+                raise _MicroBatchTooLargeError.of(micro_batch, self._counts_packed) from error
             finally:
                 self._has_kept_logits |= kept_logits.any_cached
+
+    @contextmanager
+    def _guard_with_ranks(self, micro_batch: Sequence[LearnerSample]) -> Iterator[None]:
+        """Finish the pass if memory runs out, because other ranks wait in it. :meth:`agree` tells them."""
+        with logit_caching(False), guarded_pass() as guard:
+            try:
+                yield
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                name, device = self._agent.name, self._agent.device
+                tokens = batch_tokens(micro_batch, self._counts_packed)
+                raise TrainingError(
+                    f"agent {name!r}: the memory of {device} ran out on rank {self._ranks.rank} of "
+                    f"{self._ranks.world}, in a pass over {tokens} tokens that could not be finished for the "
+                    f"other ranks. Set learning.micro_batch_tokens to less than {tokens}, or "
+                    f"agents.{name}.gradient_checkpointing=true"
+                ) from error
+        if guard.has_failed and micro_batch:
+            found = _MicroBatchTooLargeError.of(micro_batch, self._counts_packed)
+            if self._too_large is None or found.tokens > self._too_large.tokens:
+                self._too_large = found
+
+    def agree(self) -> None:
+        """Raise on all ranks if a guarded micro-batch of one of them ran out of memory in this attempt."""
+        if self._ranks.world == 1:
+            return
+        own, self._too_large = self._too_large, None
+        numbers = None if own is None else [own.samples, own.longest, own.tokens]
+        found = [json.loads(data) for data in self._ranks.gather(json.dumps(numbers).encode())]
+        failed = [_MicroBatchTooLargeError(*numbers) for numbers in found if numbers is not None]
+        if failed:
+            raise max(failed, key=lambda error: error.tokens)
 
     def retry_until_it_fits(self, attempt: Callable[[], Result], stats: LearnStats) -> Result:
         """Return ``attempt()``. When a guarded micro-batch runs out of memory, use less and repeat it."""

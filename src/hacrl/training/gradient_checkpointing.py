@@ -13,12 +13,20 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from hacrl.models.rank_guard import recomputes_layers
+
 
 @contextmanager
 def checkpointed_layers(model: Any) -> Iterator[None]:
-    """Within the block, let layers that have gradient checkpointing enabled use it."""
+    """Within the block, let layers that have gradient checkpointing enabled use it.
+
+    Within a pass of several ranks, ``hacrl.models.rank_guard`` recomputes the layers.
+    """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
+    if recomputes_layers(model):
+        yield
+        return
     flagged = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
     layers = [module for module in flagged if isinstance(module, GradientCheckpointingLayer)]
     with ExitStack() as undo:

@@ -112,7 +112,7 @@ class Learner:
         # an agent with offloading or gradient checkpointing is short of memory: it does not keep logits
         saves_memory = offload_to is not None or agent.model.is_gradient_checkpointing or sharding is not None
         tokens = settings.micro_batch_tokens or FEW_TOKENS
-        self._budget = TokenBudget(tokens, agent, keeps_logits=not saves_memory)
+        self._budget = TokenBudget(tokens, agent, not saves_memory, self._ranks)
         # None: not tried yet. Layers of a sharded agent are never compiled.
         self._compiles: bool | None = None if sharding is None else False
         self._retries_compiling = False  # in the next step: memory ran out in the trial
@@ -215,6 +215,7 @@ class Learner:
             else:
                 self._idle_pass()
         results.finish()
+        self._budget.agree()
         update.losses.append(sum(losses, 0.0))
         update = update.of_all_ranks(self._ranks)
         update.grad_norms.append(self.optimizer.clip_gradients(self._settings.max_grad_norm))
@@ -243,7 +244,7 @@ class Learner:
 
     def _idle_pass(self) -> None:
         """Take part in the other ranks' micro-batch without adding anything to loss and gradients."""
-        with checkpointed_layers(self.agent.model):
+        with self._budget.guard(()), checkpointed_layers(self.agent.model):
             logprobs_BT = self._idle_forward(self.agent.model)
             if self._reference is not None:
                 with self._reference.policy() as reference:

@@ -58,6 +58,7 @@ class GatheredEngine:
         self._compiles = compiles
         self._engine: TransformersEngine | None = None  # with the copy; None: freed
         self._report: SyncReport | None = None  # of the last copy
+        self._is_checked = False  # whether the model can generate
 
     def sync(self, proven: bool = True) -> SyncReport:
         """Gather the weights and prove the copy, unless there is a copy of the current weights."""
@@ -73,7 +74,9 @@ class GatheredEngine:
             copy = _Copy(policy, whole_model(policy.model, policy.device))
             copy_weights(policy.model, copy.model)
             engine = TransformersEngine(copy, self._max_batch, compiles=self._compiles)
-            engine.check_generation()
+            if not self._is_checked:
+                engine.check_generation()
+                self._is_checked = True
             check = SyncCheck(policy, self._probes)
             stop_ids = frozenset(policy.stop_ids)
             request = GenerationRequest(check.prompts, 1, check.sampling, stop_ids, seed=0)
