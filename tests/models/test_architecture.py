@@ -177,6 +177,8 @@ def test_dry_run_of_a_hybrid(name: str, tmp_path: Path) -> None:
     (note,) = [note for note in plan.notes if "trains plainly" in note]
     assert note.startswith("agent 'tiny' trains plainly, without packed sequences and shared prompts")
     assert RECURRENT in note
+    parts = [note for note in plan.notes if "only the text part" in note]
+    assert len(parts) == (name == "qwen3_5")  # which comes with an image encoder
 
 
 def test_the_command_prints_the_decision(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

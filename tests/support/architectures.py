@@ -24,7 +24,7 @@ from hacrl.config.schema import (
 from hacrl.engines.hf.batch_decoding import can_share_prompts, decodes_in_step
 from hacrl.engines.hf.plain_generation import generates_with_cache
 from hacrl.errors import ModelError
-from hacrl.models.architecture import Path, Support, architecture_support
+from hacrl.models.architecture import Support, TrainingPath, architecture_support
 from hacrl.models.loading import load_model, load_tokenizer
 from hacrl.models.packing_support import supports_packing
 from hacrl.runs.run import run_locally
@@ -420,7 +420,7 @@ class Trained:
     """What two steps with a tiny model have shown."""
 
     expected: Support  # what the config says
-    path: Path  # of the model that was trained, or "refused"
+    path: TrainingPath  # of the model that was trained, or "refused"
     reason: str = ""
     generation: str = ""  # how its responses are generated
     largest_gap: float = 0.0  # between sampler and learner at one token, in nats

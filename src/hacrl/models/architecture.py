@@ -27,7 +27,7 @@ from hacrl.errors import ModelError
 from hacrl.models.device import is_out_of_memory
 from hacrl.models.packing_support import attention_windows, logit_tolerance
 
-Path = Literal["packed", "plain", "refused"]
+TrainingPath = Literal["packed", "plain", "refused"]
 # Kinds of layers that carry a state from token to token. Kinds of attention keep keys and values instead.
 STATEFUL_KINDS = frozenset({"linear_attention", "conv", "mamba", "recurrent", "hybrid", "hybrid_sliding"})
 # Classes of models that read a text and write none
@@ -41,7 +41,7 @@ _TRIAL = ((3, 1, 4, 1, 5, 9, 2), (2, 7, 1, 8))
 class Support:
     """How a model computes as an agent."""
 
-    path: Path
+    path: TrainingPath
     reason: str = ""  # why it is not packed, or why it is refused
     advice: str = ""  # what to do if it is refused
 
@@ -90,6 +90,12 @@ def causal_model_class(config: Any) -> Any | None:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     return MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+
+
+def loads_text_part(config: Any) -> bool:
+    """Return whether the causal language model of a composite config is its text part alone."""
+    text = config.get_text_config()
+    return text is not config and getattr(causal_model_class(config), "config_class", None) is type(text)
 
 
 def holds_scores(config: Any) -> bool:

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 from hacrl.config.schema import RunConfig
 from hacrl.errors import ConfigError, ModelError, TaskError
-from hacrl.models.architecture import architecture_support, check_architecture
+from hacrl.models.architecture import architecture_support, check_architecture, loads_text_part
 from hacrl.models.device import agent_device, check_device, rank_devices
 from hacrl.models.loading import load_model_config, load_text_codec
 from hacrl.models.lora import needs_peft
@@ -34,7 +34,7 @@ def preflight(config: RunConfig, task: Task, loaded: Mapping[str, TextCodec] | N
     held_out = task.test[: config.evaluation.most_problems]
     fitting = fit_problems(config, task.train, held_out, codecs)
     notes = [*getattr(task, "notes", ()), *fitting.notes, *unknown_token_notes(codecs, fitting.train)]
-    notes += plain_path_notes(config, loaded or {})
+    notes += architecture_notes(config, loaded or {})
     if config.evaluation.problems is None and not task.test:
         notes.append(f"task {task.name!r} holds out no problems, so the agents are not evaluated")
     notes += LearningRateSchedule.of(config).notes
@@ -110,8 +110,8 @@ def check_problem_ids(task: Task) -> None:
             seen[problem.id] = kind
 
 
-def plain_path_notes(config: RunConfig, loaded: Mapping[str, TextCodec]) -> list[str]:
-    """Return a note on each agent whose architecture keeps it from packing sequences.
+def architecture_notes(config: RunConfig, loaded: Mapping[str, TextCodec]) -> list[str]:
+    """Return notes on agents that cannot pack sequences, or that are only a part of their model.
 
     Raise ModelError for a loaded model that cannot be an agent; others were checked with their tokenizers.
     """
@@ -126,6 +126,10 @@ def plain_path_notes(config: RunConfig, loaded: Mapping[str, TextCodec]) -> list
             notes.append(
                 f"agent {agent.name!r} trains plainly, without packed sequences and shared prompts, which is "
                 f"slower ({model_config.model_type}: {support.reason})"
+            )
+        if model is None and loads_text_part(model_config):
+            notes.append(
+                f"agent {agent.name!r}: only the text part of {agent.model!r} is loaded, trained and saved"
             )
     return notes
 
