@@ -12,9 +12,7 @@ from pathlib import Path
 
 from hacrl import Callback, HACRLConfig
 from hacrl.tracking.registry import BACKENDS
-from hacrl.tracking.scalars import evaluation_scalars, step_scalars
 from hacrl.training.observer import Observer
-from tests.tracking.scenario import SECONDS, accuracies, report
 
 DOCS = Path(__file__).parents[2] / "docs"
 API, TRACKING = ((DOCS / name).read_text("utf-8") for name in ("python_api.md", "tracking.md"))
@@ -71,9 +69,5 @@ def test_every_method_of_a_callback_is_documented():
     assert all(hasattr(Callback, name) for name in described)
 
 
-def test_every_tracker_and_scalar_is_documented():
+def test_every_tracker_is_documented():
     assert set(re.findall(r"^\| `(\w+)` \| `pip install", TRACKING, re.MULTILINE)) == set(BACKENDS)
-    scalars = step_scalars(report(1), SECONDS) | evaluation_scalars(accuracies(0))
-    last_parts = {name.rpartition("/")[2] for name in scalars if "/verdicts/" not in name}
-    for part in last_parts - {"qwen", "llama", "not_representable", "words"}:
-        assert re.search(rf"/{part}`", TRACKING), part

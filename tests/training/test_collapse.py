@@ -11,8 +11,8 @@ from hacrl.errors import TrainingError
 from hacrl.models.agent import Agent
 from hacrl.runs.resume import inspect_run
 from hacrl.runs.run import LocalRun, run_locally
-from hacrl.training import health
-from hacrl.training.health import CollapseDetector
+from hacrl.training.health import collapse as health
+from hacrl.training.health.collapse import CollapseDetector
 from hacrl.types import Rollout, Verdict, VerifiedRollout
 from tests.support.chaos import chaos_config
 from tests.support.rollouts import problem

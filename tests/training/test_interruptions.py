@@ -10,7 +10,7 @@ import pytest
 from hacrl.engines.hf.engine import TransformersEngine
 from hacrl.executors.local import LocalExecutor
 from hacrl.runs.run import LocalRun
-from hacrl.training.health import CollapseDetector
+from hacrl.training.health.collapse import CollapseDetector
 from hacrl.training.learner import Learner
 from hacrl.training.observer import Observer
 from hacrl.training.reporter import Reporter, TrainingInterrupted

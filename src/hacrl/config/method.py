@@ -7,7 +7,7 @@ at once; a field that is left out (null) follows it, and a field that is set dec
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Discriminator, Tag
 
@@ -56,6 +56,15 @@ READINGS: dict[Reading, Choices] = {
         cross_baseline="learner",
     ),
 }
+
+
+class CrossRange(NamedTuple):
+    """The interval of ratios in which another agent's responses teach, and the keys that set its ends."""
+
+    lower: float  # in the first update of a step
+    upper: float
+    lower_key: str
+    upper_key: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +119,11 @@ class MethodSettings(Settings):
     def aggregation(self) -> Aggregation:
         """How the tokens of a mini-batch are weighed in its loss."""
         return "response"
+
+    @property
+    def cross_range(self) -> CrossRange | None:
+        """Where ratios of other agents' responses are not clipped; None: no clipping, or not known."""
+        return None
 
     @property
     def title(self) -> str:
@@ -184,6 +198,12 @@ class NaiveSettings(MethodSettings):
         """Return True."""
         return True
 
+    @property
+    def cross_range(self) -> CrossRange | None:
+        """The same interval as for own responses."""
+        lower, upper = 1 - self.clip_low, 1 + self.clip_high
+        return CrossRange(lower, upper, "method.clip_low", "method.clip_high")
+
 
 @dataclass(frozen=True, kw_only=True)
 class HacpoSettings(MethodSettings):
@@ -236,6 +256,13 @@ class HacpoSettings(MethodSettings):
     def shares_rollouts(self) -> bool:
         """Return True."""
         return True
+
+    @property
+    def cross_range(self) -> CrossRange | None:
+        """The interval of mechanism 4."""
+        if not self.cross_clip:
+            return None
+        return CrossRange(1 - self.delta, self.cross_upper, "method.delta", "method.cross_upper")
 
     def check_updates(self, updates_per_step: int) -> None:
         """Raise ValueError if the clip interval closes before a step's last update."""

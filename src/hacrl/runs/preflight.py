@@ -16,6 +16,7 @@ from hacrl.models.tokenizing import TextCodec
 from hacrl.runs.fitting import fit_problems
 from hacrl.tasks.base import CheckedTask, SelfTesting, Task
 from hacrl.tasks.stream import ProblemStream
+from hacrl.training.health.tokenizers import prompt_token_notes
 from hacrl.training.lr_schedule import LearningRateSchedule
 from hacrl.types import Problem
 
@@ -35,6 +36,7 @@ def preflight(config: RunConfig, task: Task, loaded: Mapping[str, TextCodec] | N
     fitting = fit_problems(config, task.train, held_out, codecs)
     notes = [*getattr(task, "notes", ()), *fitting.notes, *unknown_token_notes(codecs, fitting.train)]
     notes += architecture_notes(config, loaded or {})
+    notes += prompt_token_notes(codecs, fitting.train)
     if config.evaluation.problems is None and not task.test:
         notes.append(f"task {task.name!r} holds out no problems, so the agents are not evaluated")
     notes += LearningRateSchedule.of(config).notes

@@ -46,6 +46,9 @@ class Backend(ABC):
     def log_rollouts(self, step: int, rows: Sequence[RolloutRow]) -> None:
         """Log a few rollouts of one step, of all agents."""
 
+    def log_note(self, step: int, note: str) -> None:  # noqa: B027 - optional
+        """Log a sentence that the user should read; by default nowhere, because the run's folder has it."""
+
     @abstractmethod
     def finish(self, succeeded: bool) -> None:
         """Send all remaining data and close the run."""
@@ -91,6 +94,11 @@ class Tracker(Observer):
         """Log all accuracies."""
         self._start()
         self._try(lambda: self._backend.log_scalars(step, evaluation_scalars(accuracies)))
+
+    def on_note(self, step: int, note: str) -> None:
+        """Log a note."""
+        self._start()
+        self._try(lambda: self._backend.log_note(step, note))
 
     def on_end(self) -> None:
         """Close the tool's run. Later events are ignored."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
+from hacrl.plain_text import printable
 from hacrl.tracking.base import Backend, TrackedRun
 from hacrl.tracking.samples import RolloutRow, as_text
 from hacrl.tracking.scalars import Scalars
@@ -26,6 +27,7 @@ class Mlflow(Backend):
         self._client_class: Any = import_module("mlflow").MlflowClient
         self._client: Any = None
         self._run_id = ""
+        self._notes: list[str] = []
 
     def start(self, run: TrackedRun) -> None:
         """Start a run in the project's experiment; log config keys as params and config.yaml as artifact."""
@@ -50,6 +52,11 @@ class Mlflow(Backend):
     def log_rollouts(self, step: int, rows: Sequence[RolloutRow]) -> None:
         """Log one text file per step, because MLflow rewrites a whole table with every new row."""
         self._client.log_text(self._run_id, as_text(rows), f"rollouts/step_{step:06d}.txt")
+
+    def log_note(self, step: int, note: str) -> None:
+        """Write all notes so far as one text file."""
+        self._notes.append(f"step {step}: {printable(note)}\n")
+        self._client.log_text(self._run_id, "".join(self._notes), "notes.txt")
 
     def finish(self, succeeded: bool) -> None:
         """Mark the run as finished or failed."""

@@ -52,6 +52,8 @@ def _agent_scalars(name: str, report: AgentReport) -> Scalars:
     for function, rewards in report.rollout.rewards.items():
         scalars |= _numbers(f"{name}/rewards/{_part(function)}", rewards)
     scalars |= {f"{name}/logged/{_part(key)}": value for key, value in report.rollout.logged.items()}
+    if report.engine is not None:
+        scalars |= _numbers(f"{name}/engine", report.engine)
     scalars |= {
         f"{name}/from/{source}/capability_ratio": ratio for source, ratio in report.capability_ratios.items()
     }

@@ -42,6 +42,11 @@ class TensorBoard(Backend):
             self._writer.add_text(f"{agent}/rollouts", text, step)
         self._writer.flush()
 
+    def log_note(self, step: int, note: str) -> None:
+        """Write one text per note, all under one tag."""
+        self._writer.add_text("notes", preformatted(note), step)
+        self._writer.flush()
+
     def finish(self, succeeded: bool) -> None:
         """Close the file; event files do not record success or failure."""
         self._writer.close()

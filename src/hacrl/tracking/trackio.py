@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
+from hacrl.plain_text import printable
 from hacrl.tracking.base import Backend, TrackedRun
 from hacrl.tracking.samples import COLUMNS, RolloutRow
 from hacrl.tracking.scalars import Scalars
@@ -17,6 +18,7 @@ class Trackio(Backend):
     def __init__(self) -> None:
         self._trackio: Any = import_module("trackio")
         self._run: Any = None
+        self._notes: list[list[int | str]] = []  # step and text
 
     def start(self, run: TrackedRun) -> None:
         """Start a run with the config, without a dashboard in notebooks (``embed``)."""
@@ -32,6 +34,12 @@ class Trackio(Backend):
         """Log one table per step."""
         table = self._trackio.Table(columns=COLUMNS, data=[row.values for row in rows])
         self._run.log({"rollouts": table}, step=step)
+
+    def log_note(self, step: int, note: str) -> None:
+        """Log the table of all notes again."""
+        self._notes.append([step, printable(note)])
+        table = self._trackio.Table(columns=["step", "note"], data=list(self._notes))
+        self._run.log({"notes": table}, step=step)
 
     def finish(self, succeeded: bool) -> None:
         """Close the run. The module's finish, unlike the run's, is not repeated at exit."""

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from hacrl.errors import ConfigError
+from hacrl.plain_text import printable
 from hacrl.tracking.base import Backend, TrackedRun
 from hacrl.tracking.samples import COLUMNS, RolloutRow
 from hacrl.tracking.scalars import Scalars
@@ -19,6 +20,7 @@ class Wandb(Backend):
     def __init__(self) -> None:
         self._wandb: Any = import_module("wandb")
         self._run: Any = None
+        self._notes: list[list[int | str]] = []  # step and text
         if os.environ.get("WANDB_MODE", "online") in ("online", "shared"):
             self._log_in()
 
@@ -45,6 +47,12 @@ class Wandb(Backend):
         """Log one table per step; wandb shows its cells as plain text."""
         table = self._wandb.Table(columns=COLUMNS, data=[row.values for row in rows])
         self._run.log({"rollouts": table}, step=step)
+
+    def log_note(self, step: int, note: str) -> None:
+        """Log the table of all notes again: wandb shows the newest one."""
+        self._notes.append([step, printable(note)])
+        table = self._wandb.Table(columns=["step", "note"], data=list(self._notes))
+        self._run.log({"notes": table}, step=step)
 
     def finish(self, succeeded: bool) -> None:
         """Wait until all data is sent, and mark the run as finished or failed."""

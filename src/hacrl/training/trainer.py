@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,7 +15,8 @@ from hacrl.rollouts.groups import PromptGroup, group_by_prompt
 from hacrl.rollouts.log import RolloutLog
 from hacrl.tasks.stream import ProblemStream
 from hacrl.training.executor import Executor
-from hacrl.training.health import CollapseDetector
+from hacrl.training.health.collapse import CollapseDetector
+from hacrl.training.health.monitor import HealthMonitor
 from hacrl.training.metrics import (
     Accuracy,
     AgentReport,
@@ -53,12 +53,11 @@ class Trainer:
         self._stream = stream
         self._test_problems = test_problems
         self._log = log
-        self._shares_rollouts = config.method.shares_rollouts
         self._collapse = CollapseDetector(names, pauses=config.pause_collapsed)
+        self._health = HealthMonitor(config)
         self._progress: StepProgress | None = None  # of a step that is under way
         self._capabilities_before = self.capabilities.state_dict()  # before the step under way
         self._evaluated_at = -1  # the step after which the agents were evaluated last
-        self._noted: set[str] = set()  # agents with a note about their rewards
         self._notes_logged_rollouts = True
         self._is_stopping = False
 
@@ -155,7 +154,6 @@ class Trainer:
             for name in self.active
         }
         self.capabilities.record(rewards, absent=self._collapse.paused)
-        self._note_rewards_without_ratio(rewards)
         return self.capabilities.current
 
     def _learn(
@@ -196,7 +194,7 @@ class Trainer:
                 for name in self.active
             },
         )
-        self.reporter.notes(self._collapse.update(progress.rollouts))
+        self.reporter.notes([*self._health.update(report), *self._collapse.update(progress.rollouts)])
         self.steps_done, self._progress = progress.step, None
         self.reporter.observer.on_step(report, self.reporter.end_step())
         return report
@@ -237,22 +235,6 @@ class Trainer:
         progress.rollouts[name] = rollouts
         self.reporter.observer.on_rollouts(progress.step, name, rollouts)
 
-    def _note_rewards_without_ratio(self, rewards: Mapping[str, Sequence[float]]) -> None:
-        """Tell the user once if an agent's mean reward is below the reward that counts as no capability."""
-        settings = self.config.method
-        if not self._shares_rollouts or settings.choices.capability_measure != "mean_reward":
-            return
-        for agent, values in rewards.items():
-            mean = math.fsum(values) / len(values)
-            if mean < settings.min_reward and agent not in self._noted:
-                self._noted.add(agent)
-                note = (
-                    f"the mean reward of {agent} is {mean:.3g}, below the lowest reward of "
-                    f"{settings.min_reward:g}: its capability counts as nothing. If rewards can be negative, "
-                    "set method.reward_range to the lowest and the highest one"
-                )
-                self.reporter.notes([note])
-
     def state_dict(self) -> dict[str, Any]:
         """Return the state that the rest of the run depends on, without tensors; JSON-ready.
 
@@ -263,7 +245,7 @@ class Trainer:
             "steps_done": self.steps_done,
             "evaluated": self._evaluated_at,
             "capabilities": self._capabilities_before if progress else self.capabilities.state_dict(),
-            "noted": sorted(self._noted),
+            "health": self._health.state_dict(),
             "collapse": self._collapse.state_dict(),
             "agents": self.executor.state_dict(),
             "under_way": progress.as_json() if progress else None,
@@ -279,7 +261,7 @@ class Trainer:
         self.capabilities.load_state_dict(state["capabilities"])
         self._capabilities_before = state["capabilities"]
         self._progress = None
-        self._noted = set(state["noted"])
+        self._health.load_state_dict(state["health"])
         self._collapse.load_state_dict(state["collapse"])
         self.executor.load_state_dict(state["agents"], tensors)
         if state["under_way"] is not None:
