@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
+from hacrl.cli.main import app
 from hacrl.cli.train import run_training
 from tests.support.tiny import save_agents
 
@@ -61,6 +63,22 @@ def test_a_mistake_is_one_message_without_a_traceback(recipe, arguments, words):
     assert words in failed.stderr
     assert "Traceback" not in failed.stderr
     assert not (recipe.parent / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", "size", "--lr", "3e-5"], "without dashes: lr=3e-5"),
+        (["train", "size", "--learning-rate=1e-5", "--dry-run"], "without dashes: learning.lr=1e-5"),
+        (["resume", "runs/size", "--steps", "--x"], "without dashes: steps=..."),
+        (["compare", "size", "--num_generations", "4"], "without dashes: rollout.rollouts_per_prompt=4"),
+        (["train", "size", "--dry_run"], "Possible options: --dry-run"),
+    ],
+)
+def test_a_key_given_as_an_option_is_answered_with_what_to_write(arguments, words):
+    failed = CliRunner().invoke(app, arguments)
+    assert failed.exit_code == 2
+    assert words in failed.output
 
 
 def test_dry_run_prints_the_whole_config_and_writes_nothing(recipe):

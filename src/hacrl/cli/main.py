@@ -11,11 +11,15 @@ import typer
 from hacrl import __version__
 from hacrl.cli import eval_options as options
 from hacrl.cli import exit_codes
+from hacrl.cli.override_command import OverrideCommand
 from hacrl.errors import HacrlError
 
 app = typer.Typer(
     name="hacrl",
     help="Train several different LLMs together, so that every verified rollout teaches all of them.",
+    epilog="Begin with `hacrl demo`: a minute on a CPU, no downloads. Then `hacrl train size`, or a recipe of "
+    "your own, which `hacrl train RECIPE --dry-run` checks without training. `hacrl COMMAND --help` explains "
+    "a command.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -55,24 +59,25 @@ def demo(
     run_demo(output, seed, steps, as_json=json_)
 
 
-@app.command()
+@app.command(cls=OverrideCommand)
 def train(
     config: Annotated[
         Path,
         typer.Argument(
             metavar="RECIPE",
-            help="A YAML file, or the name of a recipe that comes with hacrl (demo, size, ...).",
+            help="A YAML file, or the name of a recipe that comes with hacrl: demo, size, state, model, "
+            "two_models, ...",
         ),
     ],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="KEY=VALUE",
-            help="Changes to the recipe, e.g. steps=50 learning.lr=2e-6 agents.NAME.lr=1e-6.",
+            help="Changes to the recipe, without dashes: steps=50 lr=2e-6 agents.NAME.lr=1e-6 output=FOLDER.",
         ),
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an earlier run in the same folder.")
+        bool, typer.Option("--overwrite", help="Delete an earlier run in the same folder first.")
     ] = False,
     dry_run: Annotated[
         bool,
@@ -84,37 +89,42 @@ def train(
 ) -> None:
     """Train the agents of a recipe.
 
-    The run is written to the folder runs/RECIPE, or to output=FOLDER.
+    The run is written to the folder runs/RECIPE, or to output=FOLDER: config, metrics, all responses, and
+    each trained agent as a plain Hugging Face folder. Ctrl-C saves the run; `hacrl resume` continues it.
     """
     from hacrl.cli.train import run_training
 
     run_training(config, overrides or [], overwrite, dry_run)
 
 
-@app.command()
+@app.command(cls=OverrideCommand)
 def resume(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, e.g. runs/size.")],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="KEY=VALUE",
-            help="Changes to the recipe, e.g. steps=200; changes that would make it another run are refused.",
+            help="Changes to the run, e.g. steps=200 (in all); those that would make it another run are refused.",
         ),
     ] = None,
 ) -> None:
-    """Continue a run that was stopped or killed, or add steps to it."""
+    """Continue a run that was stopped or killed, or add steps to it.
+
+    The run continues from its newest checkpoint and ends with the same numbers as if it had never stopped.
+    """
     from hacrl.cli.train import resume_training
 
     resume_training(run, overrides or [])
 
 
-@app.command()
+@app.command(cls=OverrideCommand)
 def compare(
     config: Annotated[
         Path,
         typer.Argument(
             metavar="RECIPE",
-            help="A YAML file, or the name of a recipe that comes with hacrl (demo, size, ...).",
+            help="A YAML file, or the name of a recipe that comes with hacrl: demo, size, state, model, "
+            "two_models, ...",
         ),
     ],
     overrides: Annotated[
@@ -144,7 +154,8 @@ def compare(
 ) -> None:
     """Train a recipe with several methods and seeds and compare them.
 
-    Writes a table, all numbers, and plots.
+    Writes a table, all numbers, and plots. The same command continues a study that was stopped; `hacrl eval`
+    evaluates the study's folder on benchmarks.
     """
     from hacrl.cli.compare import run_comparison
 
@@ -236,13 +247,14 @@ def rollouts(
     show_rollouts(run, step, agent, problem, reward, limit)
 
 
-@app.command()
+@app.command(cls=OverrideCommand)
 def serve(
     config: Annotated[
         Path,
         typer.Argument(
             metavar="RECIPE",
-            help="A YAML file, or the name of a recipe that comes with hacrl (demo, size, ...).",
+            help="A YAML file, or the name of a recipe that comes with hacrl: demo, size, state, model, "
+            "two_models, ...",
         ),
     ],
     agent: Annotated[str, typer.Argument(metavar="AGENT", help="Name of the recipe's agent to serve.")],
