@@ -17,9 +17,9 @@ from hacrl.errors import HacrlError
 app = typer.Typer(
     name="hacrl",
     help="Train several different LLMs together, so that every verified rollout teaches all of them.",
-    epilog="Begin with `hacrl demo`: a minute on a CPU, no downloads. Then `hacrl train size`, or a recipe of "
-    "your own, which `hacrl train RECIPE --dry-run` checks without training. `hacrl COMMAND --help` explains "
-    "a command.",
+    epilog="Begin with `hacrl demo`: a minute on a CPU, no downloads. Then `hacrl train size`, or a recipe "
+    "of your own, which `hacrl train RECIPE --dry-run` checks without training. `hacrl COMMAND --help` "
+    "explains a command.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -104,7 +104,8 @@ def resume(
         list[str] | None,
         typer.Argument(
             metavar="KEY=VALUE",
-            help="Changes to the run, e.g. steps=200 (in all); those that would make it another run are refused.",
+            help="Changes to the run, e.g. steps=200 in all; those that would make it another run are "
+            "refused.",
         ),
     ] = None,
 ) -> None:
