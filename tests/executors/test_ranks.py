@@ -45,7 +45,9 @@ def test_a_run_with_two_ranks_is_the_run_with_one_and_ends_with_its_rank(tmp_pat
         run.save()
         for step in (0, 1):
             expected, found = metrics(tmp_path / "alone", step)[big], metrics(tmp_path / "two", step)[big]
-            assert found["rollout"] == expected["rollout"]  # the same responses, drawn from equal weights
+            for number, value in expected["rollout"].items():  # the same responses, from equal weights
+                close = isinstance(value, float)
+                assert found["rollout"][number] == (pytest.approx(value, abs=1e-4) if close else value)
             for number in ("loss", "grad_norm"):
                 assert found["learning"][number] == pytest.approx(expected["learning"][number], abs=1e-4)
             assert found["engine"]["weight_sync"] == "gathered"

@@ -37,6 +37,7 @@ class Ranks(Protocol):
 
     rank: int
     world: int  # number of ranks
+    is_group: bool  # whether weights are sharded, so that every pass is a collective
 
     def gather(self, data: bytes) -> list[bytes]:
         """Return every rank's data, in the order of ranks, on every rank."""
@@ -56,6 +57,7 @@ class OneRank:
 
     rank = 0
     world = 1
+    is_group = False
 
     def gather(self, data: bytes) -> list[bytes]:
         """Return this process's data."""
@@ -145,6 +147,8 @@ class RankGroup:
     ``has_followers``: the other ranks wait for announcements; otherwise every rank makes all calls by itself.
     ``explain_loss`` says how other processes of an agent have ended, where that is known.
     """
+
+    is_group = True
 
     def __init__(
         self,

@@ -191,7 +191,7 @@ class TokenBudget:
     @contextmanager
     def guard(self, micro_batch: Sequence[LearnerSample]) -> Iterator[None]:
         """Within the block, attribute running out of memory to this micro-batch."""
-        if self._ranks.world > 1:
+        if self._ranks.is_group:
             with self._guard_with_ranks(micro_batch):
                 yield
             return
@@ -231,7 +231,7 @@ class TokenBudget:
 
     def agree(self) -> None:
         """Raise on all ranks if a guarded micro-batch of one of them ran out of memory in this attempt."""
-        if self._ranks.world == 1:
+        if not self._ranks.is_group:
             return
         own, self._too_large = self._too_large, None
         numbers = None if own is None else [own.samples, own.longest, own.tokens]

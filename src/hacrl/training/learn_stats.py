@@ -254,7 +254,7 @@ class LearnStats:
 
         The ranks' losses are parts of a sum. Every rank has counted the same skipped samples.
         """
-        if ranks.world == 1:
+        if not ranks.is_group:
             return self
         merged = LearnStats()
         for data in ranks.gather(json.dumps(self._as_json()).encode()):

@@ -327,7 +327,7 @@ class Learner:
         self, samples: Sequence[LearnerSample], step: _Step
     ) -> list[list[LearnerSample]]:
         """Return this rank's micro-batches, with empty ones at the end: every rank has equally many."""
-        if self._ranks.world == 1:
+        if not self._ranks.is_group:
             return self._budget.micro_batches(samples)
         shares = step.shares.divide(samples, self._budget.are_packed(samples))
         plans = [self._budget.micro_batches(share) for share in shares]
