@@ -20,6 +20,7 @@ LAYERS = [
     "cli",
     "api",
     "studies",
+    "report",
     "evaluation",
     "runs",
     "tracking",

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from hacrl.cli.interrupts import report_interruption
+from hacrl.cli.report import PAGE, report_when_done
 from hacrl.config.load import apply_override, read_recipe
 from hacrl.files import check_file
 from hacrl.runs.results import RunResult
@@ -33,7 +34,7 @@ def run_comparison(
     for override in overrides:
         apply_override(recipe, override)
     folder = output or Path("runs") / f"compare-{path.stem}"
-    for name in ("study.md", "study.json", "study.png", "curves.png"):
+    for name in ("study.md", "study.json", "study.png", "curves.png", PAGE):
         check_file(folder / name, folder)  # checked before the runs, which may take days
     runs = plan_runs(recipe, variants, seeds, folder)
     done = 0
@@ -58,3 +59,4 @@ def run_comparison(
     plot_curves(ordered, folder / "curves.png")
     print_unstyled(console, table)
     print_unstyled(console, f"Table, numbers and plots: {folder}")
+    report_when_done(folder)

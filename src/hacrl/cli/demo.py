@@ -11,6 +11,7 @@ from rich.console import Console
 
 from hacrl.cli.console import silence_transformers
 from hacrl.cli.interrupts import report_interruption
+from hacrl.cli.report import report_when_done
 from hacrl.config.schema import RunConfig
 from hacrl.studies.demo import METHOD_LABELS, run_demo_methods
 from hacrl.studies.plots import plot_comparison
@@ -53,6 +54,7 @@ def run_demo(output: Path, seed: int, steps: int | None, as_json: bool) -> None:
         "folder": str(folder),
     }
     (folder / "comparison.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    report_when_done(folder)
     if as_json:
         print(json.dumps(summary))
 

@@ -248,6 +248,54 @@ def rollouts(
     show_rollouts(run, step, agent, problem, reward, limit)
 
 
+@app.command()
+def report(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Folders of runs, of a study or of a demo, e.g. runs/size."),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="The HTML file; default: report.html in the folder, if it is one."
+        ),
+    ] = None,
+    csv: Annotated[Path | None, typer.Option(help="Also write every table as CSV into this folder.")] = None,
+    latex: Annotated[
+        Path | None, typer.Option(help="Also write every table as LaTeX into this folder.")
+    ] = None,
+    figures: Annotated[
+        Path | None, typer.Option(help="Also write figures as SVG and PNG into this folder.")
+    ] = None,
+) -> None:
+    """Make one HTML file that shows runs: curves, who taught whom, and rollouts.
+
+    The file opens from disk in any browser and needs no network.
+    """
+    from hacrl.cli.report import make_report
+
+    make_report(folders, output, csv, latex, figures)
+
+
+@app.command()
+def watch(
+    run: Annotated[
+        Path,
+        typer.Argument(metavar="RUN", help="The folder of a run, of a study or of a demo, e.g. runs/size."),
+    ],
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on, on this machine only; 0: a free one.")
+    ] = 0,
+) -> None:
+    """Show a run's page while the run is under way.
+
+    The page is served on this machine only, at a secret address that is printed.
+    """
+    from hacrl.cli.report import watch_run
+
+    watch_run(run, port)
+
+
 @app.command(cls=OverrideCommand)
 def serve(
     config: Annotated[

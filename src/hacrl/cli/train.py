@@ -74,6 +74,7 @@ def train(config: RunConfig, make_run: MakeRun, first_step: int = 0) -> None:
     """Train with progress on the terminal; a signal stops the run after saving its state."""
     from hacrl.cli.console import silence_transformers
     from hacrl.cli.interrupts import report_interruption, stop_on_signals
+    from hacrl.cli.report import report_when_done
     from hacrl.tracking.progress import RunProgress
 
     silence_transformers()
@@ -96,6 +97,7 @@ def train(config: RunConfig, make_run: MakeRun, first_step: int = 0) -> None:
         )
         raise typer.Exit(exit_codes.stopped_by(signals.received) if signals.received else exit_codes.FAILED)
     show_result(console, config, run.result)
+    report_when_done(run.result.folder)
 
 
 def _interruption_message(config: RunConfig, runs: Sequence[LocalRun]) -> str:

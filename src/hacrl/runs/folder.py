@@ -13,6 +13,7 @@ stalls.txt        stacks of all threads and processes, if the run made no progre
 evaluations/      results of ``hacrl eval``
 engines/NAME/     log of an agent's vLLM server, and the model files it loads
 tensorboard/      TensorBoard event files, if that tracker is on
+report.html       the page of ``hacrl report``
 """
 
 from __future__ import annotations
@@ -109,6 +110,7 @@ RUN_FILES = frozenset(
         "evaluations",
         "engines",
         "tensorboard",
+        "report.html",
     }
 )
 # What a process that ended before its run began may leave: none of it is worth keeping.

@@ -8,37 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from hacrl.plain_text import plot_text
+from hacrl.report.colours import BEFORE_COLOUR, method_colour
 from hacrl.runs.results import RunResult
 from hacrl.studies.tables import Comparison
 
-# The colour of each method and variant. The first six are Okabe and Ito's, the others Tol's muted colours:
-# readers with a colour vision deficiency can tell them apart.
-METHOD_COLOURS = {
-    "hacpo": "#D55E00",
-    "gspo": "#0072B2",
-    "naive": "#CC79A7",
-    "grpo": "#009E73",
-    "gspo_x2": "#56B4E9",
-    "gspo_same_updates": "#E69F00",
-    "hacpo_no_baseline": "#882255",
-    "hacpo_no_discrepancy": "#332288",
-    "hacpo_alpha_0": "#999933",
-    "hacpo_alpha_2": "#117733",
-    "hacpo_alpha_3": "#44AA99",
-    "hacpo_no_clip": "#AA4499",
-    "hacpo_no_stepwise": "#661100",
-}
-OTHER_COLOUR = "#777777"  # of a name without an entry
-BEFORE_COLOUR = "#BBBBBB"
 _LINE_STYLES = ("-", "--", ":", "-.")  # of variants that differ in overrides only, e.g. gspo@lr=1e-4
 _SMOOTHING = 3  # steps; the mean reward of one step is noisy
 
 Runs = Mapping[tuple[str, int], RunResult]  # (variant, seed) -> run
-
-
-def method_colour(variant: str) -> str:
-    """Return the colour of a method or variant. Overrides (``gspo@lr=1e-4``) do not change it."""
-    return METHOD_COLOURS.get(variant.partition("@")[0], OTHER_COLOUR)
 
 
 def line_styles(variants: Sequence[str]) -> dict[str, str]:

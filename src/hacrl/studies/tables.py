@@ -135,6 +135,8 @@ class StudyCell:
 
     before: Spread
     after: Spread
+    before_by_seed: tuple[float, ...]  # in the order of the study's seeds
+    after_by_seed: tuple[float, ...]
     difference: Spread  # from the reference variant, paired by seed
     wins: int  # seeds in which the variant ended above the reference
     rollouts: int
@@ -146,6 +148,7 @@ class Study:
     """Variant -> agent -> cell. Differences are from the variant ``reference``."""
 
     reference: str
+    seeds: tuple[int, ...]
     cells: dict[str, dict[str, StudyCell]]
 
     def as_dict(self) -> dict[str, Any]:
@@ -167,18 +170,20 @@ def make_study(results: Mapping[tuple[str, int], RunResult], reference: str) -> 
         after, baseline = final(variant, agent), final(reference, agent)
         differences = [own - other for own, other in zip(after, baseline, strict=True)]
         first = results[variant, seeds[0]]
+        before = [results[variant, seed].accuracies[0][agent].mean for seed in seeds]
         return StudyCell(
-            before=spread([results[variant, seed].accuracies[0][agent].mean for seed in seeds]),
+            before=spread(before),
             after=spread(after),
+            before_by_seed=tuple(before),
+            after_by_seed=tuple(after),
             difference=spread(differences),
             wins=sum(difference > 0 for difference in differences),
             rollouts=first.rollouts[agent],
             updates=first.updates[agent],
         )
 
-    return Study(
-        reference, {variant: {agent: cell(variant, agent) for agent in agents} for variant in variants}
-    )
+    cells = {variant: {agent: cell(variant, agent) for agent in agents} for variant in variants}
+    return Study(reference, tuple(seeds), cells)
 
 
 def study_markdown(study: Study) -> str:

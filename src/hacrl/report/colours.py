@@ -1,0 +1,50 @@
+"""The colours of agents and methods, the same in every plot and page.
+
+Readers with a colour vision deficiency can tell them apart: the first six of each list are Okabe and Ito's,
+the others Tol's muted colours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+METHOD_COLOURS = {
+    "hacpo": "#D55E00",
+    "gspo": "#0072B2",
+    "naive": "#CC79A7",
+    "grpo": "#009E73",
+    "gspo_x2": "#56B4E9",
+    "gspo_same_updates": "#E69F00",
+    "hacpo_no_baseline": "#882255",
+    "hacpo_no_discrepancy": "#332288",
+    "hacpo_alpha_0": "#999933",
+    "hacpo_alpha_2": "#117733",
+    "hacpo_alpha_3": "#44AA99",
+    "hacpo_no_clip": "#AA4499",
+    "hacpo_no_stepwise": "#661100",
+}
+AGENT_COLOURS = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#882255",
+    "#999933",
+    "#332288",
+    "#44AA99",
+)
+OTHER_COLOUR = "#777777"  # of a name without an entry
+BEFORE_COLOUR = "#BBBBBB"
+
+
+def method_colour(variant: str) -> str:
+    """Return the colour of a method or variant. Overrides (``gspo@lr=1e-4``) do not change it."""
+    return METHOD_COLOURS.get(variant.partition("@")[0], OTHER_COLOUR)
+
+
+def agent_colours(names: Iterable[str]) -> dict[str, str]:
+    """Return a colour for each agent, in the order in which the agents are first named."""
+    distinct = list(dict.fromkeys(names))
+    return {name: AGENT_COLOURS[i % len(AGENT_COLOURS)] for i, name in enumerate(distinct)}
