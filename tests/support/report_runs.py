@@ -7,8 +7,12 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
+from tokenizers import Tokenizer
+
+from hacrl.models.model_sources import bundled_agents
 from hacrl.rollouts.log import RolloutLog
 from hacrl.types import LearntRollout, Problem, Rollout, Verdict, VerifiedRollout
 
@@ -39,6 +43,7 @@ class MadeUpRun:
     every: int = 2  # steps between evaluations
     texts: Sequence[str] = ()  # of responses, in turn; default: made of words
     gain: float = 0.3
+    models: Sequence[str] = ()  # bundled ones; then responses are arithmetic in the models' own tokens
 
     def write(self, folder: Path, until: int | None = None) -> Path:
         """Write the folder as it is after ``until`` steps; default: all."""
@@ -69,30 +74,34 @@ class MadeUpRun:
                 problem = Problem(f"p{step}-{prompt}", f"What is {step} + {prompt}?", str(step + prompt))
                 for sample in range(self.samples):
                     right = rng.random() < 0.3 + 0.5 * step / self.steps + 0.03 * number
-                    rollouts.append(self._rollout(problem, agent, right, rng))
+                    rollout = self._rollout(problem, agent, right, rng)
+                    rollouts.append(rollout)
                     for learner, records in learnt.items():
-                        records.append(self._learnt(learner, agent, problem.id, sample, rng))
+                        records.append(self._learnt(learner, rollout.rollout, sample, rng))
             log.append(step, agent, rollouts)
         for learner, records in learnt.items():
             log.append_learnt(step, learner, records)
 
     def _rollout(self, problem: Problem, agent: str, right: bool, rng: random.Random) -> VerifiedRollout:
         text = rng.choice(self.texts) if self.texts else " ".join(rng.choices(WORDS, k=self.tokens))
+        if self.models:
+            text = f"{rng.randrange(99)}+{rng.randrange(99)}={rng.randrange(198)}"
+        ids = self._ids(agent, text, rng)
         rollout = Rollout.single_turn(
             problem,
             agent,
             text,
-            tuple(rng.randrange(50_000) for _ in range(self.tokens)),
-            tuple(-rng.expovariate(2.0) for _ in range(self.tokens)),
+            ids,
+            tuple(-rng.expovariate(2.0) for _ in ids),
             "stop" if rng.random() < 0.9 else "length",
             policy_version=4,
             tokenizer="made up",
         )
         return VerifiedRollout(rollout, Verdict(float(right), "correct" if right else "wrong"))
 
-    def _learnt(
-        self, learner: str, agent: str, problem: str, sample: int, rng: random.Random
-    ) -> LearntRollout:
+    def _learnt(self, learner: str, rollout: Rollout, sample: int, rng: random.Random) -> LearntRollout:
+        agent, problem = rollout.agent, rollout.problem.id
+        ids = rollout.token_ids if learner == agent else self._ids(learner, rollout.text, rng)
         advantage = rng.gauss(0, 1)
         own = learner == agent
         if not own and rng.random() < 0.05:
@@ -111,13 +120,23 @@ class MadeUpRun:
             ratio=ratio,
             clipped=float(is_clipped),
             weight=0.0 if is_clipped else abs(advantage) * ratio / 64,
-            token_ids=None if own else tuple(rng.randrange(50_000) for _ in range(self.tokens)),
-            token_logprobs=tuple(round(-rng.expovariate(2.0), 4) for _ in range(self.tokens)),
+            token_ids=None if own else ids,
+            token_logprobs=tuple(round(-rng.expovariate(2.0), 4) for _ in ids),
         )
+
+    def _ids(self, agent: str, text: str, rng: random.Random) -> tuple[int, ...]:
+        if not self.models:
+            return tuple(rng.randrange(50_000) for _ in range(self.tokens))
+        tokenizer = _tokenizer(self._model(agent).removeprefix("bundled:"))
+        return tuple(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def _model(self, agent: str) -> str:
+        number = list(self.agents).index(agent)
+        return self.models[number % len(self.models)] if self.models else f"example/{agent}"
 
     def _write_config(self, folder: Path) -> None:
         lines = ["agents:"]
-        lines += [f"- {{name: {name}, model: example/{name}}}" for name in self.agents]
+        lines += [f"- {{name: {name}, model: '{self._model(name)}'}}" for name in self.agents]
         lines += [
             f"output: {folder}",
             f"steps: {self.steps}",
@@ -210,6 +229,11 @@ WORDS = (
     "is",
     "right",
 )
+
+
+@cache
+def _tokenizer(bundled: str) -> Tokenizer:
+    return Tokenizer.from_file(str(bundled_agents()[bundled] / "tokenizer.json"))
 
 
 def write_study(folder: Path, variants: Sequence[str], seeds: int, **settings: object) -> Path:

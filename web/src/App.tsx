@@ -1,4 +1,4 @@
-import { useEffect, useMemo, useState } from "preact/hooks";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { Curves } from "./Curves";
 import { PageContext } from "./context";
 import { type Source, type Summary, served } from "./data";
@@ -32,10 +32,10 @@ export function App({ first, source }: { first: Summary; source: Source }) {
     const onHash = () => setRoute(parseRoute(location.hash));
     const query = matchMedia(DARK);
     const onScheme = () => setSystem(query.matches);
-    addEventListener("hashchange", onHash);
+    addEventListener("popstate", onHash);
     query.addEventListener("change", onScheme);
     return () => {
-      removeEventListener("hashchange", onHash);
+      removeEventListener("popstate", onHash);
       query.removeEventListener("change", onScheme);
     };
   }, []);
@@ -64,8 +64,16 @@ export function App({ first, source }: { first: Summary; source: Source }) {
   const number = Math.min(route.run, summary.runs.length - 1);
   const run = summary.runs[number]!;
   const view = views.some(([name]) => name === route.view) ? route.view : views[0]![0];
+  const current = useRef(route);
+  current.current = { ...route, view };
   const go = (change: Partial<Route>) => {
-    location.hash = formatRoute({ ...route, view, ...change });
+    const next = { ...current.current, ...change };
+    // a choice within the same list is not a place to go back to
+    const isPlace =
+      next.view !== view || next.run !== current.current.run || next.step !== current.current.step;
+    history[isPlace ? "pushState" : "replaceState"](null, "", formatRoute(next));
+    current.current = next; // for keys that are pressed before the page is drawn again
+    setRoute(next);
   };
   const page = useMemo(
     () => ({ summary, source, route: { ...route, view }, go, isDark, version }),
@@ -76,18 +84,27 @@ export function App({ first, source }: { first: Summary; source: Source }) {
   }, [run.name]);
   const saveTables = (suffix: "csv" | "tex") => {
     for (const table of summary.tables) {
-      save(suffix === "csv" ? asCsv(table) : asLatex(table), `${fileName(table.name)}.${suffix}`, "text/plain");
+      save(
+        suffix === "csv" ? asCsv(table) : asLatex(table),
+        `${fileName(table.name)}.${suffix}`,
+        "text/plain",
+      );
     }
   };
   return (
     <PageContext.Provider value={page}>
-      <a class="skip" href="#main" onClick={(event) => { event.preventDefault(); document.getElementById("main")?.focus(); }}>
+      <button type="button" class="skip" onClick={() => document.getElementById("main")?.focus()}>
         Skip to the content
-      </a>
+      </button>
       <header class="top">
         <span class="brand">hacrl</span>
         {summary.runs.length > 1 ? (
-          <select class="run" aria-label="Run" value={number} onChange={(event) => go({ run: Number(event.currentTarget.value), prompt: null })}>
+          <select
+            class="run"
+            aria-label="Run"
+            value={number}
+            onChange={(event) => go({ run: Number(event.currentTarget.value), prompt: null })}
+          >
             {summary.runs.map((one, i) => (
               <option key={one.name} value={i}>
                 {visibleLine(one.name)}
@@ -99,7 +116,11 @@ export function App({ first, source }: { first: Summary; source: Source }) {
         )}
         <nav aria-label="Views">
           {views.map(([name, label]) => (
-            <a key={name} href={formatRoute({ ...route, view: name, prompt: null })} aria-current={name === view ? "page" : undefined}>
+            <a
+              key={name}
+              href={formatRoute({ ...route, view: name, prompt: null })}
+              aria-current={name === view ? "page" : undefined}
+            >
               {label}
             </a>
           ))}
@@ -124,7 +145,12 @@ export function App({ first, source }: { first: Summary; source: Source }) {
               </button>
             </div>
           </details>
-          <button type="button" class="theme" aria-label={isDark ? "Use light colours" : "Use dark colours"} onClick={() => setTheme(isDark ? "light" : "dark")}>
+          <button
+            type="button"
+            class="theme"
+            aria-label={isDark ? "Use light colours" : "Use dark colours"}
+            onClick={() => setTheme(isDark ? "light" : "dark")}
+          >
             {isDark ? "☀" : "☾"}
           </button>
         </div>

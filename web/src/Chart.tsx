@@ -49,7 +49,9 @@ export function Chart(props: Props) {
       target,
     );
     plot.current = made;
-    const resize = new ResizeObserver(() => made.setSize({ width: Math.max(120, target.clientWidth), height }));
+    const resize = new ResizeObserver(() =>
+      made.setSize({ width: Math.max(120, target.clientWidth), height }),
+    );
     resize.observe(target);
     return () => {
       resize.disconnect();
@@ -158,7 +160,12 @@ function options(
       points: { show: !line.faint && (props.points ?? few), size: 5, fill: line.colour, width: 0 },
     });
     if (line.low && line.high) {
-      const hidden: uPlot.Series = { stroke: "transparent", width: 0, points: { show: false }, spanGaps: true };
+      const hidden: uPlot.Series = {
+        stroke: "transparent",
+        width: 0,
+        points: { show: false },
+        spanGaps: true,
+      };
       series.push(hidden, { ...hidden });
       bands.push({ series: [series.length - 1, series.length - 2], fill: `${line.colour}26` });
     }

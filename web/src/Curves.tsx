@@ -19,7 +19,16 @@ const FIRST: Metric[] = [
   { key: "rollout/reward", title: "Reward", help: "Mean reward of the step's rollouts" },
   { key: "capability", title: "Capability", help: "P of equation 8: the mean over the last steps" },
   { key: "rollout/entropy", title: "Entropy", help: "Nats per token" },
-  { key: "learning/entropy", title: "Entropy", help: "Nats per token" },
+  {
+    key: "learning/policy_kl",
+    title: "KL of old policy to policy",
+    help: "Within the step, nats per token of own responses",
+  },
+  {
+    key: "learning/reference_kl",
+    title: "KL of policy to reference",
+    help: "Nats per token of own responses",
+  },
   { key: "learning/sampler_kl", title: "KL, sampler to learner", help: "Nats per token" },
   { key: "learning/sampler_gap", title: "Gap between sampler and learner", help: "Nats per token" },
   { key: "rollout/response_tokens", title: "Response length", help: "Tokens", range: [0, null] },
@@ -27,7 +36,9 @@ const FIRST: Metric[] = [
   { key: "learning/loss", title: "Loss" },
   { key: "learning/grad_norm", title: "Gradient norm", help: "Before clipping", range: [0, null] },
   { key: "learning/learning_rate", title: "Learning rate", range: [0, null] },
-  { key: "learning/skipped", title: "Rollouts without signal", range: [0, null] },
+  { key: "learning/without_signal", title: "Share of prompts without signal", range: [0, 1] },
+  { key: "rollout/all_wrong", title: "Share of prompts without a right response", range: [0, 1] },
+  { key: "rollout/all_right", title: "Share of prompts solved by all responses", range: [0, 1] },
 ];
 const NOT_CURVES = new Set(["policy_version", "rollout/rollouts", "learning/updates"]);
 
@@ -84,8 +95,8 @@ export function Curves({ run }: { run: Run }) {
           <fieldset class="choice">
             <legend>Lines</legend>
             <label>
-              <input type="radio" name="by" checked={by === "agent"} onChange={() => setBy("agent")} /> agents of
-              this run
+              <input type="radio" name="by" checked={by === "agent"} onChange={() => setBy("agent")} /> agents
+              of this run
             </label>
             <label>
               <input type="radio" name="by" checked={by === "run"} onChange={() => setBy("run")} /> all runs
@@ -95,7 +106,11 @@ export function Curves({ run }: { run: Run }) {
         {by === "run" && (
           <label>
             Agent{" "}
-            <select value={shownAgent} onChange={(event) => setAgent(event.currentTarget.value)}>
+            <select
+              aria-label="Agent"
+              value={shownAgent}
+              onChange={(event) => setAgent(event.currentTarget.value)}
+            >
               {run.agents.map(({ name }) => (
                 <option key={name} value={name}>
                   {visibleLine(name)}
@@ -106,7 +121,11 @@ export function Curves({ run }: { run: Run }) {
         )}
         <label>
           Mean over{" "}
-          <select value={smooth} onChange={(event) => setSmooth(Number(event.currentTarget.value))}>
+          <select
+            aria-label="Mean over"
+            value={smooth}
+            onChange={(event) => setSmooth(Number(event.currentTarget.value))}
+          >
             {[1, 3, 5, 10, 25].map((steps) => (
               <option key={steps} value={steps}>
                 {steps === 1 ? "1 step" : `${steps} steps`}
@@ -188,7 +207,9 @@ function smoothed(values: Series, steps: number): Series {
 }
 
 function padded(values: Series, length: number): Series {
-  return values.length >= length ? values : [...values, ...new Array<null>(length - values.length).fill(null)];
+  return values.length >= length
+    ? values
+    : [...values, ...new Array<null>(length - values.length).fill(null)];
 }
 
 function longest(all: number[][]): number[] {

@@ -43,7 +43,11 @@ export function Overview({ run }: { run: Run }) {
       </section>
       <dl class="tiles">
         <Tile name="Steps" value={`${run.steps.length} of ${run.planned}`} note={state} state={state} />
-        <Tile name="Rollouts" value={short(sum("rollouts"))} note={`${short(sum("tokens"))} tokens sampled`} />
+        <Tile
+          name="Rollouts"
+          value={short(sum("rollouts"))}
+          note={`${short(sum("tokens"))} tokens sampled`}
+        />
         <Tile name="Updates" value={short(sum("updates"))} note="of all agents together" />
         <Tile
           name="Time"
@@ -110,7 +114,11 @@ function BeforeAfter() {
       return [{ run, agent: name, before: found[0]!.agents[name]!, after: found.at(-1)!.agents[name]! }];
     }),
   );
-  rows.sort((one, two) => runs[0]!.agents.findIndex((a) => a.name === one.agent) - runs[0]!.agents.findIndex((a) => a.name === two.agent));
+  rows.sort(
+    (one, two) =>
+      runs[0]!.agents.findIndex((a) => a.name === one.agent) -
+      runs[0]!.agents.findIndex((a) => a.name === two.agent),
+  );
   if (!rows.length) return null;
   const many = runs.length > 1;
   const left = 150;
@@ -166,8 +174,24 @@ function BeforeAfter() {
                   {clip(row.run.name)}
                 </text>
               )}
-              <line x1={x(row.before.mean)} x2={x(row.after.mean)} y1={y} y2={y} stroke={colour} stroke-width="2" opacity="0.4" />
-              <line x1={x(row.after.mean - error)} x2={x(row.after.mean + error)} y1={y} y2={y} stroke={colour} stroke-width="6" opacity="0.25" />
+              <line
+                x1={x(row.before.mean)}
+                x2={x(row.after.mean)}
+                y1={y}
+                y2={y}
+                stroke={colour}
+                stroke-width="2"
+                opacity="0.4"
+              />
+              <line
+                x1={x(row.after.mean - error)}
+                x2={x(row.after.mean + error)}
+                y1={y}
+                y2={y}
+                stroke={colour}
+                stroke-width="6"
+                opacity="0.25"
+              />
               <circle cx={x(row.before.mean)} cy={y} r="4.5" class="before" />
               <circle cx={x(row.after.mean)} cy={y} r="5.5" fill={colour} />
               <text x={right + 14} y={y + 4} class="value">
@@ -213,7 +237,10 @@ function Phases({ run }: { run: Run }) {
       </header>
       <ul class="bars">
         {rows.map((phase) => {
-          const parts = [...totals.get(phase)!];
+          const found = totals.get(phase)!;
+          const parts = run.agents.flatMap(({ name }): [string, number][] =>
+            found.has(name) ? [[name, found.get(name)!]] : [],
+          );
           const sum = parts.reduce((total, [, value]) => total + value, 0);
           return (
             <li key={phase}>

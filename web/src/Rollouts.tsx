@@ -35,12 +35,17 @@ export function Rollouts({ run, number }: { run: Run; number: number }) {
   const chosen = Math.max(
     0,
     shown.findIndex(
-      ({ step, prompt }) => prompt.id === page.route.prompt && (filter.step !== null || step === selectedStep.current),
+      ({ step, prompt }) =>
+        prompt.id === page.route.prompt && (filter.step !== null || step === selectedStep.current),
     ),
   );
   const entry = shown[chosen];
   const answers = useMemo(
-    () => shown.reduce((sum, { prompt }) => sum + prompt.rollouts.filter((one) => answerMatches(one, filter)).length, 0),
+    () =>
+      shown.reduce(
+        (sum, { prompt }) => sum + prompt.rollouts.filter((one) => answerMatches(one, filter)).length,
+        0,
+      ),
     [shown, filter],
   );
   const kept = run.rollouts.reduce((sum, step) => sum + step.kept, 0);
@@ -69,6 +74,7 @@ export function Rollouts({ run, number }: { run: Run; number: number }) {
         <label>
           Step{" "}
           <select
+            aria-label="Step"
             value={filter.step ?? ""}
             onChange={(event) => {
               const step = event.currentTarget.value;
@@ -86,6 +92,7 @@ export function Rollouts({ run, number }: { run: Run; number: number }) {
         <label>
           Agent{" "}
           <select
+            aria-label="Agent"
             value={filter.agent ?? ""}
             onChange={(event) =>
               change({ agent: event.currentTarget.value === "" ? null : Number(event.currentTarget.value) })
@@ -99,7 +106,13 @@ export function Rollouts({ run, number }: { run: Run; number: number }) {
             ))}
           </select>
         </label>
-        <Choice label="Verdict" value={filter.verdict} any="any" options={verdicts.map((one) => [one, one])} set={(verdict) => change({ verdict })} />
+        <Choice
+          label="Verdict"
+          value={filter.verdict}
+          any="any"
+          options={verdicts.map((one) => [one, one])}
+          set={(verdict) => change({ verdict })}
+        />
         <Choice
           label="Reward"
           value={filter.reward}
@@ -169,7 +182,11 @@ export function Rollouts({ run, number }: { run: Run; number: number }) {
               <div class="toolbar tight">
                 <label>
                   Colour tokens by{" "}
-                  <select value={colouring} onChange={(event) => setColouring(event.currentTarget.value as Colouring)}>
+                  <select
+                    aria-label="Colour tokens by"
+                    value={colouring}
+                    onChange={(event) => setColouring(event.currentTarget.value as Colouring)}
+                  >
                     <option value="none">nothing</option>
                     <option value="source">log-probability of the source</option>
                     <option value="learner">log-probability of the learner</option>
@@ -178,7 +195,11 @@ export function Rollouts({ run, number }: { run: Run; number: number }) {
                 </label>
                 <label>
                   Learner{" "}
-                  <select value={learner} onChange={(event) => setLearner(Number(event.currentTarget.value))}>
+                  <select
+                    aria-label="Learner"
+                    value={learner}
+                    onChange={(event) => setLearner(Number(event.currentTarget.value))}
+                  >
                     {run.agents.map(({ name }, i) => (
                       <option key={name} value={i}>
                         {visibleLine(name)}
@@ -187,7 +208,11 @@ export function Rollouts({ run, number }: { run: Run; number: number }) {
                   </select>
                 </label>
                 <label class="check">
-                  <input type="checkbox" checked={onlyMatching} onChange={(event) => setOnlyMatching(event.currentTarget.checked)} />{" "}
+                  <input
+                    type="checkbox"
+                    checked={onlyMatching}
+                    onChange={(event) => setOnlyMatching(event.currentTarget.checked)}
+                  />{" "}
                   matching answers only
                 </label>
                 <Scale colouring={colouring} />
@@ -201,7 +226,10 @@ export function Rollouts({ run, number }: { run: Run; number: number }) {
                     <section key={name} class="column" aria-label={`Answers of ${name}`}>
                       <h4>
                         <i class="swatch" style={{ background: agentInk(page, name) }} />
-                        <Text text={name} /> <span class="quiet">{solved} of {own.length} solved</span>
+                        <Text text={name} />{" "}
+                        <span class="quiet">
+                          {solved} of {own.length} solved
+                        </span>
                       </h4>
                       {(onlyMatching ? matches : own).map((answer) => (
                         <AnswerCard
@@ -252,10 +280,16 @@ function useEntries(run: Run, number: number) {
   const known = run.rollouts.map(({ step, total }) => `${step}:${total}`).join();
   useEffect(() => {
     let isOver = false;
-    const order = [...run.rollouts].sort((a, b) => Number(b.step === wanted) - Number(a.step === wanted) || a.step - b.step);
+    const order = [...run.rollouts].sort(
+      (a, b) => Number(b.step === wanted) - Number(a.step === wanted) || a.step - b.step,
+    );
     const publish = () => {
-      const parts = run.rollouts.map(({ step, total }) => steps.current.get(`${number} ${step} ${total}`) ?? []);
-      const loaded = run.rollouts.filter(({ step, total }) => steps.current.has(`${number} ${step} ${total}`)).length;
+      const parts = run.rollouts.map(
+        ({ step, total }) => steps.current.get(`${number} ${step} ${total}`) ?? [],
+      );
+      const loaded = run.rollouts.filter(({ step, total }) =>
+        steps.current.has(`${number} ${step} ${total}`),
+      ).length;
       setState({ entries: parts.flat(), loaded, error: "" });
     };
     const load = async () => {
@@ -265,7 +299,10 @@ function useEntries(run: Run, number: number) {
         if (!steps.current.has(key)) {
           const found = await page.source.rollouts(number, step);
           if (isOver) return;
-          steps.current.set(key, found.prompts.map((prompt) => ({ step, prompt })));
+          steps.current.set(
+            key,
+            found.prompts.map((prompt) => ({ step, prompt })),
+          );
         }
         if (performance.now() - shownAt > 250) {
           publish();
@@ -294,7 +331,11 @@ function Choice(props: {
   return (
     <label>
       {props.label}{" "}
-      <select value={props.value} onChange={(event) => props.set(event.currentTarget.value)}>
+      <select
+        aria-label={props.label}
+        value={props.value}
+        onChange={(event) => props.set(event.currentTarget.value)}
+      >
         <option value="">{props.any}</option>
         {props.options.map(([value, text]) => (
           <option key={value} value={value}>
@@ -404,7 +445,14 @@ function AnswerCard(props: {
           </thead>
           <tbody>
             {answer.k.map((one) => (
-              <FateRow key={one.a} view={one} name={name(one.a)} colour={agentInk(page, name(one.a))} isChosen={one.a === props.learner} pick={() => props.pickLearner(one.a)} />
+              <FateRow
+                key={one.a}
+                view={one}
+                name={name(one.a)}
+                colour={agentInk(page, name(one.a))}
+                isChosen={one.a === props.learner}
+                pick={() => props.pickLearner(one.a)}
+              />
             ))}
           </tbody>
         </table>
@@ -418,7 +466,13 @@ function FateRow(props: { view: View; name: string; colour: string; isChosen: bo
   return (
     <tr class={props.isChosen ? "chosen" : ""}>
       <th scope="row">
-        <button type="button" class="link" aria-pressed={props.isChosen} onClick={props.pick} title="Show this learner's view">
+        <button
+          type="button"
+          class="link"
+          aria-pressed={props.isChosen}
+          onClick={props.pick}
+          title="Show this learner's view"
+        >
           <i class="swatch" style={{ background: props.colour }} />
           <Text text={props.name} />
         </button>
@@ -458,7 +512,12 @@ function Tokens(props: {
           source !== null && learner !== null ? `ratio ${fixed(Math.exp(learner - source))}` : "",
         ];
         return (
-          <span key={i} class="token" style={tokenStyle(colouring, source, learner)} title={hint.filter(Boolean).join("\n")}>
+          <span
+            key={i}
+            class="token"
+            style={tokenStyle(colouring, source, learner)}
+            title={hint.filter(Boolean).join("\n")}
+          >
             <Text text={piece} />
           </span>
         );
@@ -472,9 +531,16 @@ function Scale({ colouring }: { colouring: Colouring }) {
   const isRatio = colouring === "ratio";
   const marks = isRatio ? [0.5, 0.8, 1, 1.25, 2] : [0, -1, -2, -4, -6];
   return (
-    <span class="scale" role="img" aria-label={isRatio ? "orange below 1, blue above 1" : "darker is less likely"}>
+    <span
+      class="scale"
+      role="img"
+      aria-label={isRatio ? "orange below 1, blue above 1" : "darker is less likely"}
+    >
       {marks.map((mark) => (
-        <span key={mark} style={isRatio ? tokenStyle("ratio", 0, Math.log(mark)) : tokenStyle("source", mark, null)}>
+        <span
+          key={mark}
+          style={isRatio ? tokenStyle("ratio", 0, Math.log(mark)) : tokenStyle("source", mark, null)}
+        >
           {isRatio ? mark : fixed(mark, 0)}
         </span>
       ))}

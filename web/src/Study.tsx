@@ -14,11 +14,16 @@ export function Study() {
     <div class="stack">
       <div class="toolbar">
         <label class="check">
-          <input type="checkbox" checked={showSeeds} onChange={(event) => setShowSeeds(event.currentTarget.checked)} />{" "}
+          <input
+            type="checkbox"
+            checked={showSeeds}
+            onChange={(event) => setShowSeeds(event.currentTarget.checked)}
+          />{" "}
           show each seed
         </label>
         <p class="hint">
-          Lines: means over seeds. Bands: 95% confidence, Student's t. Reference: {visibleLine(study.reference)}.
+          Lines: means over seeds. Bands: 95% confidence, Student's t. Reference:{" "}
+          {visibleLine(study.reference)}.
         </p>
       </div>
       <div class="grid charts">
@@ -49,7 +54,9 @@ function lines(curve: StudyCurve, x: number[], colour: string, showSeeds: boolea
   const at = new Map(curve.rollouts.map((rollouts, i) => [rollouts, i]));
   const column = (values: (number | null)[]) => x.map((rollouts) => values[at.get(rollouts) ?? -1] ?? null);
   const seeds = showSeeds
-    ? curve.seeds.map((values, i): Line => ({ label: `${curve.variant} ${i}`, colour, y: column(values), faint: true }))
+    ? curve.seeds.map(
+        (values, i): Line => ({ label: `${curve.variant} ${i}`, colour, y: column(values), faint: true }),
+      )
     : [];
   const mean: Line = {
     label: curve.variant,

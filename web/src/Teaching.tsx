@@ -184,7 +184,9 @@ function Cell(props: { run: Run; learner: string; source: string; positions: num
       <span class="quiet">{percent(used / all)} used</span>
       <span class="bar" role="img" aria-label={text}>
         {PARTS.map(([kind]) =>
-          parts[kind] > 0 ? <i key={kind} class={`part-${kind}`} style={{ width: `${(100 * parts[kind]) / all}%` }} /> : null,
+          parts[kind] > 0 ? (
+            <i key={kind} class={`part-${kind}`} style={{ width: `${(100 * parts[kind]) / all}%` }} />
+          ) : null,
         )}
       </span>
     </div>
@@ -202,7 +204,9 @@ function Ratios(props: { run: Run; learner: string; steps: Set<number>; where: s
   const crossTotal = cross.reduce((sum, one) => sum + total(one.bins), 0);
   const ownTotal = total(own);
   if (!ownTotal && !crossTotal) return null;
-  const stacked = own.map((_, bin) => cross.reduce((sum, one) => sum + one.bins[bin]!, 0) / (crossTotal || 1));
+  const stacked = own.map(
+    (_, bin) => cross.reduce((sum, one) => sum + one.bins[bin]!, 0) / (crossTotal || 1),
+  );
   const ownShare = own.map((count) => count / (ownTotal || 1));
   const topOwn = Math.max(...ownShare, 1e-9);
   const topCross = Math.max(...stacked, 1e-9);
@@ -215,7 +219,13 @@ function Ratios(props: { run: Run; learner: string; steps: Set<number>; where: s
   const ticks = [0, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75].filter((tick) => x(tick) >= 0 && x(tick) <= width);
   const band = (range: [number, number] | null, y: number) =>
     range && (
-      <rect class="clip-band" x={Math.max(0, x(range[0]))} width={Math.max(1, Math.min(width, x(range[1])) - Math.max(0, x(range[0])))} y={y} height={half} />
+      <rect
+        class="clip-band"
+        x={Math.max(0, x(range[0]))}
+        width={Math.max(1, Math.min(width, x(range[1])) - Math.max(0, x(range[0])))}
+        y={y}
+        height={half}
+      />
     );
   return (
     <figure class="panel">
@@ -254,7 +264,16 @@ function Ratios(props: { run: Run; learner: string; steps: Set<number>; where: s
               />
               {cross.map((one) => {
                 const height = (one.bins[bin]! / (crossTotal || 1) / topCross) * (half - 6);
-                const rect = <rect key={one.name} x={(bin - first) * bar + 0.5} width={bar - 1} y={y} height={height} fill={agentInk(page, one.name)} />;
+                const rect = (
+                  <rect
+                    key={one.name}
+                    x={(bin - first) * bar + 0.5}
+                    width={bar - 1}
+                    y={y}
+                    height={height}
+                    fill={agentInk(page, one.name)}
+                  />
+                );
                 y += height;
                 return rect;
               })}
@@ -270,7 +289,13 @@ function Ratios(props: { run: Run; learner: string; steps: Set<number>; where: s
           cross, {compact(crossTotal)}
         </text>
         {ticks.map((tick) => (
-          <text key={tick} class="tick" x={Math.min(width - 12, Math.max(8, x(tick)))} y={2 * half + 30} text-anchor="middle">
+          <text
+            key={tick}
+            class="tick"
+            x={Math.min(width - 12, Math.max(8, x(tick)))}
+            y={2 * half + 30}
+            text-anchor="middle"
+          >
             {tick}
           </text>
         ))}
@@ -283,7 +308,8 @@ function Ratios(props: { run: Run; learner: string; steps: Set<number>; where: s
       <p class="note">
         Shaded: the range in which a ratio carries a gradient
         {run.clip.own && `, own ${fixed(run.clip.own[0], 2)} to ${fixed(run.clip.own[1], 2)}`}
-        {run.clip.cross && `, cross ${fixed(run.clip.cross[0], 2)} to ${fixed(run.clip.cross[1], 2)} in the first update`}
+        {run.clip.cross &&
+          `, cross ${fixed(run.clip.cross[0], 2)} to ${fixed(run.clip.cross[1], 2)} in the first update`}
         . Each half has a scale of its own.
       </p>
     </figure>

@@ -25,7 +25,13 @@ export function ink(colour: string | undefined, isDark: boolean): string {
   const hex = colour ?? "#777777";
   if (!isDark) return hex;
   const parts = [1, 3, 5].map((i) => Number.parseInt(hex.slice(i, i + 2), 16));
-  return `#${parts.map((part) => Math.round(part + (255 - part) * 0.32).toString(16).padStart(2, "0")).join("")}`;
+  return `#${parts
+    .map((part) =>
+      Math.round(part + (255 - part) * 0.32)
+        .toString(16)
+        .padStart(2, "0"),
+    )
+    .join("")}`;
 }
 
 export function agentInk(page: Page, agent: string): string {

@@ -31,7 +31,9 @@ function quoted(text: string): string {
 }
 
 export function asLatex(table: Table): string {
-  const align = table.columns.map((_, i) => (table.rows.every((row) => typeof row[i]?.v !== "string") ? "r" : "l"));
+  const align = table.columns.map((_, i) =>
+    table.rows.every((row) => typeof row[i]?.v !== "string") ? "r" : "l",
+  );
   return [
     "% needs \\usepackage{booktabs}",
     `\\begin{tabular}{${align.join("")}}`,

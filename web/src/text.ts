@@ -18,7 +18,7 @@ export function visibleParts(text: string): Part[] {
     const isHidden = piece !== "\n" && piece !== "\t" && INVISIBLE.test(piece);
     const last = parts.at(-1);
     if (!isHidden && last && !last.escaped) last.text += piece;
-    else parts.push({ text: isHidden ? escape(piece) : piece, escaped: isHidden });
+    else parts.push({ text: isHidden ? escaped(piece) : piece, escaped: isHidden });
   }
   return parts;
 }
@@ -30,7 +30,7 @@ export function visibleLine(text: string): string {
     .join("");
 }
 
-function escape(character: string): string {
+function escaped(character: string): string {
   const code = character.codePointAt(0)!;
   if (code < 0x100) return `\\x${code.toString(16).padStart(2, "0")}`;
   return code < 0x10000

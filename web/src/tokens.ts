@@ -2,6 +2,7 @@
 
 export type Colouring = "none" | "source" | "learner" | "ratio";
 
+const MOST = 0.6; // opacity; text stays readable on it in both themes
 const LEAST = 6; // nats: less likely tokens are not coloured more strongly
 
 export function tokenStyle(
@@ -12,11 +13,13 @@ export function tokenStyle(
   if (colouring === "ratio") {
     if (source === null || learner === null) return {};
     const log = learner - source;
-    const strength = Math.min(0.75, Math.abs(log) / 1.4);
-    return strength < 0.02 ? {} : { background: `rgb(${log > 0 ? "0 114 178" : "213 94 0"} / ${strength.toFixed(3)})` };
+    const strength = Math.min(MOST, Math.abs(log) / 1.4);
+    return strength < 0.02
+      ? {}
+      : { background: `rgb(${log > 0 ? "0 114 178" : "213 94 0"} / ${strength.toFixed(3)})` };
   }
   const value = colouring === "learner" ? learner : source;
   if (colouring === "none" || value === null) return {};
-  const strength = (Math.min(LEAST, -value) / LEAST) ** 0.7 * 0.7;
+  const strength = (Math.min(LEAST, -value) / LEAST) ** 0.7 * MOST;
   return strength < 0.02 ? {} : { background: `rgb(204 121 167 / ${strength.toFixed(3)})` };
 }
