@@ -118,7 +118,7 @@ def test_a_large_run_stays_below_the_budget(tmp_path: Path, monkeypatch: pytest.
     text = (tmp_path / "page.html").read_text("utf-8")
     chunks = [len(content) for name, content in BLOCK.findall(text) if name != "summary"]
     assert 40_000 < sum(chunks) < 66_000
-    assert max(chunks) < 2 * min(chunks)  # every step has its share
+    assert min(chunks) > 60_000 / 6 / 2  # every step has its share
     kept = blocks(tmp_path / "page.html")["summary"]["runs"][0]["rollouts"]
     assert all(0 < step["keptPrompts"] < step["prompts"] for step in kept)
 
