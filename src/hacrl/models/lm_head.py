@@ -42,7 +42,7 @@ _HEADS: WeakKeyDictionary[Any, Callable[[Tensor], Tensor] | None] = WeakKeyDicti
 
 def without_adapters(model: Any) -> Any:
     """Return the Hugging Face model inside peft's wrapper, or the model itself."""
-    return model.get_base_model() if hasattr(model, "peft_config") else model
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def run_as_forward(model: Any, function: Callable[[], Result]) -> Result:
