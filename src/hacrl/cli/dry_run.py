@@ -50,6 +50,7 @@ def dry_run_lines(plan: DryRun) -> Iterator[str]:
     yield from _step_lines(plan)
     remarks = [
         *(f"note: {note}" for note in plan.notes),
+        *(f"WARNING: {warning}" for warning in plan.warnings),
         *(f"NOT CHECKED: {item}" for item in plan.not_checked),
     ]
     if remarks:
@@ -62,7 +63,7 @@ def dry_run_lines(plan: DryRun) -> Iterator[str]:
 
 def _verdict(plan: DryRun) -> str:
     marks = []
-    if any(not memory.fits for memory in plan.devices):
+    if plan.warnings or any(not memory.fits for memory in plan.devices):
         marks.append("WARNING")
     if plan.not_checked:
         marks.append("NOT CHECKED")

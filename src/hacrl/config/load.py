@@ -32,6 +32,7 @@ from hacrl.config.schema import (
     RunConfig,
     VllmSettings,
 )
+from hacrl.config.task import RESPONSE_TOKENS
 from hacrl.config.values import DEEPEST, MOST_VALUES, check_plain, one_line, shown, shown_key
 from hacrl.errors import ConfigError
 from hacrl.files import MEBIBYTE, MissingFileError, UnreadableFileError, read_text
@@ -86,7 +87,7 @@ def build_config(data: dict[str, Any], source: str = "config") -> RunConfig:
     """Return a mapping's config. Refuse unknown keys, wrong types and impossible combinations."""
     check_plain(data, source)
     with _named(source):
-        data = with_agent_defaults(with_names(data))
+        data = with_response_length(with_agent_defaults(with_names(data)))
     # As JSON: strict validation then takes lists and mappings, but no guessed types.
     text = json.dumps(data, allow_nan=False)
     try:
@@ -117,6 +118,15 @@ def with_names(data: dict[str, Any]) -> dict[str, Any]:
     if isinstance(method, dict):
         return {**data, "method": {"name": HacpoSettings.name, **method}}
     return data
+
+
+def with_response_length(data: dict[str, Any]) -> dict[str, Any]:
+    """Set ``rollout.max_new_tokens`` to what the task needs, if the recipe does not set it."""
+    task, rollout = data.get("task"), data.get("rollout", {})
+    if not (isinstance(task, dict) and isinstance(rollout, dict)) or "max_new_tokens" in rollout:
+        return data
+    tokens = RESPONSE_TOKENS.get(str(task.get("name")).partition(":")[0])
+    return data if tokens is None else {**data, "rollout": {**rollout, "max_new_tokens": tokens}}
 
 
 def with_agent_defaults(data: dict[str, Any]) -> dict[str, Any]:

@@ -54,6 +54,7 @@ class DryRun:
     updates_per_step: int
     notes: tuple[str, ...]
     not_checked: tuple[str, ...]
+    warnings: tuple[str, ...] = ()  # settings with which the run can hardly succeed
 
     @property
     def rollouts_per_step(self) -> dict[str, int]:
@@ -110,6 +111,7 @@ def dry_run(config: RunConfig, overwrite: bool = False) -> DryRun:
         + notes
         + (() if task is None else checked.notes if checked else tuple(getattr(task, "notes", ()))),
         not_checked=tuple(loader.not_checked),
+        warnings=() if checked is None else checked.warnings,
     )
 
 

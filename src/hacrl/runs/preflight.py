@@ -14,6 +14,7 @@ from hacrl.models.lora import needs_peft
 from hacrl.models.model_sources import resolve_model
 from hacrl.models.tokenizing import TextCodec
 from hacrl.runs.fitting import fit_problems
+from hacrl.runs.response_length import response_length_warnings
 from hacrl.tasks.base import CheckedTask, SelfTesting, Task
 from hacrl.tasks.stream import ProblemStream
 from hacrl.training.health.tokenizers import prompt_token_notes
@@ -40,7 +41,8 @@ def preflight(config: RunConfig, task: Task, loaded: Mapping[str, TextCodec] | N
     if config.evaluation.problems is None and not task.test:
         notes.append(f"task {task.name!r} holds out no problems, so the agents are not evaluated")
     notes += LearningRateSchedule.of(config).notes
-    return CheckedTask(task, fitting.train, fitting.test, devices, tuple(notes))
+    warnings = response_length_warnings(config, task, fitting.train, codecs)
+    return CheckedTask(task, fitting.train, fitting.test, devices, tuple(notes), tuple(warnings))
 
 
 def check_agents(config: RunConfig, loaded: Collection[str]) -> dict[str, str]:

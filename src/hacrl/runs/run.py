@@ -94,7 +94,7 @@ class LocalRun:
                 self.trainer = build_trainer(config, checked, self.observer, agents, self._log)
                 self._is_built = True
                 self._open_folder(overwrite, resumed)
-                self._report_start(checked.notes if resumed is None else resumed.notes)
+                self._report_start((*checked.notes, *checked.warnings) if resumed is None else resumed.notes)
             except BaseException as error:
                 self._close_after(error)
                 raise

@@ -8,6 +8,8 @@ Any object with the members of :class:`Task` is a task; it needs no base class. 
 ``self_test()``            Try the task's own code before models load; see :class:`SelfTesting`.
 ``trainer_state``          A run sets it to its state; see :class:`ReadsTrainerState`.
 ``notes``                  Sentences that the user should read, e.g. how many rows were left out.
+``solutions``              Full solutions of some training problems, as texts: a run's start notes that
+                           ``rollout.max_new_tokens`` is too short for them. Without: the gold answers.
 ``source``                 Where the problems come from, as the results of ``hacrl eval`` name it.
 =========================  =================================================================================
 """
@@ -73,3 +75,4 @@ class CheckedTask:
     test: Sequence[Problem]  # those that evaluations during training use
     devices: Mapping[str, str]  # agent -> device
     notes: tuple[str, ...]  # sentences that the user should read
+    warnings: tuple[str, ...] = ()  # sentences on settings with which the run can hardly succeed

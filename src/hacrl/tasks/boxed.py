@@ -78,6 +78,7 @@ class BoxedTask:
             candidates, held_out, test_share=share, shown=[shot.problem for shot in shots], limit=limit
         )
         self._train, self._test = splits.train, splits.test
+        self.solutions = tuple(reader.solutions)
         self.notes: tuple[str, ...] = (*reader.notes, *splits.notes)
         self._settings = verifier or VerifierSettings()
         self._verifier: MathVerifier | None = None
@@ -116,6 +117,7 @@ class _RowReader:
         self, columns: Mapping[str, str], answer_from: AnswerFrom, skip_missing: bool, style: PromptStyle
     ) -> None:
         self.notes: list[str] = []
+        self.solutions: list[str] = []  # of training problems, if the data has any
         self._columns = columns
         self._answer_from = answer_from
         self._skip_missing = skip_missing
@@ -147,6 +149,9 @@ class _RowReader:
         values = [as_text(table, row, column) for row in table.rows]
         kind = self._answer_from if self._answer_from != "auto" else _detect_kind(table, column, values)
         answers = [None if value is None else _final_answer(value, kind) for value in values]
+        if table.option == "train":
+            given = values if kind != "column" else [row.values.get("solution") for row in table.rows]
+            self.solutions = [text for text in given if isinstance(text, str)]
         missing = [row for row, answer in zip(table.rows, answers, strict=True) if answer is None]
         if missing and not self._skip_missing:
             problem = {"boxed": r"no \boxed{} with an answer", "hashes": "no answer after ####"}.get(
