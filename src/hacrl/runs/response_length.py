@@ -42,8 +42,8 @@ def _warning(key: str, limit: int, agent: str, what: str, lengths: dict[str, lis
         return None
     return (
         f"{key}={limit} is too short: {too_long:.0%} of the task's {what} ({len(ordered)} measured) are "
-        f"longer in the tokens of agent {agent}, the median is "
-        f"{ordered[len(ordered) // 2]} tokens and the longest {ordered[-1]}. A response that is cut has no answer, so it earns nothing. Set "
+        f"longer in the tokens of agent {agent}; the median is {ordered[len(ordered) // 2]} tokens and the "
+        f"longest {ordered[-1]}. A response that is cut has no answer, so it earns nothing. Set "
         f"{key}={_enough(ordered)}, or leave it out for the task's default"
     )
 
