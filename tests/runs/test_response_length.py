@@ -61,7 +61,8 @@ def test_a_limit_below_the_solutions_is_a_warning(tmp_path: Path) -> None:
     assert warning == (
         "rollout.max_new_tokens=64 is too short: 100% of the task's solutions (10 measured) are longer in "
         "the tokens of agent ada; the median is 100 tokens and the longest 200. A response that is cut has "
-        "no answer, so it earns nothing. Set rollout.max_new_tokens=256, or leave it out for the task's default"
+        "no answer, so it earns nothing. Set rollout.max_new_tokens=256, or leave it out for the task's "
+        "default"
     )
     # one of ten is longer than 100: a tenth, which may be
     assert dry_run(build_config(recipe(tmp_path, max_new_tokens=100))).warnings == ()
