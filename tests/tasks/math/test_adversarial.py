@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
 
 from hacrl.config.schema import VerifierSettings
 from hacrl.tasks.math import matching
-from hacrl.tasks.math.pool import MathVerifier
+from hacrl.tasks.math.pool import MathVerifier, judge_by_text
 
 GOLD = r"\sqrt{8}"
 HONEST = (GOLD, r"\boxed{2\sqrt{2}}")  # needs a worker
@@ -62,6 +63,33 @@ def test_an_error_of_the_text_comparison_is_a_crash(verifier: MathVerifier, monk
     monkeypatch.setattr("hacrl.tasks.math.pool.answers_match", fail_on_six)
     verdicts = verifier.verify([("5", r"\boxed{5}"), ("6", r"\boxed{6}"), HONEST])
     assert [(v.label, v.reward) for v in verdicts] == [("correct", 1.0), ("crash", 0.0), ("correct", 1.0)]
+
+
+# pieces that change how their neighbours are read
+PIECES = (
+    r"\text", r"\mathbf", r"\mbox", r"\operatorname*", r"\boxed", r"\frac", r"\sqrt", r"\over", r"\left",
+    r"\pm", "^", "_", "{", "}", "{}", "(", ")", "[", r"\{", r"\}", "5", "12", "x", "e", ",", ";", " ",
+    r"\,", r"\!", "=", r"\approx", r"\begin{pmatrix}", r"\end{pmatrix}", r"\begin{array}{cc}",
+    r"\end{array}", "&", "\\\\", "<", r"^\circ", "%", r"\$", r"\text{ cm}", "cm", "and", "...", "'", ".",
+    "-", "/", "|", "a.m.", "dozen", "per", r"\mu", r"\emptyset", r"\overline",
+)  # fmt: skip
+
+
+def test_no_sequence_of_pieces_raises_in_the_text_comparison():
+    draw = random.Random(0)
+    for _ in range(4000):
+        gold, answer = ("".join(draw.choices(PIECES, k=draw.randint(1, 8))) for _ in range(2))
+        for expected in (gold, "5"):
+            label, _pair = judge_by_text(expected, rf"\boxed{{{answer}}}")
+            assert label != "crash", (expected, answer)
+
+
+@pytest.mark.parametrize("content", ["", " ", r"\,"])
+@pytest.mark.parametrize("command", [r"\text", r"\mbox", r"\mathbf"])
+def test_empty_text_commands_have_no_meaning(verifier: MathVerifier, command: str, content: str):
+    answers = [f"{command}{{{content}}}5", f"5{command}{{{content}}}", f"{command}{{{content}}}"]
+    labels = [v.label for v in verifier.verify([("5", rf"\boxed{{{answer}}}") for answer in answers])]
+    assert labels == ["correct", "correct", "unparsable"]
 
 
 @pytest.mark.parametrize("digits", ["٥", "５", "⁵", "𝟓", "५"])

@@ -99,6 +99,14 @@ SAME = [
     (r"(-\infty,1)\cup(2,\infty)", r"(2,\infty)\cup(-\infty,1)"),
     (r"\begin{pmatrix} 1/3 \\ -1/6 \end{pmatrix}", r"\begin{bmatrix}\frac13\\ -\frac{1}{6}\end{bmatrix}"),
     (r"\emptyset", r"\varnothing"),
+    (r"\emptyset", r"\{\}"),
+    (r"\{ \}", r"\emptyset"),
+    # a value and its rounding
+    (r"\frac{5}{9}", r"\frac{5}{9}\approx 0.556"),
+    (r"\frac{5}{9}", r"x=\frac{10}{18}≈0.56"),
+    (r"2\sqrt{3}", r"\sqrt{12}\approx 3.464"),
+    (r"-2\sqrt{3}", r"-2\sqrt{3}\approx -3.46"),
+    (r"\log_2 3", r"\log_2 3\approx 1.585"),
     # equations
     ("5", "x=5"),
     ("x=5", "5"),
@@ -139,6 +147,15 @@ SAME = [
 ]
 
 DIFFERENT = [
+    # a value and a wrong rounding, or the rounding alone
+    (r"\frac{5}{9}", r"\frac{5}{9}\approx 0.555"),
+    (r"\frac{5}{9}", r"\frac{4}{9}\approx 0.556"),
+    (r"\frac{5}{9}", r"0.55\approx 0.556"),
+    (r"2\sqrt{3}", r"2\sqrt{3}\approx 3.47"),
+    (r"2\sqrt{3}", r"\sqrt{3}\approx 3.46"),
+    (r"2\sqrt{3}", r"x\approx 3.46"),
+    ("5", r"5\approx 5.1"),
+    ("5", r"5\approx 6"),
     # math-verify's traps: trailing letters, tiny numbers, adjacent numbers, bases, primes, capitals, degrees
     ("4", "4t"),
     ("4t", "4"),

@@ -29,6 +29,7 @@ ValuesEqual = Callable[[str, str], bool]  # (gold, answer): two values in normal
 
 _WITH_BASE = re.compile(r"([0-9A-Fa-f]+)_\{([0-9]+)\}")
 _TIME = re.compile(r"([0-9]{1,2}(?::[0-9]{2}){0,2})(?:\\text\{)?([AaPp])\.? ?[Mm]\.?\}?")
+_ROUNDED = re.compile(r"\\approx(-?[0-9]*\.([0-9]{1,9}))$")
 _TEXT_LETTER = re.compile(r"\\text\{([A-Za-z])\}")
 _TEXT_INDEX = re.compile(r"_\{\\text\{([A-Za-z0-9]+)\}\}")
 _WORDS = re.compile(r"[^\W\d_][^\W\d_.'-]+(?:[.'-][^\W\d_.'-]+)*")  # two letters or more
@@ -164,8 +165,29 @@ def _match_equations(gold: Structure, answer: Structure, equal: ValuesEqual) -> 
         sides = gold.parts[1:] if _is_name(gold.parts[0]) else gold.parts
         return all(_match(side, answer, equal) for side in reversed(sides))  # x=5; or 0.56 = 56%
     working = [side for side in answer.parts[:-1] if not is_working(side)]
-    sides = (*(working[1:] if working and _is_name(working[0]) else working), answer.parts[-1])
-    return all(_match(gold, side, equal) for side in reversed(sides))  # 2+3=5 equals 5; 9=1 does not equal 1
+    if working and _is_name(working[0]):
+        working = working[1:]
+    last = answer.parts[-1]
+    if working and (rounded := _ROUNDED.search(answer.text)) and rounded.group(1) == last.text:
+        if not _is_rounding(gold, last, len(rounded.group(2)), equal):
+            return False
+    else:
+        working.append(last)
+    return all(_match(gold, side, equal) for side in reversed(working))  # 2+3=5 is 5; 9=1 is not 1
+
+
+def _is_rounding(gold: Structure, rounded: Structure, places: int, equal: ValuesEqual) -> bool:
+    """Return whether a decimal is the gold value rounded to so many places, or equals it."""
+    if gold.kind != "value" or _match(gold, rounded, equal):
+        return gold.kind == "value"
+    value, decimal = rational_value(gold.text), rational_value(rounded.text)
+    if decimal is None:
+        return False
+    scaled = decimal * Fraction(10) ** places
+    if value is not None:
+        return abs(value * Fraction(10) ** places - scaled) <= Fraction(1, 2)
+    nearest = rf"\lfloor10^{{{places}}}\cdot({gold.text})+\frac{{1}}{{2}}\rfloor"
+    return _equal_expressions(str(scaled), nearest, equal)
 
 
 def _is_name(structure: Structure) -> bool:

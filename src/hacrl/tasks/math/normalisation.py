@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from itertools import zip_longest
 
 from hacrl.tasks.math.extraction import MAX_ANSWER
 from hacrl.tasks.math.vocabulary import is_bare_word
@@ -68,7 +69,7 @@ def normalise(text: str) -> list[str] | None:
 def to_latex(tokens: list[str]) -> str:
     """Join tokens to LaTeX, with a space only where a letter would become part of a command."""
     parts: list[str] = []
-    for token, following in zip(tokens, [*tokens[1:], ""], strict=True):
+    for token, following in zip_longest(tokens, tokens[1:], fillvalue=""):
         parts.append(token)
         if token[0] == "\\" and token[-1].isalpha() and following[:1].isalpha():
             parts.append(SPACE)

@@ -17,7 +17,7 @@ Kind = Literal["value", "list", "tuple", "union", "matrix", "equation"]
 
 _BRACKETS = {"(": ")", "[": "]", "\\langle": "\\rangle", "\\{": "\\}"}
 _EQUALS = ("=", "\\in", "\\approx")
-_EMPTY_SETS = ("\\emptyset", "\\{\\}")
+_EMPTY_SET = "\\emptyset"
 _CONNECTIVES = {"\\land": "and", "\\lor": "or"}
 _SEPARATORS = (",", ";", *_CONNECTIVES)
 ELLIPSIS = "\\ldots"
@@ -53,6 +53,8 @@ def parse_structure(tokens: list[str]) -> Structure:
     """Return the structure of normalised tokens."""
     if not tokens:
         return Structure("value", "", ())
+    if tokens == ["\\{", "\\}"]:
+        tokens = [_EMPTY_SET]
     text = to_latex(tokens)
     if not has_thousands_separators(text):
         items = _split(tokens, _SEPARATORS)
@@ -154,7 +156,7 @@ def _parse_bracketed(tokens: list[str], text: str) -> Structure | None:
         if len(items) > 1:
             return Structure("list", text, tuple(tokens), parts)
         # {5} is an answer's way to say 5, but the set of a set is not that set
-        return parts[0] if parts[0].kind != "list" and parts[0].text not in _EMPTY_SETS else None
+        return parts[0] if parts[0].kind != "list" and parts[0].text != _EMPTY_SET else None
     if len(items) > 1:
         parts = tuple(parse_structure(item) for item in items)
         brackets = "()" if opening == "\\langle" else opening + closing
