@@ -44,7 +44,8 @@ def test_grpo_divides_sums_over_tokens(aggregation, divisors) -> None:
     assert gradient[0] == pytest.approx([-1.4 / first, -2.2 / first, 0.0], rel=1e-12)
     assert gradient[1] == pytest.approx([0.0, 1.1 / second, 0.0], rel=1e-12)
     # statistics are shares of a response, however its loss is weighed
-    assert terms.clipped_B.tolist() == pytest.approx([1 / 3, 1 / 2])
+    assert terms.clipped_below_B.tolist() == pytest.approx([0, 1 / 2])  # 0.7 with a negative advantage
+    assert terms.clipped_above_B.tolist() == pytest.approx([1 / 3, 0])  # 1.5 with a positive one
     assert terms.weight_B.tolist() == [1.0, 1.0]
     if aggregation == "token":  # the mean over the mini-batch is the sum over its 5 tokens / 5
         assert terms.loss_B.mean().item() == pytest.approx((-6.16 + 1.9) / 5)
@@ -198,7 +199,7 @@ def test_loss_and_gradient_are_those_of_trls_grpo_trainer(trls, ours, micro_batc
     size = len(rows) // micro_batches
     parts = [rows_of(batch, slice(start, start + size)) for start in range(0, len(rows), size)]
     theirs = trl_loss(parts, [part.logprobs_BT for part in parts], trls, level, (0.2, 0.28))
-    assert 0 < terms.clipped_B.sum() < len(rows)
+    assert 0 < (terms.clipped_below_B + terms.clipped_above_B).sum() < len(rows)
     assert loss.item() == pytest.approx(theirs.item(), rel=1e-12)
     (mine,) = torch.autograd.grad(loss, batch.logprobs_BT, retain_graph=True)
     (other,) = torch.autograd.grad(theirs, batch.logprobs_BT)

@@ -85,7 +85,7 @@ def test_mean_and_deviation_of_each_function():
 
 def test_trackers_get_them_under_names_that_they_accept():
     task = task_of([lambda completions, log_metric, **_: log_metric("a|b\n", 3) or [1.0] * len(completions)])
-    learning = learn_report(LearnStats(), LearnerSamples([]))
+    learning = learn_report("ada", LearnStats(), LearnerSamples([]))
     rollouts = judged(task, ("What is 2+2?", "4"))
     report = StepReport(1, {"ada": AgentReport(0.5, 0, rollout_report(rollouts), learning)})
     scalars = step_scalars(report, {})

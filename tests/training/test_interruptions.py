@@ -72,7 +72,7 @@ def test_a_step_that_was_interrupted_is_finished_in_the_same_process(runs: Runs,
         with pytest.raises(TrainingInterrupted):
             run.trainer.train(2)
         assert run.trainer.phases_done > 0
-        run.trainer.reporter = Reporter(run._observer)  # one that is not interrupted
+        run.trainer.reporter = Reporter(run.observer)  # one that is not interrupted
         run.trainer.train(2)
     assert (run.result.folder / "metrics.jsonl").read_text() == expected
 

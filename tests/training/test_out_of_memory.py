@@ -244,6 +244,7 @@ def test_an_optimizer_that_does_not_fit_ends_the_run() -> None:
 def test_other_errors_are_raised() -> None:
     agent = fresh()
     samples = six(agent)
+    learns = learner(agent, AMPLE)
 
     def fail() -> None:
         raise RuntimeError("shapes do not match")
@@ -252,7 +253,7 @@ def test_other_errors_are_raised() -> None:
         out_of_memory(agent.model, more_than(1), fail=fail) as failed,
         pytest.raises(RuntimeError, match="shapes do not match"),
     ):
-        learner(agent, AMPLE).learn(samples, 1, seed=0)
+        learns.learn(samples, 1, seed=0)
     assert len(failed) == 1
 
 
@@ -260,6 +261,7 @@ def test_other_errors_are_raised() -> None:
 def test_a_failed_attempts_tensors_are_freed(where: Where) -> None:
     agent = fresh()
     samples = six(agent)
+    learns = learner(agent, AMPLE)  # its trial of the model is no attempt
     outputs: list[weakref.ref[Tensor]] = []
     held: list[int] = []  # of the layer's outputs so far, at the start of each pass
 
@@ -274,7 +276,7 @@ def test_a_failed_attempts_tensors_are_freed(where: Where) -> None:
             ),
             agent.model.model.layers[0].register_forward_hook(remember),
         ]
-        learner(agent, AMPLE).learn(samples, 1, seed=0)
+        learns.learn(samples, 1, seed=0)
     for hook in hooks:
         hook.remove()
     assert len(failed) == 2
