@@ -16,7 +16,7 @@ from transformers import FalconConfig, FalconForCausalLM, OPTConfig, OPTForCausa
 
 from hacrl.algorithms.methods import make_method
 from hacrl.config.schema import AgentSettings, LearningSettings, LoraSettings, NaiveSettings
-from hacrl.engines.hf.batch_decoding import can_share_prompts
+from hacrl.engines.hf.batch_decoding import can_share_prompts, decodes_in_step
 from hacrl.engines.hf.engine import TransformersEngine
 from hacrl.errors import ModelError
 from hacrl.models.agent import Agent
@@ -167,6 +167,7 @@ def test_generation_between_updates_uses_the_cache(
     agent = loaded(folder, True, **options)
     learner = Learner(agent, make_method(NaiveSettings()), LearningSettings(lr=1e-3), SAMPLING)
     agent.stop_ids = frozenset()  # every response has all its tokens
+    assert decodes_in_step(agent.model)  # a trial, so that forward passes are generation's from now on
     engine, sampling = TransformersEngine(agent), Sampling(6)
     asked = [problem("11:"), problem("1+1:")]
     prompts = [len(agent.encode_prompt(one)) for one in asked]
