@@ -46,10 +46,16 @@ class _Placed:
     group: Any  # Ray's placement group
     host: Any  # the actor of rank 0
     ranks: dict[tuple[str, int], Any] = field(default_factory=dict)  # the other actors, by agent and rank
+    facts: HostFacts | None = None  # once its agents are loaded
 
     @property
     def agents(self) -> list[str]:
         return [agent.name for agent in self.party.agents]
+
+    @property
+    def where(self) -> str:
+        assert self.facts is not None, "its agents are loaded"
+        return f"{self.facts.machine} (process {self.facts.pid})"
 
 
 class RayExecutor:
@@ -103,9 +109,11 @@ class RayExecutor:
         notes = list(self.notes)
         for result in self._results(streams, None):
             facts: HostFacts = result.value
+            self._placed[result.agent].facts = facts
             self._versions |= facts.policy_versions
             notes += [note for note in facts.notes if note not in notes]
-        self.notes = tuple(notes)
+        places = [f"{' and '.join(one.agents)} on {one.where}" for one in placed]
+        self.notes = (f"placed by Ray: {', '.join(places)}", *notes)
 
     def _start(self, party: Party, group: Any) -> _Placed:
         """Start the party's processes in its rooms, without waiting."""
@@ -150,6 +158,11 @@ class RayExecutor:
     def agents(self) -> dict[str, Agent]:
         """None: no agent lives in this process."""
         return {}
+
+    @property
+    def processes(self) -> dict[str, HostFacts]:
+        """The process of every agent that has one, by agent."""
+        return {name: one.facts for name, one in self._placed.items() if one.facts is not None}
 
     @property
     def devices(self) -> dict[str, str]:

@@ -6,7 +6,9 @@ share the process take turns on its device.
 
 from __future__ import annotations
 
+import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,6 +48,8 @@ class HostFacts:
 
     policy_versions: dict[str, int]
     notes: tuple[str, ...]
+    machine: str  # host name
+    pid: int
 
 
 def software() -> dict[str, str]:
@@ -97,7 +101,8 @@ class AgentHost:
         address = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
         launcher = ActorRanks(rank_actors, address) if rank_actors else None
         self._found = make_executor_of(agents, spec.config, checked, {}, launcher)
-        return HostFacts(self._found.policy_versions, self._found.notes)
+        versions, notes = self._found.policy_versions, self._found.notes
+        return HostFacts(versions, notes, socket.gethostname(), os.getpid())
 
     def answer(self, assignment: Assignment, agents: Sequence[str]) -> Iterator[Event]:
         """Answer problems."""
