@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from hacrl.executors.ray.executor import RayExecutor
 from hacrl.runs.run import LocalRun
@@ -47,3 +48,14 @@ class Killer(Observer):
 
     def on_note(self, step: int, note: str) -> None:
         self.notes.append(note)
+
+
+def rank_processes() -> list[int]:
+    """Return the process ids of all actors that are further ranks."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with suppress(OSError):  # the process has ended meanwhile
+                if b"ray::RankActor" in (folder / "cmdline").read_bytes():
+                    found.append(int(folder.name))
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from contextlib import suppress
 from typing import Any
@@ -12,6 +13,7 @@ from hacrl.errors import ConfigError, TrainingError
 from hacrl.executors.ray.placement import Party, described, free_resources
 
 POLL_SECONDS = 0.2
+CONNECT_SECONDS = 10.0
 
 
 def import_ray() -> Any:
@@ -38,6 +40,8 @@ class Cluster:
             return
         self._is_own = True
         address = config.ray.address
+        if address is not None:
+            _check_answers(address)
         # Ray's own messages would disturb the progress display; errors come as exceptions.
         quiet = {"log_to_driver": False, "logging_level": "ERROR"}
         try:
@@ -47,12 +51,7 @@ class Cluster:
             else:
                 ray.init(address=address, **quiet)
         except (ConnectionError, ValueError, RuntimeError, OSError) as error:
-            where = "on this machine" if address is None else f"at ray.address={address!r}"
-            raise ConfigError(
-                f"executor: ray: no cluster can be used {where}: {str(error).strip().splitlines()[0]}. Is it "
-                "running (ray status), and does this machine have its token (RAY_AUTH_MODE=token and "
-                "RAY_AUTH_TOKEN, or ~/.ray/auth_token)?"
-            ) from error
+            raise _unusable(address, str(error).strip().splitlines()[0]) from error
 
     @property
     def hosts(self) -> dict[str, str]:
@@ -109,6 +108,25 @@ class Cluster:
         """Leave the cluster; end it if hacrl started it."""
         if self._is_own and self._ray.is_initialized():
             self._ray.shutdown()
+
+
+def _check_answers(address: str) -> None:
+    """Raise ConfigError if nobody listens at ``host:port``: Ray would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if not port.isdigit():  # auto, or an address that Ray finds itself
+        return
+    try:
+        socket.create_connection((host.rpartition("/")[2], int(port)), CONNECT_SECONDS).close()
+    except OSError as error:
+        raise _unusable(address, f"nobody answers there ({error})") from error
+
+
+def _unusable(address: str | None, reason: str) -> ConfigError:
+    where = "on this machine" if address is None else f"at ray.address={address!r}"
+    return ConfigError(
+        f"executor: ray: no cluster can be used {where}: {reason}. Is it running (ray status), and does this "
+        "machine have its token (RAY_AUTH_MODE=token and RAY_AUTH_TOKEN, or ~/.ray/auth_token)?"
+    )
 
 
 def _cores(config: RunConfig) -> list[int]:
