@@ -20,7 +20,7 @@ def connected(cores: int = 8) -> Iterator[None]:
     """Start a cluster that all runs of the block share: hacrl uses the connection of its program."""
     import ray
 
-    ray.init(num_cpus=cores, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(address="local", num_cpus=cores, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     try:
         yield
     finally:

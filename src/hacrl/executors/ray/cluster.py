@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from hacrl.config.schema import RunConfig
@@ -14,6 +15,7 @@ from hacrl.executors.ray.placement import Party, described, free_resources
 
 POLL_SECONDS = 0.2
 CONNECT_SECONDS = 10.0
+TOKEN_FILE = Path.home() / ".ray" / "auth_token"  # where Ray keeps it
 
 
 def import_ray() -> Any:
@@ -33,6 +35,8 @@ class Cluster:
 
     def __init__(self, config: RunConfig) -> None:
         """Connect to the cluster that the recipe names, or start one on this machine."""
+        if config.ray.address is not None:
+            _use_token()  # before Ray is imported
         self._ray = ray = import_ray()
         self._settings = config.ray
         self._is_own = False  # whether the cluster ends with the run
@@ -47,7 +51,7 @@ class Cluster:
         try:
             if address is None:
                 cores = max(os.cpu_count() or 1, sum(_cores(config)))
-                ray.init(num_cpus=cores, include_dashboard=False, **quiet)
+                ray.init(address="local", num_cpus=cores, include_dashboard=False, **quiet)
             else:
                 ray.init(address=address, **quiet)
         except (ConnectionError, ValueError, RuntimeError, OSError) as error:
@@ -119,6 +123,13 @@ def _check_answers(address: str) -> None:
         socket.create_connection((host.rpartition("/")[2], int(port)), CONNECT_SECONDS).close()
     except OSError as error:
         raise _unusable(address, f"nobody answers there ({error})") from error
+
+
+def _use_token() -> None:
+    """Let Ray send this machine's token, if it has one: Ray's clusters ask for it unless told otherwise."""
+    has_token = "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ or TOKEN_FILE.is_file()
+    if has_token:
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
 def _unusable(address: str | None, reason: str) -> ConfigError:
