@@ -1,13 +1,17 @@
 """What a step's records cost beside the models: bytes and CPU seconds per token in the log and on the way.
 
-    python benchmarks/record_traffic.py [--rollouts 512] [--tokens 256] [--ray] [--gloo qwen3-60m] [--json FILE]
+    python benchmarks/record_traffic.py [--rollouts 512] [--tokens 256] [--ray] [--gloo qwen3-60m]
 
 The records are those of a run: 512 verified rollouts of 256 tokens with log-probabilities, ids drawn from a
-vocabulary of 151,936. "log": the rollout log writes and reads them. "learnt": the log of what one learner made
-of each. "pickle": what Ray and other executors do to send a record to another process. "object store" (with
---ray): ``ray.put`` here, ``ray.get`` in another process. "gloo" (with --gloo): the broadcast of a model's
-weights, tensor by tensor, from this process to another one on the same machine. CPU seconds are those of the
-process that does the work, wall seconds include the disk or the other process; medians of all rounds.
+vocabulary of 151,936.
+
+- log: the rollout log writes and reads them; learnt: the log of what one learner made of each
+- pickle: what Ray and other executors do to send a record to another process
+- object store (with --ray): ``ray.put`` in this process, ``ray.get`` in another
+- gloo (with --gloo): the broadcast of a model's weights, tensor by tensor, to another process of this machine
+
+CPU seconds are those of the process that does the work. Wall seconds include the disk or the other process.
+Both are medians of all rounds.
 """
 
 from __future__ import annotations
@@ -229,8 +233,8 @@ def main() -> None:
         cost, weights = measure_gloo(options.gloo, options.rounds)
         costs.append(cost)
         print(
-            f"\n{cost.way}: {weights / 1e6:.1f} million weights, {cost.bytes / 1e6:.0f} MB, {cost.wall:.3f} s, "
-            f"{cost.bytes / cost.wall / 1e9:.2f} GB/s"
+            f"\n{cost.way}: {weights / 1e6:.1f} million weights, {cost.bytes / 1e6:.0f} MB, "
+            f"{cost.wall:.3f} s, {cost.bytes / cost.wall / 1e9:.2f} GB/s"
         )
     if options.json:
         options.json.write_text(json.dumps([asdict(cost) for cost in costs], indent=1) + "\n", "utf-8")
