@@ -123,7 +123,7 @@ def fleet(agents: int) -> list[Plan]:
 
 def placements() -> dict[str, tuple[list[Plan], Sharing]]:
     """Return the placements of docs/scaling.md."""
-    work = Plan("first", MODELS["8b"], ranks=4, lengths=LONG, updates=2)
+    work = Plan("first", MODELS["8b"], ranks=4, lengths=LONG, updates=2, checkpointing=True)
     apart = replace(work, ranks=2, tensor_parallel=2, colocated=False)
     on_hosts = replace(work, tensor_parallel=4, colocated=False)
     hosts = [
@@ -132,7 +132,7 @@ def placements() -> dict[str, tuple[list[Plan], Sharing]]:
     ]
     small = replace(on_hosts, name="small", model=MODELS["7b"], tokenizer="other")
     large = replace(on_hosts, name="large", model=MODELS["70b"], ranks=16, tensor_parallel=8)
-    large = replace(large, checkpointing=True, micro_batch=16_384)
+    large = replace(large, micro_batch=16_384)
     return {
         "2 x 8B, 8 GPUs, engine on one GPU of four": ([work, replace(work, name="second")], Sharing()),
         "2 x 8B, 8 GPUs, engines apart": ([apart, replace(apart, name="second")], Sharing()),
@@ -294,8 +294,11 @@ def main() -> None:
         gains = agents_sweep(max(2, steps // 3), seed)
         print_gains(gains)
     if options.json:
-        found = {"placements": placed, "staleness": stale, "agents": gains}
-        content = {name: [asdict(one) for one in results] for name, results in found.items()}
+        content = {
+            "placements": [asdict(one) for one in placed],
+            "staleness": [asdict(one) for one in stale],
+            "agents": [asdict(one) for one in gains],
+        }
         options.json.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
     if options.plot:
         plot(options.plot, placed, stale, gains)
