@@ -13,6 +13,7 @@ STEPS = 3
 COMPILING = 41.0
 # docs/performance.md, "Memory beside TRL": seconds of offloaded copies per micro-batch.
 OFFLOADED_COPIES = 0.06
+SOURCE, CHECK = "source of a constant", "check"
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Row:
     what: str
     measured: float
     simulated: float
-    note: str = ""
+    note: str
 
     @property
     def error(self) -> float:
@@ -56,17 +57,19 @@ def calibrate() -> list[Row]:
     for engine, speed in (("transformers", 61_245), ("vllm", 27_798)):
         _, spent = simulate([replace(work, engine=engine)], cross=False)
         what = f"rollouts, 0.6B, {engine} engine, 65,536 tokens"
-        rows.append(Row(what, 32 * 8 * 256 / speed, spent.phases["sampling"]))
+        rows.append(Row(what, 32 * 8 * 256 / speed, spent.phases["sampling"], SOURCE))
     # docs/performance.md, "A whole step against TRL"
     pair = replace(work, prompt_tokens=165)
     step, _ = simulate([pair, replace(pair, name="b", gpus_of="a")], costs=own_weights)
-    rows.append(Row("HACPO step, 2 x 0.6B, 32 x 8 x 256 tokens", 4.52, step))
+    rows.append(
+        Row("HACPO step, 2 x 0.6B, 32 x 8 x 256 tokens", 4.52, step, "check; its learning is a source")
+    )
     # benchmarks/measured/learn_hacrl_stream.json
     single = replace(work, model=MODELS["1.7b"], lengths=Lengths(1024, 0.0, 1024))
     for is_checkpointing, seconds in ((False, 6.8), (True, 8.37)):
         _, spent = simulate([replace(single, checkpointing=is_checkpointing)], cross=False)
         what = "learning, 1.7B, 32 x 8 x 1,024 tokens" + (", checkpointing" if is_checkpointing else "")
-        rows.append(Row(what, seconds, spent.phases["learning"]))
+        rows.append(Row(what, seconds, spent.phases["learning"], SOURCE))
     rows += [_paper_pair(single, own_weights), _vllm_pair(), _many_small_runs(work, own_weights)]
     return rows
 
@@ -78,19 +81,22 @@ def _paper_pair(single: Plan, costs: Costs) -> Row:
     step, _ = simulate([small, large], costs=replace(costs, foreign_length=1.33))
     micro_batches = 2 * 128 * 8 * 1024 * (1 + 1.33) / 8192
     step += COMPILING + OFFLOADED_COPIES * micro_batches
-    return Row("HACPO step, 1.7B + 4B, 128 x 8 x 1,024 tokens", 471.0, step, "one step, with compilation")
+    return Row(
+        "HACPO step, 1.7B + 4B, 128 x 8 x 1,024 tokens", 471.0, step, "check: one step, with compilation"
+    )
 
 
 def _vllm_pair() -> Row:
-    """docs/vllm.md, "Measured": 16 prompts x 8 responses of 128 tokens, 4 updates of each agent."""
+    """docs/vllm.md, "Measured": 16 prompts x 8 responses of 128 tokens, engines one after the other."""
     first = Plan(
-        "a", MODELS["0.6b"], prompts=16, prompt_tokens=128, lengths=Lengths(128, 0.0, 128), updates=4
+        "a", MODELS["0.6b"], prompts=16, prompt_tokens=128, lengths=Lengths(128, 0.0, 128), verify=0.0
     )
-    first = replace(first, verify=0.0)
-    second = replace(first, name="b", model=MODELS["0.5b"], tokenizer="other", gpus_of="a")
-    step, _ = simulate([first, second], costs=Costs(foreign_length=1.33))
-    note = "updates of 10,000 tokens: what an update costs beside its tokens is not in the simulation"
-    return Row("HACPO step, 0.6B + 0.5B, vLLM, 16 x 8 x 128 tokens", 7.2, step, note)
+    seconds = 0.0
+    for plan in (first, replace(first, model=MODELS["0.5b"])):
+        _, spent = simulate([plan], cross=False)
+        seconds += spent.phases["sampling"] + spent.phases["weight sync"]
+    measured = 16_384 / 18_900 + 0.25 + 16_384 / 17_900 + 0.24
+    return Row("rollouts and weight sync, 0.6B + 0.5B, vLLM, 16 x 8 x 128 tokens", measured, seconds, CHECK)
 
 
 def _many_small_runs(work: Plan, costs: Costs) -> Row:
@@ -98,5 +104,5 @@ def _many_small_runs(work: Plan, costs: Costs) -> Row:
     large = replace(work, model=MODELS["135m"], prompt_tokens=150, lengths=Lengths(48, 0.0, 48), updates=4)
     small = replace(large, name="b", model=replace(MODELS["135m"], parameters=3.3e6, layers=4), gpus_of="a")
     step, _ = simulate([large, replace(small, tokenizer="other")], costs=costs)
-    note = "measured: an upper bound, with starting and evaluating, shared by nine runs"
+    note = "check: at most, with starting and evaluating, nine runs at once"
     return Row("HACPO step, SmolLM2-135M + 3.3M", 360 / 9 / 50, step, note)

@@ -6,7 +6,8 @@
 
 Nothing is run on a GPU. ``cluster_costs.py`` scales what was measured on one H200 to other models and more
 GPUs, ``cluster_run.py`` lets the agents wait for each other as hacrl's trainer does. The calibration compares
-simulated with measured steps; no constant was fitted to whole steps. Equal seeds give equal results.
+simulated with measured seconds and says which of them are sources of the constants. Equal seeds give equal
+results.
 """
 
 from __future__ import annotations
@@ -277,9 +278,9 @@ def main() -> None:
     stale: list[Result] = []
     gains: list[Gain] = []
     if only in (None, "calibration"):
-        print(f"{'calibration, seconds':62s} measured  simulated   error")
+        print(f"{'calibration, seconds':66s} measured  simulated   error")
         for row in calibrate():
-            print(f"{row.what:62s} {row.measured:8.2f}  {row.simulated:9.2f}  {row.error:+6.0%}  {row.note}")
+            print(f"{row.what:66s} {row.measured:8.2f}  {row.simulated:9.2f}  {row.error:+6.0%}  {row.note}")
     if only in (None, "placements", "fleet"):
         for name, (plans, sharing) in placements().items():
             if only != "fleet" or len(plans) == 64:
