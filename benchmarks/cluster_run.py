@@ -53,6 +53,7 @@ class Spent:
 
     phases: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     learnt_responses: float = 0.0
+    taken: int = 0  # other agents' batches that it learnt from
     dropped: int = 0  # other agents' batches that came too late
     staleness: float = 0.0  # sum over steps: versions between sampling and learning
     end: float = 0.0
@@ -266,6 +267,7 @@ class Run:
                 agent.used_until[name] = at + 1
                 if step - other.sampled_by[at] <= self.mode.max_staleness:
                     found.append((other, at))
+                    agent.spent.taken += 1
                 else:
                     agent.spent.dropped += 1
         return found

@@ -39,6 +39,7 @@ class Result:
     mean_step: float  # seconds, mean over agents
     phases: dict[str, float]  # seconds a step, mean over agents
     driver: float  # share of the time in which the driver is busy
+    taught: float  # share of other agents' batches that learners learnt from; the last may come after the end
     dropped: int  # other agents' batches that came too late, in all
     staleness: float  # mean over agents and steps
 
@@ -82,6 +83,7 @@ def simulate(
         mean_step=sum(one.end for one in spent) / total,
         phases={phase: sum(one.phases[phase] for one in spent) / total for phase in PHASES},
         driver=run.driver.busy / max(end, run.clock.now),
+        taught=sum(one.taken for one in spent) / max(1, total * (len(spent) - 1)),
         dropped=sum(one.dropped for one in spent),
         staleness=sum(one.staleness for one in spent) / total,
     )
@@ -137,7 +139,7 @@ def placements() -> dict[str, tuple[list[Plan], Sharing]]:
     return {
         "2 x 8B, 8 GPUs, engine on one GPU of four": ([work, replace(work, name="second")], Sharing()),
         "2 x 8B, 8 GPUs, engines apart": ([apart, replace(apart, name="second")], Sharing()),
-        "4 agents, 4 hosts": (hosts, Sharing()),
+        "4 agents, 4 hosts, cap 8": (hosts, Sharing(cap=8)),
         "70B and 7B, 32 GPUs": ([large, small], Sharing()),
         "64 agents, 1,000 GPUs, cap 8": (fleet(64), Sharing(cap=8)),
     }
@@ -186,11 +188,11 @@ def agents_sweep(steps: int, seed: int = 0) -> list[Gain]:
 def print_results(title: str, results: Sequence[Result]) -> None:
     """Print seconds of a step by phase."""
     heads = "".join(f"{phase:>14s}" for phase in PHASES)
-    print(f"\n{title}: seconds of a step, mean over agents\n{'':42s}  GPUs    step{heads}  driver  dropped")
+    print(f"\n{title}: seconds of a step, mean over agents\n{'':42s}  GPUs    step{heads}  driver  taught")
     for one in results:
         phases = "".join(f"{one.phases[phase]:14.1f}" for phase in PHASES)
         print(
-            f"{one.name:42s} {one.gpus:5d} {one.mean_step:7.1f}{phases}  {one.driver:6.0%}  {one.dropped:7d}"
+            f"{one.name:42s} {one.gpus:5d} {one.mean_step:7.1f}{phases}  {one.driver:6.0%}  {one.taught:6.0%}"
             f"  {one.mode}"
         )
 

@@ -248,7 +248,7 @@ def test_patience_ends_and_late_rollouts_are_learnt_or_dropped(
     fast, slow = run(PAIR, times, 3, mode=Mode(staleness, patience=1.0))
     assert fast.end == pytest.approx(5.5)
     assert fast.learnt_responses == learnt
-    assert fast.dropped == dropped
+    assert (fast.taken, fast.dropped) == (1 - dropped, dropped)
     assert slow.end == pytest.approx(3 * 4.7 + 0.5)  # never waits: a is always ahead
     assert slow.learnt_responses == 3 * 8
 
@@ -381,3 +381,22 @@ def test_the_mean_length_is_that_of_drawn_ones() -> None:
     drawn = draw_lengths(numpy.random.default_rng(0), replace(PLAN, prompts=100_000, lengths=lengths))
     assert mean_length(lengths) == pytest.approx(drawn.mean(), rel=0.005)
     assert mean_length(Lengths(300, 0.0, 200)) == 200
+
+
+DOCUMENT = (Path(__file__).parent.parent / "docs" / "scaling.md").read_text("utf-8")
+
+
+def test_the_documentation_has_the_calibration() -> None:
+    for row in calibrate():
+        digits = 0 if row.measured > 100 else 2
+        assert f"{row.measured:.{digits}f} | {row.simulated:.{digits}f} |" in DOCUMENT, row
+
+
+def test_the_documentation_has_the_volumes() -> None:
+    for name, (plans, sharing) in placements().items():
+        one = volumes(plans, sharing)
+        if plans[0].colocated:
+            continue  # not in the table: the same rollouts as with engines apart
+        numbers = (one.driver_seconds, one.gathered / 1e9, one.weights / 1e9, one.checkpoint / 1e9)
+        cells = f"{numbers[0]:.1f} | " + " | ".join(f"{number:,.0f}" for number in numbers[1:])
+        assert f"| {cells} |" in DOCUMENT, name
