@@ -110,9 +110,10 @@ def decode_rollouts(agent: Agent, finished: Sequence[tuple[Problem, Sample]]) ->
             token_ids=sample.token_ids,
             token_logprobs=sample.logprobs,
             finish_reason="stop" if is_stopped else "length",
-            policy_version=agent.policy_version,
+            policy_version=sample.versions[0][0] if sample.versions else agent.policy_version,
             tokenizer=agent.tokenizer_fingerprint,
             prompt_ids=prompt,
+            versions=sample.versions if len(sample.versions) > 1 else (),
         )
         for (problem, sample), prompt, text, is_stopped in zip(finished, prompts, texts, stopped, strict=True)
     ]

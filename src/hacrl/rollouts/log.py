@@ -175,7 +175,7 @@ def _row(step: int, sample: int, verified: VerifiedRollout) -> Row:
         "policy_version": rollout.policy_version,
         "tokenizer": rollout.tokenizer,
         "prompt_ids": list(rollout.prompt_ids),
-        "segments": [to_json(segment) for segment in rollout.segments],
+        "segments": [_segment(segment) for segment in rollout.segments],
     }
     row |= {key: dict(value) for key in _DETAILS if (value := getattr(verdict, key))}
     if problem.context:
@@ -183,6 +183,13 @@ def _row(step: int, sample: int, verified: VerifiedRollout) -> Row:
     if problem.fields:
         row["fields"] = dict(problem.fields)
     return row
+
+
+def _segment(segment: Segment) -> Row:
+    data = to_json(segment)
+    if not segment.versions:
+        del data["versions"]
+    return data
 
 
 def _verified_rollout(row: Mapping[str, Any], problems: Mapping[str, Problem]) -> VerifiedRollout:
