@@ -9,7 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from hacrl.config.agent import AgentSettings, FsdpSettings, LoraSettings, Precision
+from hacrl.config.agent import (
+    AgentSettings,
+    FsdpSettings,
+    LoraSettings,
+    Precision,
+    ReplicaSettings,
+)
 from hacrl.config.engine import MOST_MEMORY, EngineName, VllmMode, VllmSettings, WeightSync
 from hacrl.config.evaluation import (
     DEFAULT_BATCH,
@@ -79,6 +85,7 @@ __all__ = [
     "OldPolicy",
     "PluginMethodSettings",
     "Precision",
+    "ReplicaSettings",
     "RolloutSettings",
     "RunConfig",
     "Schedule",

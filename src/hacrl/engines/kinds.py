@@ -35,6 +35,10 @@ class EngineKind(ABC):
     shares_weights = False  # whether engines compute with the learner's own tensors
     takes_gpu_share = False  # whether ``vllm.memory`` and ``vllm.sleep`` say how engines share a GPU
 
+    def variant(self, settings: AgentSettings) -> EngineKind:
+        """Return the kind of engine that an agent with these settings has: this one, or a special case."""
+        return self
+
     @abstractmethod
     def make(self, spec: EngineSpec) -> Engine:
         """Return an agent's engine; one with a process of its own starts at its first use."""

@@ -37,7 +37,7 @@ def engine_kind(name: str) -> EngineKind:
 
 def kind_of(config: RunConfig, agent: AgentSettings) -> EngineKind:
     """Return the kind of engine that generates an agent's responses."""
-    return engine_kind(config.engine(agent))
+    return engine_kind(config.engine(agent)).variant(agent)
 
 
 def check_engines(config: RunConfig) -> None:
@@ -46,7 +46,7 @@ def check_engines(config: RunConfig) -> None:
         agents = [agent for agent in config.agents if config.engine(agent) == name]
         engine_kind(name).check_together(agents)
         for agent in agents:
-            engine_kind(name).check(agent)
+            kind_of(config, agent).check(agent)
 
 
 def engine_notes(config: RunConfig, devices: Mapping[str, str]) -> tuple[str, ...]:
