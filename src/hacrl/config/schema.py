@@ -16,6 +16,7 @@ from hacrl.config.agent import (
     Precision,
     ReplicaSettings,
 )
+from hacrl.config.asynchronous import AsynchronousSettings
 from hacrl.config.engine import MOST_MEMORY, EngineName, VllmMode, VllmSettings, WeightSync
 from hacrl.config.evaluation import (
     DEFAULT_BATCH,
@@ -65,6 +66,7 @@ __all__ = [
     "AgentSettings",
     "Aggregation",
     "AnyMethodSettings",
+    "AsynchronousSettings",
     "BenchmarkSettings",
     "CapabilityMeasure",
     "CheckpointSettings",
@@ -209,6 +211,8 @@ class RunConfig(Settings):
     """Prompts of a step, and how responses are sampled."""
     learning: LearningSettings = field(default_factory=LearningSettings)
     """Optimizer, updates, memory."""
+    asynchronous: AsynchronousSettings = field(default_factory=AsynchronousSettings)
+    """Whether agents sample while they learn."""
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     """Accuracy on held-out problems."""
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)

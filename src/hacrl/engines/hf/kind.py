@@ -41,6 +41,8 @@ class TransformersKind(EngineKind):
 class ReplicaKind(EngineKind):
     """Decodes with copies of the learner's model, while the learner may train."""
 
+    samples_beside_learning = True
+
     def make(self, spec: EngineSpec) -> Engine:
         """Return an engine whose copy of the model is made at its first use."""
         device, *others = replica_devices(spec.settings, spec.agent.device)
