@@ -15,9 +15,9 @@ class AsynchronousSettings(Settings):
     """Steps that a learner may be ahead of the policy that sampled what it learns from. 0: synchronous, every
     response comes from the policy that learns from it. 1: the next batch is sampled while one is learnt."""
     patience: float | None = None
-    """Seconds that a learner waits for other agents' rollouts of a step after its own are there. Then it
-    learns without them; they teach it later if `max_staleness` allows. Default: it waits as long as it
-    takes."""
+    """Seconds that a learner waits in each step for other agents' rollouts, when its own are there and
+    nothing else keeps it. Then it learns without them; they teach it later if `max_staleness` allows.
+    Default: it waits as long as it takes."""
 
     def __post_init__(self) -> None:
         if self.max_staleness < 0:

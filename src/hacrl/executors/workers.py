@@ -83,8 +83,8 @@ def _check_all_fit(config: RunConfig, levels: Mapping[str, OffloadLevel]) -> Non
         if config.asynchronous.is_on and level != "never":
             raise ConfigError(
                 f"asynchronous.max_staleness={config.asynchronous.max_staleness}: all agents are at work at "
-                f"once, but agent {name!r} does not fit on its device beside the others (learning.offload=auto "
-                f"would be {level}). Give it a device of its own (agents.{name}.device and "
+                f"once, but agent {name!r} does not fit on its device beside the others (learning.offload "
+                f"would have to be {level}). Give it a device of its own (agents.{name}.device and "
                 f"agents.{name}.replicas.devices), or set asynchronous.max_staleness=0"
             )
 

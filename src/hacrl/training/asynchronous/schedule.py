@@ -8,7 +8,7 @@ job       lane     an agent may start it when
 ========  =======  ==========================================================================================
 sample b  engine   it has answered batches 1 ... b - 1, and its engine has the weights after step b - 1 - S
 learn b   learner  its learner has finished steps 1 ... b - 1, and its own answers to batch b are there;
-                   and those of all other agents, or its patience has ended
+                   and those of all other agents, or it has waited for them as long as its patience
 publish   learner  its learner has finished a step whose weights the engine does not have; an engine that
                    cannot be updated while it generates must be idle, and stays idle until the end
 evaluate  engine   an evaluation after the learner's last step is due, and the engine has its weights; the
@@ -53,6 +53,7 @@ class AgentState:
     published: int = -1  # step after which its engine's weights were taken; -1: the engine has none
     engine: Job | None = None  # under way
     learner: Job | None = None  # under way
+    free_since: float = 0.0  # when the learner could have begun its next step, but for rollouts
 
     @property
     def is_idle(self) -> bool:
@@ -67,7 +68,7 @@ class Wait:
     agent: str
     step: int
     missing: frozenset[str]
-    since: float  # when its own rollouts were there
+    since: float  # when nothing else was to wait for
 
 
 @dataclass
@@ -109,11 +110,11 @@ class Schedule:
                 state.engine, state.sampled = None, job.step
                 self.record_answer(job.agent, job.step, now)
             case "evaluate":
-                state.engine, state.evaluated = None, job.step
+                state.engine, state.evaluated, state.free_since = None, job.step, now
             case "learn":
-                state.learner, state.learnt = None, job.step
+                state.learner, state.learnt, state.free_since = None, job.step, now
             case "publish":
-                state.learner, state.published = None, job.step
+                state.learner, state.published, state.free_since = None, job.step, now
 
     def record_answer(self, agent: str, batch: int, now: float) -> None:
         """Record that an agent's answers to a batch are in the log."""
@@ -166,7 +167,7 @@ class Schedule:
             step = state.learnt + 1
             missing = self._missing(agent, step)
             if state.learner is None and self._has_own(agent, state, step) and missing:
-                yield Wait(agent, step, missing, self.answered[step][agent])
+                yield Wait(agent, step, missing, self._waits_since(agent, state))
 
     def next_deadline(self) -> float | None:
         """Return when the first learner's patience ends; None if none waits, or all wait without limit."""
@@ -211,9 +212,13 @@ class Schedule:
         if not self._has_own(agent, state, step):
             return
         missing = self._missing(agent, step)
-        waited = now - self.answered[step][agent]
+        waited = now - self._waits_since(agent, state)
         if not missing or (self.patience is not None and waited >= self.patience):
             yield Job("learn", agent, step, missing)
+
+    def _waits_since(self, agent: str, state: AgentState) -> float:
+        """Return since when only other agents' rollouts are missing."""
+        return max(self.answered[state.learnt + 1][agent], state.free_since)
 
     def _has_own(self, agent: str, state: AgentState, step: int) -> bool:
         """Return whether an agent's own rollouts are there, and nothing but other agents' is to wait for."""

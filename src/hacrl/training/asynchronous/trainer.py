@@ -345,8 +345,8 @@ class AsynchronousTrainer(Trainer):
             self.reporter.notes(
                 [
                     f"agent {job.agent} learns step {job.step} without the rollouts of "
-                    f"{', '.join(sorted(job.without))}: they were not there "
-                    f"{self.config.asynchronous.patience:g} s after its own (asynchronous.patience)"
+                    f"{', '.join(sorted(job.without))}, after it has waited for them for "
+                    f"{self.config.asynchronous.patience:g} s (asynchronous.patience)"
                 ]
             )
 
