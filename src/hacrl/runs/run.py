@@ -79,7 +79,8 @@ class LocalRun:
         if resumed is None:
             check_output(config, overwrite)
         trackers = make_trackers(config, self._folder.path)
-        watchdog = Watchdog(STALL_MINUTES, self._folder.path, self.note)
+        overlaps = config.asynchronous.is_on
+        watchdog = Watchdog(STALL_MINUTES, self._folder.path, self.note, overlaps=overlaps)
         self.state = StateKeeper(config.steps, 0 if resumed is None else resumed.steps_done)
         own = [self._folder, self._checkpoints, self.result, self.state, watchdog]
         self.observer = Observers([*own, *trackers, *observers])
