@@ -12,7 +12,7 @@ One response passes through these records::
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -43,6 +43,8 @@ Fate = Literal[
     "empty",
     "truncated",
 ]
+# Which policy sampled how many tokens, in order: (policy version, number of tokens)
+VersionSpans = tuple[tuple[int, int], ...]
 RatioLength = Literal[
     "source", "own"
 ]  # whose token count normalises the importance ratio of another agent's response
@@ -112,6 +114,8 @@ class Segment:
     text: str
     token_ids: tuple[int, ...]  # in the source's token space
     token_logprobs: tuple[float, ...] = ()  # one per token of an action; empty for an observation
+    # Set if the weights were updated while the action was sampled. Empty: the rollout's policy_version.
+    versions: VersionSpans = ()
 
     def __post_init__(self) -> None:
         expected = len(self.token_ids) if self.kind == "action" else 0
@@ -119,6 +123,11 @@ class Segment:
             raise ValueError(
                 f"an {self.kind} segment of {len(self.token_ids)} tokens must have {expected} "
                 f"log-probabilities, not {len(self.token_logprobs)}"
+            )
+        if self.versions and sum(tokens for _, tokens in self.versions) != expected:
+            raise ValueError(
+                f"the policy versions of an {self.kind} segment must cover its {expected} sampled tokens, "
+                f"not {list(self.versions)}"
             )
 
 
@@ -134,7 +143,7 @@ class Rollout:
     agent: str  # name of the source agent
     segments: tuple[Segment, ...]
     finish_reason: FinishReason  # "stop": the last segment is an action whose last token is a stop token
-    policy_version: int  # number of updates the source had made when it sampled this
+    policy_version: int  # number of updates the source had made when it sampled the first token
     tokenizer: str  # the source's tokenizer fingerprint (TextCodec.tokenizer_fingerprint)
     prompt_ids: tuple[int, ...] = ()  # the prompt as sampled, in the source's token space
 
@@ -154,9 +163,10 @@ class Rollout:
         policy_version: int,
         tokenizer: str,
         prompt_ids: tuple[int, ...] = (),
+        versions: VersionSpans = (),
     ) -> Rollout:
         """Return a rollout of one action segment."""
-        segment = Segment("action", text, token_ids, token_logprobs)
+        segment = Segment("action", text, token_ids, token_logprobs, versions)
         return cls(problem, agent, (segment,), finish_reason, policy_version, tokenizer, prompt_ids)
 
     @property
@@ -187,6 +197,26 @@ class Rollout:
     def num_tokens(self) -> int:
         """|y|, the number of action tokens in the source's token space."""
         return sum(len(segment.token_logprobs) for segment in self.segments)
+
+    @property
+    def versions(self) -> VersionSpans:
+        """Which version of the source's policy sampled how many of the action tokens, in order."""
+        if len(self.segments) == 1 and self.segments[0].versions:
+            return self.segments[0].versions
+        spans: list[tuple[int, int]] = []
+        for segment in self.segments:
+            spans += segment.versions or ((self.policy_version, len(segment.token_logprobs)),)
+        return merged_spans(spans)
+
+    @property
+    def oldest_version(self) -> int:
+        """The oldest policy version that sampled any of the tokens."""
+        return min((version for version, _ in self.versions), default=self.policy_version)
+
+    @property
+    def newest_version(self) -> int:
+        """The newest policy version that sampled any of the tokens."""
+        return max((version for version, _ in self.versions), default=self.policy_version)
 
     @property
     def logprob(self) -> float:
@@ -222,14 +252,18 @@ class LearnerSample:
     loss_mask: tuple[bool, ...] = ()  # per response token: True for action tokens; default: all True
     problem: str = ""  # id
     index: int = 0  # among the source's responses to the problem
+    # Whether the learner's present policy sampled the whole response. Only then are its log-probabilities
+    # those that the learner would compute, numerics aside. Without effect for other agents' responses.
+    is_current: bool = True
+    step: int | None = None  # that the response was sampled for; None: the step that is learnt
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "loss_mask", full_loss_mask(self.response_ids, self.loss_mask))
 
     @property
-    def rollout_key(self) -> tuple[str, str, int]:
-        """Source, problem and index, which identify the rollout within a step."""
-        return self.source, self.problem, self.index
+    def rollout_key(self) -> tuple[str, str, int, int | None]:
+        """Source, problem, index and step of a late rollout, which identify the rollout within a step."""
+        return self.source, self.problem, self.index, self.step
 
     @property
     def loss_tokens(self) -> int:
@@ -256,6 +290,20 @@ class LearntRollout:
     weight: float | None = None  # sum over tokens of |dL/d log pi_k|, L being the loss of the update
     token_ids: tuple[int, ...] | None = None  # the response in the learner's tokens; None: the source's ids
     token_logprobs: tuple[float, ...] | None = None  # log pi_k of each response token, to 4 decimals
+    late_from: int | None = (
+        None  # earlier step that the rollout was sampled for; None: the step that is learnt
+    )
+
+
+def merged_spans(spans: Iterable[tuple[int, int]]) -> VersionSpans:
+    """Return the spans without empty ones; neighbours of the same version become one."""
+    merged: list[tuple[int, int]] = []
+    for version, tokens in spans:
+        if merged and merged[-1][0] == version:
+            merged[-1] = (version, merged[-1][1] + tokens)
+        elif tokens:
+            merged.append((version, tokens))
+    return tuple(merged)
 
 
 def full_loss_mask(response_ids: Sequence[int], loss_mask: tuple[bool, ...]) -> tuple[bool, ...]:

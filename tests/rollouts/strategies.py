@@ -42,7 +42,10 @@ def tuples(of: st.SearchStrategy, **options) -> st.SearchStrategy:
 @st.composite
 def actions(draw: st.DrawFn) -> Segment:
     pairs = draw(st.lists(st.tuples(TOKENS, LOGPROBS), max_size=6))
-    return Segment("action", draw(TEXT), tuple(t for t, _ in pairs), tuple(p for _, p in pairs))
+    cut = draw(st.integers(0, len(pairs)))
+    version = draw(st.integers(0, 2**40))
+    versions = ((version, cut), (version + 1, len(pairs) - cut)) if 0 < cut < len(pairs) else ()
+    return Segment("action", draw(TEXT), tuple(t for t, _ in pairs), tuple(p for _, p in pairs), versions)
 
 
 @st.composite

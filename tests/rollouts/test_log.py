@@ -169,3 +169,38 @@ def test_no_character_disturbs_a_terminal(log: RolloutLog):
     lines = (log.folder / "step-000004" / "small.jsonl").read_text("utf-8").splitlines()
     assert all(line.isprintable() for line in lines)
     assert json.loads(lines[2])["prompt"] == "say \u202e\ud83d"
+
+
+def test_policy_versions_are_in_the_log_only_where_there_are_several(tmp_path: Path):
+    log = RolloutLog(tmp_path / "rollouts")
+    plain, *_ = rollouts()
+    spans = ((3, 1), (4, 1))
+    (segment,) = plain.rollout.segments
+    updated = replace(plain, rollout=replace(plain.rollout, segments=(replace(segment, versions=spans),)))
+    log.append(1, "small", [plain, updated])
+    first, second = log.read(1)
+    assert list(first["segments"][0]) == ["kind", "text", "token_ids", "token_logprobs"]
+    assert second["segments"][0]["versions"] == [[3, 1], [4, 1]]
+    loaded = log.load(1, "small", PROBLEMS)
+    assert loaded == [plain, updated]
+    assert [one.rollout.versions for one in loaded] == [((3, 2),), spans]
+    assert [one.rollout.newest_version for one in loaded] == [3, 4]
+
+
+def test_policy_versions_must_cover_the_sampled_tokens():
+    with pytest.raises(ValueError, match="must cover its 2 sampled tokens, not"):
+        Segment("action", "74", (5, 6), (-0.1, -0.2), ((3, 1),))
+    with pytest.raises(ValueError, match="must cover its 0 sampled tokens, not"):
+        Segment("observation", "74", (5, 6), (), ((3, 2),))
+
+
+def test_versions_of_several_segments():
+    """Actions of 2 and 3 tokens with an observation between them; version 4 begins in the second action."""
+    segments = (
+        Segment("action", "ab", (5, 6), (-0.1, -0.2)),
+        Segment("observation", "c", (7,)),
+        Segment("action", "def", (5, 6, 7), (-0.1, -0.2, -0.3), ((3, 1), (4, 2))),
+    )
+    rollout = Rollout(PROBLEMS[0], "small", segments, "length", 3, "abc")
+    assert rollout.versions == ((3, 3), (4, 2))
+    assert (rollout.oldest_version, rollout.newest_version) == (3, 4)

@@ -50,6 +50,30 @@ class FsdpSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReplicaSettings(Settings):
+    """Copies of an agent's model that sample while the learner trains the model itself."""
+
+    count: int = 0
+    """Copies of the model that generate the agent's responses. 0: the learner's own weights generate, so an
+    agent samples and learns in turns. Each copy takes the memory of the weights and of its KV cache."""
+    devices: tuple[str, ...] | None = None
+    """The copies' devices, one for each: `cuda:1`, `cpu`. Default: the agent's device for all of them."""
+    timeout: float = 600.0
+    """Longest time in seconds to wait for a copy that gets new weights. Then the run ends."""
+
+    def __post_init__(self) -> None:
+        if self.count < 0:
+            raise ValueError(f"count must not be negative, not {self.count} (0: no copies)")
+        if self.devices is not None and len(self.devices) != self.count:
+            raise ValueError(
+                f"devices must name one device for each of the {self.count} copies (count), not "
+                f"{len(self.devices)}"
+            )
+        if not self.timeout > 0:
+            raise ValueError(f"timeout must be a positive number of seconds, not {self.timeout}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class AgentSettings(Settings):
     """One agent: any causal language model with its tokenizer."""
 
@@ -90,6 +114,8 @@ class AgentSettings(Settings):
     """Whether Python code that comes with the model may run."""
     engine: EngineName | None = None
     """What generates this agent's responses. Default: `rollout.engine`."""
+    replicas: ReplicaSettings = field(default_factory=ReplicaSettings)
+    """Copies of the model that generate this agent's responses while it learns; for engine `transformers`."""
     vllm: VllmSettings = field(default_factory=VllmSettings)
     """This agent's vLLM engine; without effect for other engines."""
 

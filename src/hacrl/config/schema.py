@@ -9,7 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from hacrl.config.agent import AgentSettings, FsdpSettings, LoraSettings, Precision
+from hacrl.config.agent import (
+    AgentSettings,
+    FsdpSettings,
+    LoraSettings,
+    Precision,
+    ReplicaSettings,
+)
+from hacrl.config.asynchronous import AsynchronousSettings
 from hacrl.config.engine import MOST_MEMORY, EngineName, VllmMode, VllmSettings, WeightSync
 from hacrl.config.evaluation import (
     DEFAULT_BATCH,
@@ -60,6 +67,7 @@ __all__ = [
     "AgentSettings",
     "Aggregation",
     "AnyMethodSettings",
+    "AsynchronousSettings",
     "BenchmarkSettings",
     "CapabilityMeasure",
     "CheckpointSettings",
@@ -83,6 +91,7 @@ __all__ = [
     "PluginMethodSettings",
     "Precision",
     "RaySettings",
+    "ReplicaSettings",
     "RolloutSettings",
     "RunConfig",
     "Schedule",
@@ -209,6 +218,8 @@ class RunConfig(Settings):
     """Prompts of a step, and how responses are sampled."""
     learning: LearningSettings = field(default_factory=LearningSettings)
     """Optimizer, updates, memory."""
+    asynchronous: AsynchronousSettings = field(default_factory=AsynchronousSettings)
+    """Whether agents sample while they learn."""
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     """Accuracy on held-out problems."""
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)

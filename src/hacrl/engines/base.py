@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from hacrl.errors import ModelError
-from hacrl.types import Sampling
+from hacrl.types import Sampling, VersionSpans
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,9 @@ class Sample:
 
     token_ids: tuple[int, ...]  # with the stop token, if the response ended with one
     logprobs: tuple[float, ...]  # one per token, under the sampling distribution
+    # Which policy version sampled how many tokens, in order. Empty: the policy's version at the start of the
+    # generation sampled all of them, and was not updated meanwhile.
+    versions: VersionSpans = ()
 
 
 # Samples that have just finished, each with its index: prompt by prompt, ``samples_per_prompt`` to each.
@@ -88,6 +91,9 @@ class Engine(Protocol):
     """Samples responses of one policy, with the log-probabilities they were sampled with."""
 
     policy: Policy
+    # Whether generate() first brings the engine to the policy's weights. A trainer that updates the policy
+    # while the engine generates sets this to False, and calls sync() where the weights are whole.
+    follows_policy: bool
 
     @property
     def shares_weights(self) -> bool:
@@ -102,17 +108,31 @@ class Engine(Protocol):
         """
         ...
 
+    @property
+    def updates_while_generating(self) -> bool:
+        """Return whether :meth:`sync` may be called in another thread while :meth:`generate` runs.
+
+        Then the running responses go on with the new weights from their next token on, and keep their keys
+        and values. Every :attr:`Sample.versions` says which policy sampled which tokens.
+        """
+        ...
+
     def sync(self, proven: bool = True) -> SyncReport | None:
         """Start the engine if necessary and bring it to the policy's current weights.
 
         Return how the weights were sent and how well the log-probabilities agree, or None if the engine
         shares the learner's weights. With ``proven=False`` the comparison of log-probabilities may be left
         to the next :meth:`generate`, which returns nothing unproven.
+
+        The policy must not be trained meanwhile: call this in the thread that trains, between updates.
         """
         ...
 
     def generate(self, request: GenerationRequest, on_finished: OnFinished | None = None) -> list[Sample]:
-        """Return all samples, prompt by prompt. ``on_finished`` is called as samples finish, in any order."""
+        """Return all samples, prompt by prompt. ``on_finished`` is called as samples finish, in any order.
+
+        ``on_finished`` must not wait for the thread that updates the engine meanwhile.
+        """
         ...
 
     def take_notes(self) -> list[str]:

@@ -24,7 +24,7 @@ NUM_PROBES = 4  # prompts
 PROBE_TOKENS = 16  # most new tokens to each
 # Forward passes over a few tokens are mostly Python's work, so two at a time are no faster. Models made from
 # one config share the setting of their attention, which is switched during the pass.
-_FORWARD_PASS = threading.Lock()
+FORWARD_PASS = threading.Lock()
 
 
 class EngineError(HacrlError, RuntimeError):
@@ -79,6 +79,6 @@ class SyncCheck:
         policy = self._policy
         pairs = [(self.prompts[index], sample.token_ids) for index, sample in sorted(self._samples.items())]
         plain = compute is plain_logprobs
-        with _FORWARD_PASS, checking_pass(policy.model, pairs, self.sampling, plain=plain):
+        with FORWARD_PASS, checking_pass(policy.model, pairs, self.sampling, plain=plain):
             logprobs_BT, mask_BT = compute(policy.model, pairs, self.sampling, policy.device)
             return logprobs_BT[mask_BT].double().cpu()

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from hacrl.algorithms.capability import Capabilities
+from hacrl.engines.base import SyncReport
 from hacrl.engines.concurrent import MainThread, run_concurrently
 from hacrl.errors import TrainingError
 from hacrl.executors.rank_processes import RankProcesses
@@ -57,6 +58,15 @@ class LocalExecutor:
     def rollouts_per_prompt(self) -> dict[str, int]:
         """The number of responses to each prompt by agent."""
         return {name: worker.settings.rollouts_per_prompt for name, worker in self.workers.items()}
+
+    @property
+    def updates_while_generating(self) -> dict[str, bool]:
+        """Whether the engine can be updated while it generates, by agent."""
+        return {name: worker.engine.updates_while_generating for name, worker in self.workers.items()}
+
+    def publish(self, agent: str) -> SyncReport:
+        """Send an agent's weights to its engine."""
+        return self.workers[agent].publish()
 
     def answer(
         self, assignment: Assignment, agents: Sequence[str], reporter: Reporter
@@ -107,7 +117,7 @@ class LocalExecutor:
         try:
             with reporter.generating():
                 generated = run_concurrently({worker.name: partial(generate, worker) for worker in turn})
-                ended = {worker.name: worker.end_generation() for worker in turn}
+                ended = {worker.name: worker.end_generation(assignment) for worker in turn}
                 return {
                     worker.name: Answer(
                         worker.verify(assignment, generated[worker.name], reporter.agent(worker.name)),

@@ -11,7 +11,7 @@ import torch
 
 from hacrl.algorithms.methods import make_method
 from hacrl.config.checks import updates_per_step
-from hacrl.config.schema import AgentSettings, RunConfig
+from hacrl.config.schema import AgentSettings, OffloadLevel, RunConfig
 from hacrl.engines.registry import make_engine
 from hacrl.errors import ConfigError
 from hacrl.executors.learners import make_learner
@@ -72,9 +72,12 @@ def _make_executor_of(
     decided = decide_memory(here, checked, agents)
     # Losses and updates depend on all agents of the run, memory on those that are here.
     settled = {agent.name: agent for agent in decided.config.agents}
+    _check_all_fit(here, decided.levels)
     whole = replace(decided.config, agents=tuple(settled.get(agent.name, agent) for agent in config.agents))
     residency = Residency(decided.notes)
-    retokeniser, verify_lock = Retokeniser(), threading.Lock()  # shared by all workers of a process
+    # Shared by all workers of a process. Asynchronous agents are at different steps, and share no texts.
+    retokeniser = None if config.asynchronous.is_on else Retokeniser()
+    verify_lock = threading.Lock()
     workers = []
     for agent in agents:
         level = decided.levels[agent.name]
@@ -92,6 +95,18 @@ def _make_executor_of(
         residency.offload(agent.name)  # before the next agent's float32 master weights are made
         workers.append(worker)
     return LocalExecutor(workers, residency, ranks)
+
+
+def _check_all_fit(config: RunConfig, levels: Mapping[str, OffloadLevel]) -> None:
+    """Raise ConfigError if asynchronous agents would have to take turns on a device."""
+    for name, level in levels.items():
+        if config.asynchronous.is_on and level != "never":
+            raise ConfigError(
+                f"asynchronous.max_staleness={config.asynchronous.max_staleness}: all agents are at work at "
+                f"once, but agent {name!r} does not fit on its device beside the others (learning.offload "
+                f"would have to be {level}). Give it a device of its own (agents.{name}.device and "
+                f"agents.{name}.replicas.devices), or set asynchronous.max_staleness=0"
+            )
 
 
 def make_worker(

@@ -51,7 +51,7 @@ class RolloutLog:
 
         The file is not forced to disk, which would take longer than everything else: no run depends on it.
         """
-        rows = [{"schema": SCHEMA, "step": step, **to_json(record)} for record in records]
+        rows = [{"schema": SCHEMA, "step": step, **_learnt(record)} for record in records]
         self._write(self._learnt_path(step, learner), [_encode(row) for row in rows], flush=False)
 
     def _write(self, path: Path, lines: Sequence[bytes], *, flush: bool = True) -> None:
@@ -175,7 +175,7 @@ def _row(step: int, sample: int, verified: VerifiedRollout) -> Row:
         "policy_version": rollout.policy_version,
         "tokenizer": rollout.tokenizer,
         "prompt_ids": list(rollout.prompt_ids),
-        "segments": [to_json(segment) for segment in rollout.segments],
+        "segments": [_segment(segment) for segment in rollout.segments],
     }
     row |= {key: dict(value) for key in _DETAILS if (value := getattr(verdict, key))}
     if problem.context:
@@ -183,6 +183,20 @@ def _row(step: int, sample: int, verified: VerifiedRollout) -> Row:
     if problem.fields:
         row["fields"] = dict(problem.fields)
     return row
+
+
+def _learnt(record: LearntRollout) -> Row:
+    data = to_json(record)
+    if record.late_from is None:
+        del data["late_from"]
+    return data
+
+
+def _segment(segment: Segment) -> Row:
+    data = to_json(segment)
+    if not segment.versions:
+        del data["versions"]
+    return data
 
 
 def _verified_rollout(row: Mapping[str, Any], problems: Mapping[str, Problem]) -> VerifiedRollout:

@@ -87,6 +87,7 @@ ROUNDING_KEYS = (
     "agents.*.ranks",
     "agents.*.fsdp.*",
     "agents.*.engine",
+    "agents.*.replicas.*",
     "agents.*.vllm.*",
     "agents.*.attention",
     "agents.*.gradient_checkpointing",

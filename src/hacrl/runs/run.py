@@ -28,6 +28,7 @@ from hacrl.tasks.base import CheckedTask, ReadsTrainerState, Task
 from hacrl.tasks.registry import make_task
 from hacrl.tasks.stream import ProblemStream
 from hacrl.tracking.registry import make_trackers
+from hacrl.training.asynchronous.trainer import AsynchronousTrainer
 from hacrl.training.metrics import Accuracy
 from hacrl.training.observer import Observer, Observers
 from hacrl.training.recovery import Recovery
@@ -79,7 +80,8 @@ class LocalRun:
         if resumed is None:
             check_output(config, overwrite)
         trackers = make_trackers(config, self._folder.path)
-        watchdog = Watchdog(STALL_MINUTES, self._folder.path, self.note)
+        overlaps = config.asynchronous.is_on
+        watchdog = Watchdog(STALL_MINUTES, self._folder.path, self.note, overlaps=overlaps)
         self.state = StateKeeper(config.steps, 0 if resumed is None else resumed.steps_done)
         own = [self._folder, self._checkpoints, self.result, self.state, watchdog]
         self.observer = Observers([*own, *trackers, *observers])
@@ -206,6 +208,7 @@ class LocalRun:
         needed_from = None
         if self.config.checkpoint.every and not is_finished:
             needed_from = max((which.steps for which in self._checkpoints.store.ids()), default=0)
+            needed_from = max(0, needed_from - self.config.asynchronous.max_staleness)  # late rollouts
         self._log.prune(self.config.keep_rollouts, self.trainer.steps_done, needed_from)
 
     def note(self, note: str) -> None:
@@ -229,7 +232,8 @@ def build_trainer(
     checked = checked or preflight(config, make_task(config.task), loaded)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    return Trainer(
+    make = AsynchronousTrainer if config.asynchronous.is_on else Trainer
+    return make(
         config,
         make_executor(config, checked, loaded or {}),
         ProblemStream(checked.train, config.rollout.prompts_per_step, config.seed),

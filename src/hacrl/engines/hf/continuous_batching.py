@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
 import torch
 
+from hacrl.engines.hf.live_update import LiveUpdate
 from hacrl.engines.hf.slot_cache import PrefilledPrompts
 from hacrl.engines.hf.slot_decoder import (
     Group,
@@ -28,6 +29,7 @@ from hacrl.models.device import free_failed_attempt, is_out_of_memory
 from hacrl.models.footprint import PREFILL_TOKENS
 from hacrl.models.packing import model_inputs, whole_sequences
 from hacrl.models.packing_support import packed_sequences
+from hacrl.types import VersionSpans, merged_spans
 
 STEPS_BETWEEN_CHECKS = 4  # a check for finished responses waits for the device
 
@@ -75,7 +77,11 @@ class PendingRequests:
 
     def _whole(self, request: Request, tokens: SampledTokens) -> SampledTokens:
         earlier = self._sampled.get(request.index, SampledTokens([], []))
-        return SampledTokens([*earlier.token_ids, *tokens.token_ids], [*earlier.logprobs, *tokens.logprobs])
+        return SampledTokens(
+            [*earlier.token_ids, *tokens.token_ids],
+            [*earlier.logprobs, *tokens.logprobs],
+            merged_spans([*earlier.versions, *tokens.versions]),
+        )
 
 
 class NotFinite(Exception):  # noqa: N818 - the caller makes the message
@@ -99,9 +105,17 @@ class Prompts:
     def __init__(self, model: Any, prompts: Sequence[tuple[int, ...]], compiles: bool = False) -> None:
         self._model = model
         self._compiles = compiles
-        self._upcoming = deque(prompt for prompt, _ in groupby(prompts))  # in the order of their requests
-        self._numbers = {prompt: number for number, prompt in enumerate(self._upcoming)}
         self._states: dict[tuple[int, ...], PromptStates] = {}
+        self._first_number = 0
+        self.restart(prompts)
+
+    def restart(self, prompts: Sequence[tuple[int, ...]]) -> None:
+        """Forget all prompts and expect these: the model's weights have changed."""
+        self._states.clear()
+        self._upcoming = deque(prompt for prompt, _ in groupby(prompts))  # in the order of their requests
+        # Numbers are never used twice: a new response must not read keys of the old weights.
+        self._numbers = {prompt: number for number, prompt in enumerate(self._upcoming, self._first_number)}
+        self._first_number += len(self._upcoming)
 
     def has(self, prompt: tuple[int, ...]) -> bool:
         """Return whether the prompt is computed; if not, :meth:`states` drops the present ones."""
@@ -162,13 +176,21 @@ class _RunningRequests:
         return max(ends, default=self.steps) - self.steps
 
 
-def decode_all(decoder: SlotDecoder, requests: Sequence[Request], seed: int, on_finished: OnFinished) -> None:
+def decode_all(
+    decoder: SlotDecoder,
+    requests: Sequence[Request],
+    seed: int,
+    on_finished: OnFinished,
+    live_update: LiveUpdate | None = None,
+) -> None:
     """Answer all requests, in their order as slots become free; report responses as they finish.
+
+    Updates of the weights that ``live_update`` announces are made between two steps.
 
     Raise :class:`Interrupted` if memory runs out and :class:`NotFinite` if logits are not finite.
     """
     decoder.reset(seed)
-    scheduler = _Scheduler(decoder, requests, on_finished)
+    scheduler = _Scheduler(decoder, requests, on_finished, live_update)
     try:
         scheduler.run()
     except RuntimeError as error:
@@ -178,18 +200,65 @@ def decode_all(decoder: SlotDecoder, requests: Sequence[Request], seed: int, on_
         raise Interrupted(scheduler.interrupt()) from error
 
 
+# The spans of a response but its last one, and the version that sampled the rest of its tokens
+_Versions = tuple[VersionSpans, int | None]
+
+
+class _SlotVersions:
+    """Which policy version sampled which tokens of the response in each slot."""
+
+    def __init__(self, live_update: LiveUpdate | None) -> None:
+        self._live_update = live_update
+        self._spans: dict[int, VersionSpans] = {}
+
+    def note(self, counts: dict[int, int]) -> None:
+        """Note how many tokens the response in each slot has sampled before the weights change."""
+        assert self._live_update is not None
+        for slot, count in counts.items():
+            spans = self._spans.get(slot, ())
+            before = sum(tokens for _, tokens in spans)
+            self._spans[slot] = (*spans, (self._live_update.version, count - before))
+
+    def take(self, slot: int) -> _Versions:
+        """Return what is known of a slot's response, and forget it."""
+        version = None if self._live_update is None else self._live_update.version
+        return self._spans.pop(slot, ()), version
+
+
+def _with_versions(tokens: Sequence[SampledTokens], versions: Sequence[_Versions]) -> list[SampledTokens]:
+    return [
+        sampled
+        if version is None
+        else replace(
+            sampled,
+            versions=merged_spans(
+                [*spans, (version, len(sampled.token_ids) - sum(count for _, count in spans))]
+            ),
+        )
+        for sampled, (spans, version) in zip(tokens, versions, strict=True)
+    ]
+
+
 class _Scheduler:
     """The state of :func:`decode_all`: waiting requests, running ones by slot, finished ones to report."""
 
-    def __init__(self, decoder: SlotDecoder, requests: Sequence[Request], on_finished: OnFinished) -> None:
+    def __init__(
+        self,
+        decoder: SlotDecoder,
+        requests: Sequence[Request],
+        on_finished: OnFinished,
+        live_update: LiveUpdate | None,
+    ) -> None:
         self._decoder = decoder
         self._on_finished = on_finished
+        self._live_update = live_update
+        self._versions = _SlotVersions(live_update)
         self._waiting = deque(requests)
         self._prompts = Prompts(decoder.model, [request.prompt for request in requests], decoder.compiles)
         self._free = list(range(decoder.active_slots))
         self._running = _RunningRequests()
         self._checks: deque[tuple[int, PendingStatus]] = deque()  # steps decoded before, and the status
-        self._finished: list[tuple[list[Request], PendingTokens]] = []  # not reported yet
+        self._finished: list[tuple[list[Request], PendingTokens, list[_Versions]]] = []  # not reported yet
 
     def run(self) -> None:
         """Decode until no request waits or runs.
@@ -199,6 +268,7 @@ class _Scheduler:
         """
         decoder, running, checks = self._decoder, self._running, self._checks
         while running.requests or self._waiting:
+            self._let_weights_change()
             if self._free and self._waiting:
                 running.start(self._admit())
             if running.most_remaining > 0:
@@ -224,19 +294,30 @@ class _Scheduler:
         self._report()
         slots = list(self._running.requests)
         tokens = self._decoder.fetch(slots).read() if slots else []
-        return list(zip(self._running.requests.values(), tokens, strict=True))
+        versions = [self._versions.take(slot) for slot in slots]
+        return list(zip(self._running.requests.values(), _with_versions(tokens, versions), strict=True))
+
+    def _let_weights_change(self) -> None:
+        """Let an announced update be made; note which tokens were sampled before."""
+        if self._live_update is None or not self._live_update.is_announced:
+            return
+        counts = self._decoder.sampled_counts()
+        self._versions.note({slot: counts[slot] for slot in self._running.requests})
+        self._live_update.end_of_token()
+        self._prompts.restart([request.prompt for request in self._waiting])
 
     def _release(self, slots: Sequence[int]) -> None:
         """Free the slots; their tokens are read once the device has its next steps."""
         if slots:
             tokens = self._decoder.fetch(slots)
-            self._finished.append(([self._running.requests.pop(slot) for slot in slots], tokens))
+            requests = [self._running.requests.pop(slot) for slot in slots]
+            self._finished.append((requests, tokens, [self._versions.take(slot) for slot in slots]))
             self._free = sorted([*self._free, *slots])
 
     def _report(self) -> None:
         while self._finished:
-            requests, tokens = self._finished.pop(0)
-            self._on_finished(list(zip(requests, tokens.read(), strict=True)))
+            requests, tokens, versions = self._finished.pop(0)
+            self._on_finished(list(zip(requests, _with_versions(tokens.read(), versions), strict=True)))
 
     def _admit(self) -> list[tuple[int, Request]]:
         """Fill free slots, all prompts of one prefill at a time; return the new requests by slot."""

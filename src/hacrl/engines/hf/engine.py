@@ -24,6 +24,7 @@ from hacrl.engines.hf.continuous_batching import (
     Request,
     decode_all,
 )
+from hacrl.engines.hf.live_update import LiveUpdate, spans_of_tokens
 from hacrl.engines.hf.plain_generation import generate_plainly, generates_with_cache
 from hacrl.engines.hf.slot_cache import should_keep, slots_that_fit, supports_slots
 from hacrl.engines.hf.slot_decoder import CannotRecord, SlotDecoder
@@ -43,10 +44,13 @@ class TransformersEngine:
 
     ``max_batch``: most responses decoded side by side. ``continuous``: whether to decode with continuous
     batching; None finds out. ``compiles``: whether to compile layers; None: where learners do by default.
+    ``live_update``: where the weights may change between two tokens; samples then have their versions.
     """
 
     shares_weights = True
     runs_concurrently = False
+    updates_while_generating = False
+    follows_policy = True
 
     def __init__(
         self,
@@ -54,12 +58,14 @@ class TransformersEngine:
         max_batch: int = 512,
         continuous: bool | None = None,
         compiles: bool | None = None,
+        live_update: LiveUpdate | None = None,
     ) -> None:
         self.policy = policy
         self.max_batch = max_batch  # halved whenever memory runs out
         self.notes: list[str] = []  # sentences for the user
         self._continuous = continuous
         self._compiles = compiles
+        self._live_update = live_update
         self.decoders: dict[_DecoderKey, SlotDecoder] = {}  # with their graphs, for the next step
 
     def check_generation(self) -> None:
@@ -100,7 +106,7 @@ class TransformersEngine:
         def on_ended(ended: Sequence[FinishedRequest]) -> None:
             whole = [pending.finish(waiting, tokens) for waiting, tokens in ended]
             finished = [
-                (waiting.index, Sample(tuple(tokens.token_ids), tuple(tokens.logprobs)))
+                (waiting.index, Sample(tuple(tokens.token_ids), tuple(tokens.logprobs), tokens.versions))
                 for (waiting, _), tokens in zip(ended, whole, strict=True)
             ]
             samples.update(finished)
@@ -108,7 +114,7 @@ class TransformersEngine:
 
         while missing := pending.unfinished:
             try:
-                decode_all(self._decoder_for(missing, request), missing, seed, on_ended)
+                decode_all(self._decoder_for(missing, request), missing, seed, on_ended, self._live_update)
                 self._note_compile_problems()
             except NotFinite:
                 self.close()  # with the numbers in the cache
@@ -244,10 +250,19 @@ class TransformersEngine:
             f"rollout.max_batch counts as {self.max_batch} instead of {before} from now on. Nothing is lost"
         )
 
-    def _check_finite(self, logits: Tensor) -> None:
-        """Raise an error that names the agent: sampling from NaN would fail without the name."""
+    def _check_logits(self, logits: Tensor) -> int | None:
+        """Return the version of the weights that gave these logits, then let the weights change.
+
+        Return None if they never change. Raise an error that names the agent if logits are not finite:
+        sampling from NaN would fail without the name.
+        """
         if not bool(logits.isfinite().all()):
             raise self._not_finite()
+        if self._live_update is None:
+            return None
+        version = self._live_update.version
+        self._live_update.end_of_token()
+        return version
 
     def _not_finite(self) -> TrainingError:
         return TrainingError(
@@ -271,20 +286,26 @@ class TransformersEngine:
                 request.sampling,
                 sorted(request.stop_ids),
                 generator,
-                self._check_finite,
+                self._check_logits,
             )
-            return [Sample(tuple(ids), tuple(logprobs)) for ids, logprobs in found]
+            return [Sample(tuple(ids), tuple(logprobs), versions) for ids, logprobs, versions in found]
         decoding = BatchDecoding(self.policy.model, prompts, group)
         stop_ids = torch.tensor(sorted(request.stop_ids), device=self.policy.device)
+        versions: list[int] = []  # of the weights that gave each step's logits
         for remaining in reversed(range(request.sampling.max_new_tokens)):
-            self._check_finite(decoding.logits)
+            version = self._check_logits(decoding.logits)
+            if version is not None:
+                versions.append(version)
             token_ids, logprobs = draw(decoding.logits, request.sampling, generator)
             stopped = torch.isin(token_ids, stop_ids)
             decoding.append(token_ids, logprobs, stopped)
             if decoding.all_stopped or not remaining:
                 break
             decoding.forward(token_ids)
-        return [Sample(tuple(ids), tuple(logprobs)) for ids, logprobs in decoding.responses()]
+        return [
+            Sample(tuple(ids), tuple(logprobs), spans_of_tokens(versions[: len(ids)]))
+            for ids, logprobs in decoding.responses()
+        ]
 
 
 def _decoder_key(request: GenerationRequest) -> _DecoderKey:

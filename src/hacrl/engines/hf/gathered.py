@@ -2,38 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
-
-import torch
+from collections.abc import Mapping, Sequence
 
 from hacrl.engines.base import GenerationRequest, OnFinished, Policy, Sample, SyncReport
 from hacrl.engines.hf.engine import TransformersEngine
+from hacrl.engines.hf.weight_copy import CopiedPolicy
 from hacrl.engines.sync_check import SyncCheck
 from hacrl.models.device import current_device
 from hacrl.models.sharding import copy_weights, whole_model
 
 NAME = "the transformers engine"  # in messages
 WEIGHT_SYNC = "gathered"  # in reports
-
-
-class _Copy:
-    """The policy with a whole model."""
-
-    def __init__(self, policy: Policy, model: Any) -> None:
-        self.name = policy.name
-        self.model = model
-        self.policy_version = policy.policy_version
-        self.context_length = policy.context_length
-        self._policy = policy
-
-    @property
-    def stop_ids(self) -> Collection[int]:
-        return self._policy.stop_ids
-
-    @property
-    def device(self) -> torch.device:
-        return self._policy.device
 
 
 class GatheredEngine:
@@ -44,6 +23,8 @@ class GatheredEngine:
 
     shares_weights = False
     runs_concurrently = False
+    updates_while_generating = False
+    follows_policy = True
 
     def __init__(
         self,
@@ -71,7 +52,7 @@ class GatheredEngine:
     def _gather(self) -> TransformersEngine:
         policy = self.policy
         with current_device(policy.device):
-            copy = _Copy(policy, whole_model(policy.model, policy.device))
+            copy = CopiedPolicy(policy, whole_model(policy.model, policy.device), policy.device)
             copy_weights(policy.model, copy.model)
             engine = TransformersEngine(copy, self._max_batch, compiles=self._compiles)
             if not self._is_checked:

@@ -1,11 +1,18 @@
-"""``engine: transformers``: the learner's own model generates."""
+"""``engine: transformers``: the learner's own model generates, or copies of it."""
 
 from __future__ import annotations
 
+import torch
+
+from hacrl.config.schema import AgentSettings
 from hacrl.engines.base import Engine
+from hacrl.engines.hf.detached import DetachedEngine
 from hacrl.engines.hf.engine import TransformersEngine
 from hacrl.engines.hf.gathered import GatheredEngine
 from hacrl.engines.kinds import EngineKind, EngineSpec
+from hacrl.errors import ConfigError
+from hacrl.models.device import check_device, rank_devices
+from hacrl.models.footprint import Footprint
 from hacrl.models.sharding import sharding_of
 
 
@@ -13,6 +20,10 @@ class TransformersKind(EngineKind):
     """Decodes with the learner's weights; needs memory for the KV cache only."""
 
     shares_weights = True
+
+    def variant(self, settings: AgentSettings) -> EngineKind:
+        """Return the kind with weights of its own if the agent has copies of its model."""
+        return ReplicaKind() if settings.replicas.count else self
 
     def make(self, spec: EngineSpec) -> Engine:
         """Return an engine that samples with the agent's model, or with a whole copy of a sharded one.
@@ -25,3 +36,42 @@ class TransformersKind(EngineKind):
         engine = TransformersEngine(spec.agent, rollout.max_batch, compiles=spec.compiles)
         engine.check_generation()
         return engine
+
+
+class ReplicaKind(EngineKind):
+    """Decodes with copies of the learner's model, while the learner may train."""
+
+    samples_beside_learning = True
+
+    def make(self, spec: EngineSpec) -> Engine:
+        """Return an engine whose copy of the model is made at its first use."""
+        device, *others = replica_devices(spec.settings, spec.agent.device)
+        if others:
+            raise ConfigError(f"agents.{spec.agent.name}.replicas.count must be at most 1")
+        return DetachedEngine(
+            spec.agent,
+            spec.probes,
+            device,
+            spec.rollout.max_batch,
+            compiles=spec.compiles,
+            timeout=spec.settings.replicas.timeout,
+        )
+
+    def check(self, settings: AgentSettings) -> None:
+        """Check that the copies' devices exist."""
+        for number, device in enumerate(settings.replicas.devices or ()):
+            check_device(device, f"agents.{settings.name}.replicas.devices[{number}]")
+
+    def memory(
+        self, footprint: Footprint, settings: AgentSettings, device: torch.device, available: int
+    ) -> int:
+        """Return the bytes that the copies on the agent's device take: weights, KV cache, decoding."""
+        here = replica_devices(settings, device).count(torch.device(*rank_devices(str(device), 1)))
+        return here * (footprint.weights + footprint.cache + footprint.decoding)
+
+
+def replica_devices(settings: AgentSettings, agent: torch.device) -> list[torch.device]:
+    """Return the device of each copy of an agent's model; ``agent``: where the agent learns."""
+    replicas = settings.replicas
+    named = replicas.devices or (str(agent),) * replicas.count
+    return [torch.device(*rank_devices(device, 1)) for device in named]  # cuda is cuda:0

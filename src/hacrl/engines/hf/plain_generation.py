@@ -16,14 +16,17 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
+from hacrl.engines.hf.live_update import spans_of_tokens
 from hacrl.errors import ModelError
 from hacrl.models.device import is_out_of_memory
 from hacrl.models.lm_head import without_adapters
 from hacrl.models.packing_support import logit_tolerance
 from hacrl.models.sampling import draw, token_logprobs
-from hacrl.types import Sampling
+from hacrl.types import Sampling, VersionSpans
 
-Responses = list[tuple[list[int], list[float]]]  # token ids and log-probabilities of each response
+# Token ids and log-probabilities of each response, and the policy versions of its tokens
+Responses = list[tuple[list[int], list[float], VersionSpans]]
+CheckLogits = Callable[[Tensor], int | None]  # returns the version of the weights that gave the logits
 # Prompts of the trial, of equal length, and the tokens that it generates to each
 _TRIAL_PROMPTS, _TRIAL_TOKENS = ((3, 1, 4, 1, 5), (2, 7, 1, 8, 2)), 6
 _USES_CACHE: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
@@ -36,9 +39,12 @@ def generate_plainly(
     sampling: Sampling,
     stop_ids: Sequence[int],
     generator: torch.Generator,
-    check: Callable[[Tensor], None] = lambda _: None,
+    check: CheckLogits = lambda _: None,
 ) -> Responses:
-    """Return ``group`` responses to each prompt, prompt by prompt. ``check`` sees all logits."""
+    """Return ``group`` responses to each prompt, prompt by prompt. ``check`` sees all logits.
+
+    Responses have policy versions if ``check`` returns them.
+    """
     uses_cache = generates_with_cache(model)
     by_length: dict[int, list[int]] = {}
     for number, prompt in enumerate(prompts):
@@ -85,7 +91,7 @@ def _trial_problem(model: Any, uses_cache: bool) -> str | None:
     try:
         _generate(model, _TRIAL_PROMPTS, drawn, (), uses_cache)
         found = drawn.responses(())
-        sequences = [[*prompt, *ids] for prompt, (ids, _) in zip(_TRIAL_PROMPTS, found, strict=True)]
+        sequences = [[*prompt, *ids] for prompt, (ids, _, _) in zip(_TRIAL_PROMPTS, found, strict=True)]
         ids = torch.tensor(sequences, device=device)
         logits = model(input_ids=ids, use_cache=False).logits[:, len(_TRIAL_PROMPTS[0]) - 1 : -1].float()
     except Exception as error:  # a model's code may raise anything
@@ -93,7 +99,7 @@ def _trial_problem(model: Any, uses_cache: bool) -> str | None:
             raise
         return f"{type(error).__name__}: {error}"
     expected = token_logprobs(logits, ids[:, len(_TRIAL_PROMPTS[0]) :], sampling)
-    generated = torch.tensor([logprobs for _, logprobs in found], device=device)
+    generated = torch.tensor([logprobs for _, logprobs, _ in found], device=device)
     gap = float((generated - expected).abs().mean())
     if gap > logit_tolerance(model.dtype) * float(logits.std()):  # False for NaN: the engine reports that
         return f"its log-probabilities differ from those of a forward pass by {gap:.2g} on average"
@@ -141,16 +147,19 @@ class _Drawing(LogitsProcessor):  # type: ignore[misc, unused-ignore]
         self,
         sampling: Sampling,
         generator: torch.Generator,
-        check: Callable[[Tensor], None] = lambda _: None,
+        check: CheckLogits = lambda _: None,
     ) -> None:
         self.sampling = sampling
         self._generator = generator
         self._check = check
         self._steps: list[tuple[Tensor, Tensor]] = []  # ids and log-probabilities, one per row
+        self._versions: list[int] = []  # of the weights in each step
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Return scores that are finite for the drawn tokens only."""
-        self._check(scores)
+        version = self._check(scores)
+        if version is not None:
+            self._versions.append(version)
         token_ids, logprobs = draw(scores, self.sampling, self._generator)
         self._steps.append((token_ids, logprobs))
         return torch.full_like(scores, -torch.inf).scatter(1, token_ids.unsqueeze(1), 0.0)
@@ -161,5 +170,5 @@ class _Drawing(LogitsProcessor):  # type: ignore[misc, unused-ignore]
         responses = []
         for ids, logprobs in zip(ids_BT, logprobs_BT, strict=True):
             end = next((place + 1 for place, token in enumerate(ids) if token in stop_ids), len(ids))
-            responses.append((ids[:end], logprobs[:end]))
+            responses.append((ids[:end], logprobs[:end], spans_of_tokens(self._versions[:end])))
         return responses

@@ -21,7 +21,7 @@ from hacrl.models.device import HostCopy, copy_to_device, is_out_of_memory
 from hacrl.models.packing import model_inputs
 from hacrl.models.packing_support import packed_sequences
 from hacrl.models.sampling import draw
-from hacrl.types import Sampling
+from hacrl.types import Sampling, VersionSpans
 
 LARGE_BATCH = 64  # up to here batch sizes are powers of two; above, there are four per doubling
 MAX_OVERSIZE = 1.25  # a cache up to this many times the needed size is used again
@@ -37,6 +37,7 @@ class SampledTokens:
 
     token_ids: list[int]
     logprobs: list[float]
+    versions: VersionSpans = ()  # which policy sampled how many; empty where the weights never change
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +184,11 @@ class SlotDecoder:
         """Start to copy from the device which slots run after the steps so far."""
         return PendingStatus(torch.cat([self._alive, self._is_broken]))
 
+    def sampled_counts(self) -> list[int]:
+        """Wait for the device; return how many tokens the response in each slot has sampled."""
+        counts: list[int] = self._num_sampled.tolist()
+        return counts
+
     def fetch(self, slots: Sequence[int]) -> PendingTokens:
         """Start to copy what the slots have sampled; new responses may take the slots at once."""
         rows = copy_to_device(slots, self._rows.device)
@@ -222,7 +228,9 @@ class SlotDecoder:
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.generator)
         try:
-            with torch.cuda.graph(graph, pool=self._pool, stream=_capturing_stream(self._rows.device)):
+            # thread_local: a learner in another thread may allocate memory while this one records
+            stream = _capturing_stream(self._rows.device)
+            with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
                 self._decode(size)
         except RuntimeError as error:  # e.g. experts chosen by values on the host
             if is_out_of_memory(error):

@@ -36,6 +36,8 @@ class VllmEngine:
     """Keeps a vLLM engine at a policy, samples from it, and restarts it if it dies."""
 
     shares_weights = False
+    updates_while_generating = False
+    follows_policy = True
 
     def __init__(
         self,

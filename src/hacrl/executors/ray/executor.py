@@ -18,6 +18,7 @@ from torch import Tensor
 
 from hacrl.algorithms.capability import Capabilities
 from hacrl.config.schema import RunConfig
+from hacrl.engines.base import SyncReport
 from hacrl.errors import ConfigError, TrainingError, WorkerLostError
 from hacrl.executors.ray.cluster import Cluster, import_ray
 from hacrl.executors.ray.events import Event, Failed, PhaseBegun, ResponsesFinished, Result
@@ -33,6 +34,7 @@ from hacrl.training.reporter import Reporter
 from hacrl.training.worker import Answer, Assignment
 
 LOOK_SECONDS = 1.0  # between two looks at the time while no event comes
+CALLS_AT_ONCE = 4  # of one process: an asynchronous agent answers, learns and publishes at the same time
 CLOSE_SECONDS = 20.0  # for a process to end its engines and ranks
 # Options of a verb: events come one by one, and a process waits if too many of them have not been read.
 _STREAMING = {"num_returns": "streaming", "_generator_backpressure_num_objects": 16}
@@ -128,6 +130,7 @@ class RayExecutor:
                 "scheduling_strategy": PlacementGroupSchedulingStrategy(
                     group, placement_group_bundle_index=bundle
                 ),
+                "max_concurrency": CALLS_AT_ONCE,
                 "max_restarts": 0,  # a process that starts again by itself would have the first weights
             }
 
@@ -178,6 +181,20 @@ class RayExecutor:
     def rollouts_per_prompt(self) -> dict[str, int]:
         """The number of responses to each prompt by agent."""
         return {agent.name: self._config.rollouts_per_prompt(agent) for agent in self._config.agents}
+
+    @property
+    def updates_while_generating(self) -> dict[str, bool]:
+        """Whether each agent's engine takes new weights while it generates."""
+        found: dict[str, bool] = {}
+        for facts in self.processes.values():
+            found |= facts.updates_while_generating
+        return found
+
+    def publish(self, agent: str) -> SyncReport:
+        """Send an agent's weights to its engine."""
+        ((_, report),) = self._all("publish", [agent], None)
+        found: SyncReport = report
+        return found
 
     def answer(
         self, assignment: Assignment, agents: Sequence[str], reporter: Reporter
