@@ -306,7 +306,10 @@ class _Scheduler:
 
     def _let_weights_change(self) -> None:
         """Let an announced update be made; note which tokens were sampled before."""
-        if self._live_update is None or not self._live_update.is_announced:
+        if self._live_update is None:
+            return
+        self._live_update.count_step()
+        if not self._live_update.is_announced:
             return
         counts = self._decoder.sampled_counts()
         self._versions.note({slot: counts[slot] for slot in self._running.requests})

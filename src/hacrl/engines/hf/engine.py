@@ -267,6 +267,7 @@ class TransformersEngine:
             raise self._not_finite()
         if self._live_update is None:
             return None
+        self._live_update.count_step()
         version = self._live_update.version
         self._live_update.end_of_token()
         return version
