@@ -20,7 +20,9 @@ def connected(cores: int = 8) -> Iterator[None]:
     """Start a cluster that all runs of the block share: hacrl uses the connection of its program."""
     import ray
 
-    ray.init(address="local", num_cpus=cores, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(
+        address="local", num_cpus=cores, include_dashboard=False, log_to_driver=False, logging_level="ERROR"
+    )
     try:
         yield
     finally:
@@ -50,12 +52,12 @@ class Killer(Observer):
         self.notes.append(note)
 
 
-def rank_processes() -> list[int]:
-    """Return the process ids of all actors that are further ranks."""
+def member_processes() -> list[int]:
+    """Return the process ids of all actors that are further processes of agents."""
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             with suppress(OSError):  # the process has ended meanwhile
-                if b"ray::RankActor" in (folder / "cmdline").read_bytes():
+                if b"ray::MemberActor" in (folder / "cmdline").read_bytes():
                     found.append(int(folder.name))
     return found

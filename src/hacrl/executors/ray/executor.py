@@ -23,8 +23,8 @@ from hacrl.errors import ConfigError, TrainingError, WorkerLostError
 from hacrl.executors.ray.cluster import Cluster, import_ray
 from hacrl.executors.ray.events import Event, Failed, PhaseBegun, ResponsesFinished, Result
 from hacrl.executors.ray.host import AgentHost, HostFacts, HostSpec, software
-from hacrl.executors.ray.placement import Party
-from hacrl.executors.ray.ranks import RankActor
+from hacrl.executors.ray.members import MemberActor
+from hacrl.executors.ray.placement import Member, Party
 from hacrl.executors.ray.tensors import PackedTensor
 from hacrl.models.agent import Agent
 from hacrl.rollouts.groups import PromptGroup
@@ -47,7 +47,7 @@ class _Placed:
     party: Party
     group: Any  # Ray's placement group
     host: Any  # the actor of rank 0
-    ranks: dict[tuple[str, int], Any] = field(default_factory=dict)  # the other actors, by agent and rank
+    members: dict[Member, Any] = field(default_factory=dict)  # the actors of further processes
     facts: HostFacts | None = None  # once its agents are loaded
 
     @property
@@ -105,7 +105,7 @@ class RayExecutor:
             self._placed |= dict.fromkeys(found.agents, found)
         self._check_software(placed)
         streams = {
-            one.agents[0]: one.host.load.options(**_STREAMING).remote(self._spec, one.agents, one.ranks)
+            one.agents[0]: one.host.load.options(**_STREAMING).remote(self._spec, one.agents, one.members)
             for one in placed
         }
         notes = list(self.notes)
@@ -121,8 +121,10 @@ class RayExecutor:
         """Start the party's processes in its rooms, without waiting."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+        bundles = party.bundles
+
         def options(bundle: int) -> dict[str, Any]:
-            asked = dict(party.bundle)
+            asked = dict(bundles[bundle])
             return {
                 "num_cpus": asked.pop("CPU", 0),
                 "num_gpus": asked.pop("GPU", 0),
@@ -135,11 +137,11 @@ class RayExecutor:
             }
 
         host = self._ray.remote(AgentHost).options(**options(0)).remote()
-        ranks = {
-            key: self._ray.remote(RankActor).options(**options(bundle)).remote()
-            for bundle, key in enumerate(party.ranks, start=1)
+        members = {
+            member: self._ray.remote(MemberActor).options(**options(bundle)).remote()
+            for bundle, member in enumerate(party.members, start=1)
         }
-        return _Placed(party, group, host, ranks)
+        return _Placed(party, group, host, members)
 
     def _check_software(self, placed: Sequence[_Placed]) -> None:
         """Raise unless all processes have the same versions of what decides numbers."""
@@ -295,7 +297,7 @@ class RayExecutor:
         return dict.fromkeys(one.agents, reason)
 
     def _end(self, one: _Placed) -> None:
-        for actor in (one.host, *one.ranks.values()):
+        for actor in (one.host, *one.members.values()):
             with suppress(Exception):  # it may be gone already
                 self._ray.kill(actor)
         self._cluster.free(one.group)
