@@ -176,7 +176,8 @@ class Response:
     def __init__(self, row: dict[str, Any], segment: dict[str, Any]) -> None:
         self.source, self.problem, self.reward = row["agent"], row["problem"], row["reward"]
         self.turns = [*row.get("context", ()), {"role": "user", "content": row["prompt"]}]
-        self.text, self.stopped = row["text"], row["finish_reason"] == "stop"  # stopped: by its stop token
+        self.stopped = row["finish_reason"] == "stop"  # by its stop token
+        self.text = row["text"] + segment.get("stop_text", "")  # learners learn to write a stop string
         self.tokenizer = row["tokenizer"]  # fingerprint: agents with equal ones have equal token ids
         self.prompt_ids, self.ids = row["prompt_ids"], segment["token_ids"]  # in the source's tokens
         self.logprobs = segment["token_logprobs"]  # log pi_j_old of each token

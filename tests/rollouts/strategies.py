@@ -42,7 +42,7 @@ def tuples(of: st.SearchStrategy, **options) -> st.SearchStrategy:
 @st.composite
 def actions(draw: st.DrawFn) -> Segment:
     pairs = draw(st.lists(st.tuples(TOKENS, LOGPROBS), max_size=6))
-    return Segment("action", draw(TEXT), tuple(t for t, _ in pairs), tuple(p for _, p in pairs))
+    return Segment("action", draw(TEXT), tuple(t for t, _ in pairs), tuple(p for _, p in pairs), draw(TEXT))
 
 
 @st.composite
@@ -53,7 +53,7 @@ def rollouts(draw: st.DrawFn, problem: Problem | None = None, agent: str | None 
         problem=draw(PROBLEMS) if problem is None else problem,
         agent=draw(TEXT) if agent is None else agent,
         segments=tuple(segments),
-        finish_reason=draw(st.sampled_from(["stop", "length"])),
+        finish_reason=draw(st.sampled_from(["stop", "stop_string", "length"])),
         policy_version=draw(st.integers(0, 2**40)),
         tokenizer=draw(TEXT),
         prompt_ids=draw(tuples(TOKENS)),

@@ -17,6 +17,7 @@ from hacrl.config.evaluation import (
     DEFAULT_PROBLEMS,
     BenchmarkSettings,
     EvaluationSettings,
+    check_stop_strings,
 )
 from hacrl.config.learning import (
     FEW_TOKENS,
@@ -114,6 +115,9 @@ class RolloutSettings(Settings):
     """Sample from the so many most probable tokens; 0: from all."""
     top_p: float = 1.0
     """Nucleus sampling: share of the probability that the sampled tokens come from."""
+    stop: str | tuple[str, ...] = ()
+    """Texts that end a response, e.g. `["\\nQuestion:"]`, in training and evaluation, with every engine. The
+    verifier sees what is before the text; learners learn to write the text."""
     engine: EngineName = "transformers"
     """What generates responses: `transformers`, `vllm`, an installed package's, or `module:attribute`; an
     agent may have its own."""
@@ -135,11 +139,17 @@ class RolloutSettings(Settings):
             raise ValueError(f"top_k must not be negative, not {self.top_k} (0 means no limit)")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be in (0, 1], not {self.top_p}")
+        check_stop_strings(self.stop_strings)
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """The texts that end a response."""
+        return (self.stop,) if isinstance(self.stop, str) else self.stop
 
     @property
     def sampling(self) -> Sampling:
         """The sampling distribution of training rollouts."""
-        return Sampling(self.max_new_tokens, self.temperature, self.top_k, self.top_p)
+        return Sampling(self.max_new_tokens, self.temperature, self.top_k, self.top_p, self.stop_strings)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,10 @@ from typing import Protocol
 
 from hacrl.engines.base import Engine, GenerationRequest, Sample
 from hacrl.models.agent import Agent
+from hacrl.models.stop_strings import Ending, StopStrings
 from hacrl.tasks.base import Task
 from hacrl.tasks.verdicts import checked_verdicts
-from hacrl.types import Problem, Rollout, Sampling, Verdict, VerifiedRollout
+from hacrl.types import FinishReason, Problem, Rollout, Sampling, Verdict, VerifiedRollout
 
 
 class OnResponses(Protocol):
@@ -63,14 +64,16 @@ class Answerer:
     ) -> list[Rollout]:
         """Return ``samples`` rollouts for each problem, not yet verified. May run in any thread."""
         prompts = [self.agent.encode_prompt(problem) for problem in problems]
-        request = GenerationRequest(prompts, samples, sampling, frozenset(self.agent.stop_ids), seed)
+        stop_strings = StopStrings(self.agent, sampling.stop) if sampling.stop else None
+        stop_ids = frozenset(self.agent.stop_ids)
+        request = GenerationRequest(prompts, samples, sampling, stop_ids, seed, stop_strings)
         rollouts: dict[int, Rollout] = {}
         # One verifier per generation: responses of an abandoned generation may still come from its thread.
         verifier = self._verifier = _EarlyVerifier(self._task, self._verify_lock)
 
         def on_finished(finished: Sequence[tuple[int, Sample]]) -> None:
             answered = [(problems[index // samples], sample) for index, sample in finished]
-            decoded = decode_rollouts(self.agent, answered)
+            decoded = decode_rollouts(self.agent, answered, stop_strings)
             for (index, _), rollout in zip(finished, decoded, strict=True):
                 rollouts[index] = rollout
                 verifier.add(index, rollout)
@@ -91,31 +94,41 @@ class Answerer:
         self._verifier.abandon()
 
 
-def decode_rollouts(agent: Agent, finished: Sequence[tuple[Problem, Sample]]) -> list[Rollout]:
-    """Return the rollouts of an agent's samples; their texts are decoded in one call."""
+def decode_rollouts(
+    agent: Agent, finished: Sequence[tuple[Problem, Sample]], stop_strings: StopStrings | None = None
+) -> list[Rollout]:
+    """Return the rollouts of an agent's samples, cut at stop strings; texts are decoded in few calls."""
     stopped = [sample.token_ids[-1] in agent.stop_ids for _, sample in finished]
     prompts = [agent.encode_prompt(problem) for problem, _ in finished]
-    texts = agent.decode_responses(
-        [
-            sample.token_ids[:-1] if is_stopped else sample.token_ids
-            for (_, sample), is_stopped in zip(finished, stopped, strict=True)
-        ],
-        prompts,
-    )
-    return [
-        Rollout.single_turn(
-            problem=problem,
-            agent=agent.name,
-            text=text,
-            token_ids=sample.token_ids,
-            token_logprobs=sample.logprobs,
-            finish_reason="stop" if is_stopped else "length",
-            policy_version=agent.policy_version,
-            tokenizer=agent.tokenizer_fingerprint,
-            prompt_ids=prompt,
-        )
-        for (problem, sample), prompt, text, is_stopped in zip(finished, prompts, texts, stopped, strict=True)
+    spoken = [
+        sample.token_ids[:-1] if is_stopped else sample.token_ids
+        for (_, sample), is_stopped in zip(finished, stopped, strict=True)
     ]
+    texts = agent.decode_responses(spoken, prompts)
+    endings: Sequence[Ending | None] = [None] * len(finished)
+    if stop_strings is not None:
+        endings = stop_strings.endings(spoken, prompts, texts)
+    rollouts = []
+    for (problem, sample), prompt, text, is_stopped, ending in zip(
+        finished, prompts, texts, stopped, endings, strict=True
+    ):
+        kept = len(sample.token_ids) if ending is None else ending.tokens
+        reason: FinishReason = "stop" if is_stopped else "length"
+        rollouts.append(
+            Rollout.single_turn(
+                problem=problem,
+                agent=agent.name,
+                text=text if ending is None else ending.text,
+                token_ids=sample.token_ids[:kept],
+                token_logprobs=sample.logprobs[:kept],
+                finish_reason=reason if ending is None else "stop_string",
+                policy_version=agent.policy_version,
+                tokenizer=agent.tokenizer_fingerprint,
+                prompt_ids=prompt,
+                stop_text="" if ending is None else ending.stop_text,
+            )
+        )
+    return rollouts
 
 
 def verify_rollouts(task: Task, rollouts: Sequence[Rollout]) -> list[VerifiedRollout]:

@@ -152,7 +152,8 @@ class RolloutSampler:
             for segment in row["segments"]
             for value in segment["token_logprobs"] or [None] * len(segment["token_ids"])
         ]
-        pieces = self._pieces(row["agent"], ids, row["text"])
+        whole = _whole_text(row)
+        pieces = self._pieces(row["agent"], ids, whole)
         return {
             "a": self._agents[row["agent"]],
             "i": row["sample"],
@@ -163,7 +164,7 @@ class RolloutSampler:
             "n": row["tokens"],
             "p": pieces,
             "l": _rounded(logprobs),
-            "k": sorted((self._view(row["text"], view) for view in views), key=lambda view: view["a"]),
+            "k": sorted((self._view(whole, view) for view in views), key=lambda view: view["a"]),
         }
 
     def _view(self, text: str, row: Row) -> Row:
@@ -186,6 +187,11 @@ class RolloutSampler:
     def _pieces(self, agent: str, ids: Sequence[int], text: str) -> list[str] | None:
         texts = self._token_texts.get(agent)
         return None if texts is None else texts.pieces(ids, text)
+
+
+def _whole_text(row: Row) -> str:
+    """Return the text of all tokens, the stop string that ended the response included."""
+    return "".join(segment["text"] + segment.get("stop_text", "") for segment in row["segments"])
 
 
 def _by_problem(

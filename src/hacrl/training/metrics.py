@@ -45,7 +45,7 @@ class RolloutReport:
     reward: float  # mean
     verdicts: dict[str, int]
     response_tokens: float  # mean
-    stopped: float  # share that ended with a stop token
+    stopped: float  # share that ended with a stop token or a stop string
     rollouts: int
     rewards: dict[str, RewardReport] = field(default_factory=dict)  # by reward function
     logged: dict[str, float] = field(default_factory=dict)  # what reward functions gave to log_metric
@@ -170,7 +170,7 @@ def rollout_report(rollouts: Sequence[VerifiedRollout], min_reward: float = 0.0)
         reward=mean(verified.reward for verified in rollouts),
         verdicts=dict(sorted(Counter(verified.verdict.label for verified in rollouts).items())),
         response_tokens=mean(verified.rollout.num_tokens for verified in rollouts),
-        stopped=mean(verified.rollout.finish_reason == "stop" for verified in rollouts),
+        stopped=mean(verified.rollout.finish_reason != "length" for verified in rollouts),
         rollouts=len(rollouts),
         rewards=_rewards_by_function([verified.verdict for verified in rollouts]),
         logged=_means_by_name([verified.verdict.metrics for verified in rollouts]),

@@ -27,6 +27,7 @@ from hacrl.engines.hf.continuous_batching import (
 from hacrl.engines.hf.plain_generation import generate_plainly, generates_with_cache
 from hacrl.engines.hf.slot_cache import should_keep, slots_that_fit, supports_slots
 from hacrl.engines.hf.slot_decoder import CannotRecord, SlotDecoder
+from hacrl.engines.hf.stop_watch import StopWatch
 from hacrl.errors import ModelError, TrainingError
 from hacrl.models.compile import compiles_by_default
 from hacrl.models.device import current_device, free_failed_attempt, is_out_of_memory
@@ -108,7 +109,8 @@ class TransformersEngine:
 
         while missing := pending.unfinished:
             try:
-                decode_all(self._decoder_for(missing, request), missing, seed, on_ended)
+                decoder = self._decoder_for(missing, request)
+                decode_all(decoder, missing, seed, on_ended, request.stop_strings)
                 self._note_compile_problems()
             except NotFinite:
                 self.close()  # with the numbers in the cache
@@ -272,14 +274,18 @@ class TransformersEngine:
                 sorted(request.stop_ids),
                 generator,
                 self._check_finite,
+                request.stop_strings,
             )
             return [Sample(tuple(ids), tuple(logprobs)) for ids, logprobs in found]
         decoding = BatchDecoding(self.policy.model, prompts, group)
         stop_ids = torch.tensor(sorted(request.stop_ids), device=self.policy.device)
+        watch = None if request.stop_strings is None else StopWatch(request.stop_strings)
         for remaining in reversed(range(request.sampling.max_new_tokens)):
             self._check_finite(decoding.logits)
             token_ids, logprobs = draw(decoding.logits, request.sampling, generator)
             stopped = torch.isin(token_ids, stop_ids)
+            if watch is not None:
+                stopped |= watch.ended(decoding.rows, token_ids, decoding.running)
             decoding.append(token_ids, logprobs, stopped)
             if decoding.all_stopped or not remaining:
                 break

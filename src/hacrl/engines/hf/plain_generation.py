@@ -14,13 +14,21 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
+from hacrl.engines.hf.stop_watch import StopWatch
 from hacrl.errors import ModelError
 from hacrl.models.device import is_out_of_memory
 from hacrl.models.lm_head import without_adapters
 from hacrl.models.packing_support import logit_tolerance
 from hacrl.models.sampling import draw, token_logprobs
+from hacrl.models.stop_strings import StopStrings
 from hacrl.types import Sampling
 
 Responses = list[tuple[list[int], list[float]]]  # token ids and log-probabilities of each response
@@ -37,8 +45,12 @@ def generate_plainly(
     stop_ids: Sequence[int],
     generator: torch.Generator,
     check: Callable[[Tensor], None] = lambda _: None,
+    stop_strings: StopStrings | None = None,
 ) -> Responses:
-    """Return ``group`` responses to each prompt, prompt by prompt. ``check`` sees all logits."""
+    """Return ``group`` responses to each prompt, prompt by prompt. ``check`` sees all logits.
+
+    Responses end with the token that completes a stop string.
+    """
     uses_cache = generates_with_cache(model)
     by_length: dict[int, list[int]] = {}
     for number, prompt in enumerate(prompts):
@@ -48,8 +60,12 @@ def generate_plainly(
         rows = [prompts[number] for number in numbers for _ in range(group)]
         drawn = _Drawing(sampling, generator, check)
         # Some models take a prompt of one token for the continuation of what they generated last.
-        _generate(model, rows, drawn, stop_ids, uses_cache and length > 1)
+        watch = None if stop_strings is None else StopWatch(stop_strings)
+        _generate(model, rows, drawn, stop_ids, uses_cache and length > 1, watch)
         found = drawn.responses(stop_ids)
+        for row, end in ({} if watch is None else watch.ended_at).items():
+            ids, logprobs = found[row]
+            found[row] = ids[:end], logprobs[:end]
         for place, number in enumerate(numbers):
             responses[number] = found[place * group : (place + 1) * group]
     return [response for group_of_prompt in responses for response in group_of_prompt]
@@ -101,7 +117,12 @@ def _trial_problem(model: Any, uses_cache: bool) -> str | None:
 
 
 def _generate(
-    model: Any, rows: Sequence[Sequence[int]], drawing: _Drawing, stop_ids: Sequence[int], uses_cache: bool
+    model: Any,
+    rows: Sequence[Sequence[int]],
+    drawing: _Drawing,
+    stop_ids: Sequence[int],
+    uses_cache: bool,
+    watch: StopWatch | None = None,
 ) -> None:
     """Call ``generate`` for rows of equal length."""
     plain = without_adapters(model)
@@ -120,6 +141,7 @@ def _generate(
             attention_mask=torch.ones_like(ids),
             generation_config=settings,
             logits_processor=LogitsProcessorList([drawing]),
+            stopping_criteria=StoppingCriteriaList([] if watch is None else [_Ended(watch)]),
         )
 
 
@@ -132,6 +154,18 @@ def _without_own_settings(model: Any) -> Iterator[None]:
         yield
     finally:
         model.generation_config = before
+
+
+class _Ended(StoppingCriteria):  # type: ignore[misc, unused-ignore]
+    """Ends rows that contain a stop string."""
+
+    def __init__(self, watch: StopWatch) -> None:
+        self._watch = watch
+
+    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        """Return which rows have ended; called after every token."""
+        rows = torch.arange(len(input_ids), device=input_ids.device)
+        return self._watch.ended(rows, input_ids[:, -1], torch.ones_like(rows, dtype=torch.bool))
 
 
 class _Drawing(LogitsProcessor):  # type: ignore[misc, unused-ignore]
