@@ -65,8 +65,8 @@ ASSUMED: dict[str, tuple[Any, ...]] = {  # key -> values that the audit covers, 
     "method.cross_baseline": ("source",), "method.baseline_overshoot": ("own_mean",),
     "method.discrepancy": (True,), "method.cross_clip": (True,), "method.cross_upper": (1,),
     "rollout.engine": ("transformers",), "rollout.temperature": (1,), "rollout.top_k": (0,),
-    "rollout.top_p": (1,), "learning.epochs": (1,), "learning.max_cross_rollouts": (None,),
-    "learning.old_policy": ("auto", "sampler"),
+    "rollout.top_p": (1,), "rollout.resample": (0,), "learning.epochs": (1,),
+    "learning.max_cross_rollouts": (None,), "learning.old_policy": ("auto", "sampler"),
 }  # fmt: skip
 ASSUMED_OF_AGENTS = {"lora": (None,), "precision": ("auto", "float32"), "engine": (None, "transformers")}
 RECORDED = {  # quantity -> its path in a step's metrics of an agent, and the tolerance; {} is a source

@@ -69,6 +69,7 @@ def test_a_run_that_was_interrupted_is_resumed_exactly(runs: Runs, at: tuple[str
         events.run = run
         run.train()
         assert run.is_interrupted
+        run.save()
     found = inspect_run(Path(config.output))
     with LocalRun(found.config, resumed=found.point) as run:
         run.train()

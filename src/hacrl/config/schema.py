@@ -103,6 +103,9 @@ class RolloutSettings(Settings):
     """Prompts of one step."""
     rollouts_per_prompt: int = 8
     """G: responses of each agent to each prompt; an agent may have its own."""
+    resample: int = 0
+    """Most further rounds of a step in which other prompts replace those whose responses all have the same
+    reward (dynamic sampling of DAPO). 0: none."""
     max_prompt_tokens: int | None = None
     """Problems with longer prompts are left out. Default: a prompt that does not fit the model is an
     error."""
@@ -129,6 +132,8 @@ class RolloutSettings(Settings):
         for key in ("prompts_per_step", "rollouts_per_prompt", "max_new_tokens", "max_batch"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key} must be at least 1, not {getattr(self, key)}")
+        if self.resample < 0:
+            raise ValueError(f"resample must not be negative, not {self.resample} (0: no further rounds)")
         if self.max_prompt_tokens is not None and self.max_prompt_tokens < 1:
             raise ValueError(f"max_prompt_tokens must be at least 1, not {self.max_prompt_tokens}")
         if not self.temperature >= 0.01:

@@ -55,6 +55,7 @@ class RolloutReport:
     entropy: float | None = None
     all_right: float = 0.0  # share of prompts whose responses all have the same reward, above the lowest
     all_wrong: float = 0.0  # share of prompts whose responses all have the lowest reward
+    replaced: int = 0  # prompts of the step without variance that rollout.resample replaced
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,9 @@ def accuracy_by_problem(verified: Sequence[VerifiedRollout], samples: int) -> Ac
     return accuracy_of([rewards[i : i + samples] for i in range(0, len(rewards), samples)])
 
 
-def rollout_report(rollouts: Sequence[VerifiedRollout], min_reward: float = 0.0) -> RolloutReport:
+def rollout_report(
+    rollouts: Sequence[VerifiedRollout], min_reward: float = 0.0, replaced: int = 0
+) -> RolloutReport:
     """Summarise one agent's verified rollouts; ``min_reward`` is the lowest possible reward."""
     logprobs = [logprob for verified in rollouts for logprob in verified.rollout.token_logprobs]
     by_problem: dict[str, set[float]] = {}
@@ -178,6 +181,7 @@ def rollout_report(rollouts: Sequence[VerifiedRollout], min_reward: float = 0.0)
         entropy=_mean_if_any([-logprob for logprob in logprobs if math.isfinite(logprob)]),
         all_right=sum(reward > min_reward for reward in uniform) / max(1, len(by_problem)),
         all_wrong=sum(reward <= min_reward for reward in uniform) / max(1, len(by_problem)),
+        replaced=replaced,
     )
 
 
