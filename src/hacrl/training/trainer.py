@@ -82,9 +82,7 @@ class Trainer:
     def step(self, step: int) -> StepReport:
         """Make one step, or finish one that was interrupted."""
         progress = self._begin(step)
-        asked = group_by_prompt(self._answer(self._stream.batch(step - 1), progress))
-        for number, problems in self._resampler.further_rounds(step, asked):
-            asked += group_by_prompt(self._answer(problems, progress, number))
+        asked = self._ask(self._stream.batch(step - 1), progress)
         groups = self._resampler.chosen(asked)
         capabilities = self._update_capabilities(asked)
         reports = self._learn(groups, capabilities, progress)
@@ -133,6 +131,13 @@ class Trainer:
             self.capabilities.load_state_dict(self._capabilities_before)
         assert self._progress.step == step, f"step {self._progress.step} is under way, not {step}"
         return self._progress
+
+    def _ask(self, problems: Sequence[Problem], progress: StepProgress) -> list[PromptGroup]:
+        """Return all agents' responses to the step's problems, and to those of further rounds."""
+        asked = group_by_prompt(self._answer(problems, progress))
+        for number, others in self._resampler.further_rounds(progress.step, asked):
+            asked += group_by_prompt(self._answer(others, progress, number))
+        return asked
 
     def _answer(
         self, problems: Sequence[Problem], progress: StepProgress, number: int = 0
