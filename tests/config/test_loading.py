@@ -227,3 +227,22 @@ def test_the_resolved_config_has_a_vllm_section_where_it_means_something():
     assert sections(engine="vllm")["vllm"]["max_sequences"] == 256
     assert sections(vllm={"memory": 0.25})["vllm"]["memory"] == 0.25  # has no effect, but is not lost
     assert "vllm" in resolved(rollout={"engine": "vllm"})["agents"][0]
+
+
+@pytest.mark.parametrize(
+    ("rollout", "said"),
+    [
+        ({"stop": 3}, "rollout.stop: must be text or a list, not 3"),
+        ({"stop": ["a", 3]}, "rollout.stop.1: must be text, not 3"),
+    ],
+)
+def test_a_value_that_may_be_of_several_kinds_is_one_problem(rollout, said):
+    data = {"agents": [{"name": "ada", "model": "m"}], "output": "unused", "rollout": rollout}
+    with pytest.raises(ConfigError) as caught:
+        build_config(data)
+    assert str(caught.value).splitlines()[1:] == [f"  {said}"]
+
+
+def test_an_unknown_key_is_named_even_if_it_is_the_name_of_a_kind():
+    with pytest.raises(ConfigError, match=r"rollout\.int: unknown key"):
+        build_config({"agents": [{"name": "ada", "model": "m"}], "output": "x", "rollout": {"int": 3}})

@@ -70,6 +70,12 @@ def _check_asynchronous(config: RunConfig) -> None:
             f"work, but with asynchronous.max_staleness={staleness} all are at work at once: set "
             "learning.offload=never, and give agents devices of their own (agents[].device)"
         )
+    if config.rollout.resample:
+        raise ConfigError(
+            f"rollout.resample={config.rollout.resample} asks further prompts once all agents have answered "
+            f"a step's, but with asynchronous.max_staleness={staleness} they are at different steps: set "
+            "rollout.resample=0"
+        )
     for agent in config.agents:
         if agent.ranks > 1:
             raise ConfigError(

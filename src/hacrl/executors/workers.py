@@ -169,7 +169,7 @@ def make_worker(
         rollouts_per_prompt=config.rollouts_per_prompt(settings),
         rollout_sampling=rollout.sampling,
         evaluation_samples=config.evaluation.samples_per_problem,
-        evaluation_sampling=config.evaluation.sampling(rollout.max_new_tokens),
+        evaluation_sampling=config.evaluation.sampling(rollout.sampling),
         updates_per_step=updates_per_step(config),
         lr_schedule=LearningRateSchedule.of(config),
     )

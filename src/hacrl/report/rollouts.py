@@ -14,7 +14,7 @@ import json
 import math
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,8 +101,9 @@ class RolloutSampler:
     def _read(self, found: StepRollouts, budget: int) -> None:
         step = found.step
         folder = self._log.folder / f"step-{step:06d}"
-        rollouts = _by_problem(self._heads(folder, ',"prompt_ids":'), found)
-        learnt = _by_problem(self._heads(folder / LEARNT, ',"token_ids":'), None)
+        rollouts = _by_problem(self._heads(self._log.files(step), ',"prompt_ids":'), found)
+        learnt_files = sorted((folder / LEARNT).glob("*.jsonl"))
+        learnt = _by_problem(self._heads(learnt_files, ',"token_ids":'), None)
         for rows in learnt.values():
             for row, _ in rows:
                 _count(found, row)
@@ -119,12 +120,12 @@ class RolloutSampler:
             found.kept += len(data["rollouts"])
         found.kept_prompts = len(found.prompt_data)
 
-    def _heads(self, folder: Path, tail: str) -> Iterator[tuple[Row, bytes]]:
+    def _heads(self, files: Iterable[Path], tail: str) -> Iterator[tuple[Row, bytes]]:
         """Yield each line without what comes after ``tail``, and the whole line.
 
         Text within JSON strings cannot look like ``tail``: its quotation marks are escaped there.
         """
-        for path in sorted(folder.glob("*.jsonl")):
+        for path in files:
             with open_inside(path, self._log.folder) as file:
                 for line in file:
                     head, cut, _ = line.partition(tail.encode())
@@ -153,7 +154,8 @@ class RolloutSampler:
             for segment in row["segments"]
             for value in segment["token_logprobs"] or [None] * len(segment["token_ids"])
         ]
-        pieces = self._pieces(row["agent"], ids, row["text"])
+        whole = _whole_text(row)
+        pieces = self._pieces(row["agent"], ids, whole)
         return {
             "a": self._agents[row["agent"]],
             "i": row["sample"],
@@ -164,7 +166,7 @@ class RolloutSampler:
             "n": row["tokens"],
             "p": pieces,
             "l": _rounded(logprobs),
-            "k": sorted((self._view(row["text"], view) for view in views), key=lambda view: view["a"]),
+            "k": sorted((self._view(whole, view) for view in views), key=lambda view: view["a"]),
         }
 
     def _view(self, text: str, row: Row) -> Row:
@@ -187,6 +189,11 @@ class RolloutSampler:
     def _pieces(self, agent: str, ids: Sequence[int], text: str) -> list[str] | None:
         texts = self._token_texts.get(agent)
         return None if texts is None else texts.pieces(ids, text)
+
+
+def _whole_text(row: Row) -> str:
+    """Return the text of all tokens, the stop string that ended the response included."""
+    return "".join(segment["text"] + segment.get("stop_text", "") for segment in row["segments"])
 
 
 def _by_problem(

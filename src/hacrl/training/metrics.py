@@ -46,7 +46,7 @@ class RolloutReport:
     reward: float  # mean
     verdicts: dict[str, int]
     response_tokens: float  # mean
-    stopped: float  # share that ended with a stop token
+    stopped: float  # share that ended with a stop token or a stop string
     rollouts: int
     rewards: dict[str, RewardReport] = field(default_factory=dict)  # by reward function
     logged: dict[str, float] = field(default_factory=dict)  # what reward functions gave to log_metric
@@ -56,6 +56,7 @@ class RolloutReport:
     entropy: float | None = None
     all_right: float = 0.0  # share of prompts whose responses all have the same reward, above the lowest
     all_wrong: float = 0.0  # share of prompts whose responses all have the lowest reward
+    replaced: int = 0  # prompts of the step without variance that rollout.resample replaced
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,9 @@ def accuracy_by_problem(verified: Sequence[VerifiedRollout], samples: int) -> Ac
     return accuracy_of([rewards[i : i + samples] for i in range(0, len(rewards), samples)])
 
 
-def rollout_report(rollouts: Sequence[VerifiedRollout], min_reward: float = 0.0) -> RolloutReport:
+def rollout_report(
+    rollouts: Sequence[VerifiedRollout], min_reward: float = 0.0, replaced: int = 0
+) -> RolloutReport:
     """Summarise one agent's verified rollouts; ``min_reward`` is the lowest possible reward."""
     logprobs = [logprob for verified in rollouts for logprob in verified.rollout.token_logprobs]
     by_problem: dict[str, set[float]] = {}
@@ -185,7 +188,7 @@ def rollout_report(rollouts: Sequence[VerifiedRollout], min_reward: float = 0.0)
         reward=mean(verified.reward for verified in rollouts),
         verdicts=dict(sorted(Counter(verified.verdict.label for verified in rollouts).items())),
         response_tokens=mean(verified.rollout.num_tokens for verified in rollouts),
-        stopped=mean(verified.rollout.finish_reason == "stop" for verified in rollouts),
+        stopped=mean(verified.rollout.finish_reason != "length" for verified in rollouts),
         rollouts=len(rollouts),
         rewards=_rewards_by_function([verified.verdict for verified in rollouts]),
         logged=_means_by_name([verified.verdict.metrics for verified in rollouts]),
@@ -193,6 +196,7 @@ def rollout_report(rollouts: Sequence[VerifiedRollout], min_reward: float = 0.0)
         entropy=_mean_if_any([-logprob for logprob in logprobs if math.isfinite(logprob)]),
         all_right=sum(reward > min_reward for reward in uniform) / max(1, len(by_problem)),
         all_wrong=sum(reward <= min_reward for reward in uniform) / max(1, len(by_problem)),
+        replaced=replaced,
     )
 
 

@@ -17,11 +17,12 @@ from torch import Tensor
 from hacrl.algorithms.capability import CapabilityTracker
 from hacrl.config.schema import OnLoss, RunConfig
 from hacrl.errors import CheckpointError, TrainingError, WorkerLostError
-from hacrl.rollouts.groups import group_by_prompt
+from hacrl.rollouts.groups import PromptGroup, group_by_prompt
 from hacrl.rollouts.log import RolloutLog
 from hacrl.tasks.stream import ProblemStream
 from hacrl.training.executor import Executor
 from hacrl.training.reporter import Reporter
+from hacrl.training.resampling import Resampler
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class Recovery:
         self._stream = stream
         self._log = log
         self._find_checkpoint = find_checkpoint
+        self._resampler = Resampler(config, stream)
         self._losses: Counter[str] = Counter()
 
     @property
@@ -119,19 +121,26 @@ class Recovery:
         learns: bool,
     ) -> None:
         """Record a logged step's rewards; let the agent learn from it if it has not."""
-        problems = self._stream.batch(step - 1)
         names = [one.name for one in self._config.agents]
-        rollouts = {name: self._log.load(step, name, problems) for name in names if self._log.has(step, name)}
-        if agent not in rollouts:
+        resampler = self._resampler
+        problems = self._stream.problems if resampler.rounds else self._stream.batch(step - 1)
+        asked: list[PromptGroup] = []
+        rewards: dict[str, list[float]] = {}
+        for number in range(1 + resampler.rounds):
+            present = [name for name in names if self._log.has(step, name, number)]
+            rollouts = {name: self._log.load(step, name, problems, number) for name in present}
+            for name, found in rollouts.items():
+                rewards.setdefault(name, []).extend(one.reward for one in found)
+            asked += group_by_prompt(rollouts)
+        if agent not in rewards:
             raise CheckpointError(
                 f"agent {agent!r} cannot be rebuilt: the rollouts of step {step} are not in "
                 f"{self._log.folder} any more. Set keep_rollouts: all, or checkpoint.every, so that what is "
                 "after the last checkpoint stays"
             )
-        groups = group_by_prompt(rollouts)
-        rewards = {name: [one.reward for one in found] for name, found in rollouts.items()}
-        capabilities.record(rewards, absent=[name for name in names if name not in rollouts])
+        capabilities.record(rewards, absent=[name for name in names if name not in rewards])
         if learns:
+            groups = resampler.chosen(asked)
             for _ in executor.learn(groups, capabilities.current, step, [agent], reporter):
                 pass
 

@@ -140,7 +140,7 @@ class SampleBuilder:
                     built.not_used.append(prompt.without_sample(self._learner.name, candidate, sample))
         if self._method.baseline is not None:
             built.baselines = [
-                self._method.baseline(self._rewards(group), self._learner.name, ratio)
+                self._method.baseline(compared_rewards(group, self._overlong), self._learner.name, ratio)
                 for group in groups
                 if group.teaches(self._learner.name)
             ]
@@ -157,7 +157,7 @@ class SampleBuilder:
 
     def _prompt_state(self, group: PromptGroup, ratio: CapabilityRatio, seed: int) -> _PromptState:
         """Choose which responses to the prompt to try first, and which are reserves."""
-        rewards = self._rewards(group)
+        rewards = compared_rewards(group, self._overlong)
         candidates = [
             Candidate(source, index, rewards[source][index], advantage, group.step)
             for source, advantages in self._method.advantages(rewards, self._learner.name, ratio).items()
@@ -173,19 +173,6 @@ class SampleBuilder:
         if len(cross) > limit:
             cross = most_useful_first(cross, seed, group.problem.id)
         return _PromptState(group, own + cross[:limit], cross[limit:], has_signal)
-
-    def _rewards(self, group: PromptGroup) -> dict[str, tuple[float, ...]]:
-        """Return the rewards that advantages compare: the verdicts', less for overlong responses."""
-        longest, buffer = self._overlong
-        if not buffer:
-            return group.rewards
-        return {
-            agent: tuple(
-                verified.reward + overlong_penalty(verified.rollout.num_tokens, longest, buffer)
-                for verified in responses
-            )
-            for agent, responses in group.responses.items()
-        }
 
     def _samples(self, rollouts: Sequence[tuple[Rollout, Candidate]]) -> list[LearnerSample | DropReason]:
         """Return a sample, or the reason for having none, for each rollout."""
@@ -238,6 +225,23 @@ class SampleBuilder:
         """Return whether the learner's present policy sampled the whole response."""
         version = self._learner.policy_version
         return rollout.oldest_version == version == rollout.newest_version
+
+
+def compared_rewards(group: PromptGroup, overlong: tuple[int, int]) -> dict[str, tuple[float, ...]]:
+    """Return the rewards that advantages compare: the verdicts', less for overlong responses.
+
+    ``overlong``: longest response and buffer of the soft overlong punishment.
+    """
+    longest, buffer = overlong
+    if not buffer:
+        return group.rewards
+    return {
+        agent: tuple(
+            verified.reward + overlong_penalty(verified.rollout.num_tokens, longest, buffer)
+            for verified in responses
+        )
+        for agent, responses in group.responses.items()
+    }
 
 
 def most_useful_first(candidates: Iterable[Candidate], seed: int, prompt: str) -> list[Candidate]:

@@ -49,6 +49,7 @@ class Assignment:
     phase: Literal["rollout", "evaluate"]
     problems: Sequence[Problem]
     step: int
+    round: int = 0  # of the step: above 0 with rollout.resample
     # "current": the engine first gets the learner's weights. "published": it samples with those that it got
     # last, and nothing reads the learner's weights, which may be in the middle of an update.
     weights: Literal["current", "published"] = "current"
@@ -113,6 +114,8 @@ class AgentWorker:
         if assignment.phase == "rollout":
             samples, sampling = settings.rollouts_per_prompt, settings.rollout_sampling
             seed = derive_seed(settings.seed, "rollout", self.name, assignment.step)
+            if assignment.round:
+                seed = derive_seed(seed, "round", assignment.round)
         else:  # the same random draws in every evaluation
             samples, sampling = settings.evaluation_samples, settings.evaluation_sampling
             seed = derive_seed(settings.seed, "evaluate", self.name)
