@@ -318,6 +318,7 @@ LOST_MEANING = [
     # coordinates
     ("(1,2)", "x=2, y=1"),
     ("(1,2)", "x=1, x=2"),
+    ("AB=9, CD=4", "(AB=9, CD=4)"),
     ("[1,2]", "x=1, y=2"),
     ("(1,2)", r"x=1 \text{ or } y=3"),
     (r"\mathbb{R}", r"(-\infty,\infty]"),

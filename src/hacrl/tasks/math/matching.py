@@ -100,6 +100,8 @@ def _match_point(gold: Structure, answer: Structure, equal: ValuesEqual) -> bool
     names = [left.text for left, _ in sides if _is_name(left)]
     if len(names) != len(named.parts) or names != sorted(set(names)):
         return False
+    if any(part.kind == "equation" for part in point.parts):
+        return False
     values = [right for _, right in sides]
     first, second = (point.parts, values) if point is gold else (values, point.parts)
     return _match_in_order(first, second, equal)
