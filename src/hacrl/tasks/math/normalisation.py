@@ -63,7 +63,10 @@ def normalise(text: str) -> list[str] | None:
     tokens = [SYNONYMS.get(token, token) for token in _TOKEN.findall(text)]
     if not _is_balanced(tokens):
         return None
-    normalised = _Normaliser(tokens).read_all()
+    try:
+        normalised = _Normaliser(tokens).read_all()
+    except _TooDeep:
+        return None
     while normalised and normalised[-1] in (".", ",", ";", ":", SPACE, "\\\\"):
         normalised.pop()
     return normalised
@@ -120,12 +123,17 @@ def _is_balanced(tokens: list[str]) -> bool:
     return braces == 0
 
 
+class _TooDeep(Exception):  # noqa: N818 - control flow, not an error
+    """Commands without braces are nested more deeply than brackets may be."""
+
+
 class _Normaliser:
     """Walks over the tokens once and writes the normalised ones."""
 
     def __init__(self, tokens: list[str]) -> None:
         self.tokens = tokens
         self.at = 0
+        self.depth = 0  # of commands in the arguments of commands
 
     def read_all(self) -> list[str]:
         out: list[str] = []
@@ -195,6 +203,14 @@ class _Normaliser:
 
     def read_argument(self, paren: bool = False) -> list[str]:
         """Read the next argument: a braced group without its braces, a token, or ``(...)`` as in code."""
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise _TooDeep
+        argument = self._read_argument(paren)
+        self.depth -= 1
+        return argument
+
+    def _read_argument(self, paren: bool) -> list[str]:
         self.skip_spaces()
         if self.at >= len(self.tokens):
             return []
