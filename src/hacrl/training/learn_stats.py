@@ -204,6 +204,8 @@ class LearnStats:
     # log pi_sampler - log pi_old per own token, both at the weights before the first update
     sampler_differences: list[float] = field(default_factory=list)
     own: OwnStats = field(default_factory=OwnStats)
+    # cosine between the gradients of own and of others' responses, in one update; None: not compared
+    alignment: float | None = None
     bad_updates: int = 0  # left out because their loss or gradient was not finite
     oom_retries: int = 0  # attempts at an update that were repeated because memory ran out
     notes: list[str] = field(default_factory=list)  # sentences for the user
@@ -248,6 +250,8 @@ class LearnStats:
         self.first_uses = {**update.first_uses, **self.first_uses}
         self.sampler_differences += update.sampler_differences
         self.own.add(update.own)
+        if update.alignment is not None:
+            self.alignment = update.alignment
 
     def of_all_ranks(self, ranks: Ranks) -> LearnStats:
         """Return the numbers of an update from all ranks together, which are the same on every rank.
