@@ -50,6 +50,7 @@ export function Rollouts({ run, number }: { run: Run; number: number }) {
   );
   const kept = run.rollouts.reduce((sum, step) => sum + step.kept, 0);
   const total = run.rollouts.reduce((sum, step) => sum + step.total, 0);
+  const shortened = run.rollouts.reduce((sum, step) => sum + step.shortened, 0);
   const verdicts = useMemo(
     () => [...new Set(entries.flatMap(({ prompt }) => prompt.rollouts.map((one) => one.v)))].sort(),
     [entries],
@@ -260,6 +261,7 @@ export function Rollouts({ run, number }: { run: Run; number: number }) {
         {kept < total
           ? ": whole prompts with all answers, drawn at random in each step, as many as fit into a page of a convenient size."
           : ": all of them."}
+        {shortened > 0 && ` ${short(shortened)} of them are without single tokens, because they are long.`}
       </p>
     </div>
   );
@@ -417,6 +419,9 @@ function AnswerCard(props: {
           {answer.f === "length" && <b> · cut</b>}
         </span>
       </header>
+      {answer.x && colouring !== "none" && (
+        <p class="note">The page leaves out this answer's tokens, to stay small.</p>
+      )}
       <Tokens pieces={answer.p} text={answer.t} source={answer.l} learner={own} colouring={colouring} />
       {view?.p && colouring !== "none" && (
         <div class="retokenised">

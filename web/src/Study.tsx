@@ -1,8 +1,9 @@
 import { useState } from "preact/hooks";
-import { Chart, type Line } from "./Chart";
+import { Chart } from "./Chart";
 import { usePage, variantInk } from "./context";
 import { DataTable } from "./DataTable";
 import type { StudyCurve } from "./data";
+import { type Line, withDashes } from "./lines";
 import { visibleLine } from "./text";
 
 export function Study() {
@@ -38,14 +39,18 @@ export function Study() {
               xLabel="rollouts of the agent"
               height={250}
               points
-              lines={curves.flatMap((curve) => lines(curve, x, variantInk(page, curve.variant), showSeeds))}
+              lines={withDashes(
+                curves.flatMap((curve) => lines(curve, x, variantInk(page, curve.variant), showSeeds)),
+              )}
             />
           );
         })}
       </div>
-      {page.summary.tables.map((table) => (
-        <DataTable key={table.name} table={table} />
-      ))}
+      {page.summary.tables
+        .filter((table) => table.kind === "study")
+        .map((table) => (
+          <DataTable key={table.name} table={table} />
+        ))}
     </div>
   );
 }
