@@ -288,7 +288,7 @@ def write_evaluation(folder: Path, scores: Sequence[tuple[str | None, int | None
         for variant, seed, agent, benchmark, mean in scores
     ]
     path = folder / "evaluations" / "math500+gsm8k"
-    path.mkdir(parents=True)
+    path.mkdir(parents=True, exist_ok=True)
     (path / "results.json").write_text(json.dumps({"format": 1, "results": results}))
 
 

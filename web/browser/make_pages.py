@@ -10,7 +10,6 @@ from tests.support.report_runs import HOSTILE, MadeUpRun, write_evaluation, writ
 from hacrl.report.page import write_report
 from hacrl.report.runs import find_runs
 
-
 VARIANTS = ("gspo", "hacpo", "hacpo_no_clip", "hacpo_alpha_0", "hacpo_alpha_2")
 OTHERS = ("hacpo_no_baseline", "hacpo_no_discrepancy", "hacpo_alpha_3", "naive", "grpo")
 SCORES = [

@@ -268,6 +268,15 @@ describe.skipIf(!CHROMIUM)(CHROMIUM ? "the page" : `the page (${MISSING})`, () =
           0,
         );
         expect(await page.locator("h1").isVisible()).toBe(true);
+        await page.setViewportSize({ width: 700, height: 1000 }); // about A4; charts are still as wide as before
+        for (const chart of await page.locator("figure.chart").all()) {
+          const [figure, canvas] = [await chart.boundingBox(), await chart.locator("canvas").boundingBox()];
+          expect(canvas!.x + canvas!.width).toBeLessThanOrEqual(figure!.x + figure!.width);
+        }
+        for (const cell of await page.locator(".answer .fates").all()) {
+          const [card, table] = [await cell.locator("..").boundingBox(), await cell.boundingBox()];
+          expect(table!.x + table!.width).toBeLessThanOrEqual(card!.x + card!.width);
+        }
         const paper = await page.pdf({ format: "A4" });
         expect(paper.subarray(0, 4).toString()).toBe("%PDF");
         await page.context().close();

@@ -177,7 +177,7 @@ function options(
   }
   const axis: uPlot.Axis = {
     stroke: isDark ? "#9aa4b2" : "#667085",
-    grid: { stroke: isDark ? "#2a3140" : "#eef0f4", width: 1 },
+    grid: { stroke: "#8080802b", width: 1 }, // seen on dark ground, and on paper
     ticks: { show: false },
     font: "11px system-ui, sans-serif",
     gap: 6,

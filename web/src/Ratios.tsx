@@ -7,7 +7,9 @@ import { visibleLine } from "./text";
 import { useWidth } from "./useWidth";
 
 const HEIGHT = 84; // of the bars
+const HEAD = 20; // above them
 const AXIS = 20; // below them
+const ROW = HEAD + HEIGHT + AXIS + 6;
 const COMMON = 0.002; // of all ratios: bins with less do not widen the axis
 
 interface Part {
@@ -35,7 +37,7 @@ export function Ratios(props: { run: Run; learner: string; steps: Set<number>; w
   const others = run.agents.map(({ name }) => name).filter((name) => name !== learner);
   const parts = [part("own", [learner], "own"), part("cross", others, "cross")].filter(({ total }) => total);
   if (!parts.length) return null;
-  const height = parts.length * (HEIGHT + AXIS + 14);
+  const height = parts.length * ROW;
   return (
     <figure class="panel" ref={box}>
       <header class="panel-head">
@@ -60,7 +62,7 @@ export function Ratios(props: { run: Run; learner: string; steps: Set<number>; w
           .join("; ")}`}
       >
         {parts.map((one, i) => (
-          <Histogram key={one.label} part={one} width={width} top={i * (HEIGHT + AXIS + 14)} />
+          <Histogram key={one.label} part={one} width={width} top={i * ROW} />
         ))}
       </svg>
       <p class="note">
@@ -91,7 +93,7 @@ function Histogram({ part, width, top }: { part: Part; width: number; top: numbe
   const highest = Math.max(...shown.map((bin) => folded(counts, bin)), 1);
   const bar = width / (end - first);
   const x = (ratio: number) => ((ratio - low) / size - first) * bar;
-  const floor = top + HEIGHT + 8;
+  const floor = top + HEAD + HEIGHT;
   const inside = (value: number) => Math.min(width, Math.max(0, value));
   return (
     <g>
@@ -100,11 +102,11 @@ function Histogram({ part, width, top }: { part: Part; width: number; top: numbe
           class="clip-band"
           x={inside(x(part.clip[0]))}
           width={Math.max(2, inside(x(part.clip[1])) - inside(x(part.clip[0])))}
-          y={top + 8}
+          y={top + HEAD}
           height={HEIGHT}
         />
       )}
-      <line class="axis dashed" x1={x(1)} x2={x(1)} y1={top + 8} y2={floor} />
+      <line class="axis dashed" x1={x(1)} x2={x(1)} y1={top + HEAD} y2={floor} />
       {shown.map((bin) => {
         let y = floor;
         return part.layers.map((layer) => {
@@ -123,8 +125,8 @@ function Histogram({ part, width, top }: { part: Part; width: number; top: numbe
         });
       })}
       <line class="axis" x1={0} x2={width} y1={floor} y2={floor} />
-      <text class="tick" x={2} y={top + 18}>
-        {part.label}, {compact(part.total)}
+      <text class="tick" x={2} y={top + 13}>
+        {part.label}, {compact(part.total)} rollouts
       </text>
       {ticks(low + first * size, low + end * size).map((tick) => (
         <text

@@ -49,7 +49,7 @@ export function TeachingView({ run }: { run: Run }) {
         </header>
         {/* biome-ignore lint/a11y/noNoninteractiveTabindex: a wide table scrolls by keyboard */}
         <section class="scroll" tabIndex={0} aria-label="Who taught whom">
-          <table class="matrix">
+          <table class="matrix" style={{ minWidth: `${120 * (names.length + 1)}px` }}>
             <thead>
               <tr>
                 <th scope="col">learner ↓ source →</th>
@@ -249,7 +249,7 @@ function NumberMatrix(props: {
       </header>
       {/* biome-ignore lint/a11y/noNoninteractiveTabindex: a wide table scrolls by keyboard */}
       <section class="scroll" tabIndex={0} aria-label={props.title}>
-        <table class="matrix numbers">
+        <table class="matrix numbers" style={{ minWidth: `${96 * (props.names.length + 1)}px` }}>
           <thead>
             <tr>
               <th scope="col">learner ↓ source →</th>
