@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import orjson
+
 from hacrl.errors import CheckpointError
 from hacrl.files import check_file, flush_to_disk
 from hacrl.plain_text import json_text
@@ -51,8 +53,8 @@ class RolloutLog:
 
         The file is not forced to disk, which would take longer than everything else: no run depends on it.
         """
-        rows = [{"schema": SCHEMA, "step": step, **to_json(record)} for record in records]
-        self._write(self._learnt_path(step, learner), [_encode(row) for row in rows], flush=False)
+        lines = [_encode_learnt(step, record) for record in records]
+        self._write(self._learnt_path(step, learner), lines, flush=False)
 
     def _write(self, path: Path, lines: Sequence[bytes], *, flush: bool = True) -> None:
         unfinished = path.with_name(f".{path.name}.unfinished")
@@ -203,3 +205,14 @@ def _encode(row: Row) -> bytes:
     """Return one line of JSON without characters that could disturb a terminal."""
     line = dump_line(row).decode()
     return (line if line.isprintable() else json_text(row)).encode() + b"\n"
+
+
+def _encode_learnt(step: int, record: LearntRollout) -> bytes:
+    """Return what :func:`_encode` returns. There are many records, and orjson writes a record by itself."""
+    try:
+        line = orjson.dumps(record)
+    except TypeError:  # lone surrogates
+        line = b""
+    if not line or not line.decode().isprintable():
+        return _encode({"schema": SCHEMA, "step": step, **to_json(record)})
+    return b'{"schema":%d,"step":%d,%b\n' % (SCHEMA, step, line[1:])

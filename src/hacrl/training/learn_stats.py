@@ -228,17 +228,26 @@ class LearnStats:
     def record(self, result: MicroBatchResult) -> float:
         """Add the numbers of one micro-batch; return its part of the update's loss."""
         loss, rows, logprobs_BT = result.read()
-        rounded_BT = torch.round(logprobs_BT.double(), decimals=_DECIMALS).tolist()
-        for sample, numbers, logprobs_T in zip(result.samples, rows, rounded_BT, strict=True):
+        for sample, numbers in zip(result.samples, rows, strict=True):
             self.sources[sample.source].record(sample, numbers)
             if sample.is_own:
                 self.own.record(numbers, result)
-            if sample.rollout_key not in self.first_uses:
-                logprobs = tuple(logprobs_T[: len(sample.response_ids)])
-                self.first_uses[sample.rollout_key] = FirstUse(numbers, logprobs)
+        self._keep_first_uses(result.samples, rows, logprobs_BT)
         if result.has_sampling_weights:
             self.sampler_differences += sampler_differences(result.samples, logprobs_BT)
         return loss
+
+    def _keep_first_uses(
+        self, samples: Sequence[LearnerSample], rows: Sequence[SampleNumbers], logprobs_BT: Tensor
+    ) -> None:
+        """Keep the numbers of samples that no update of the step has used before."""
+        keys = [sample.rollout_key for sample in samples]
+        if all(key in self.first_uses for key in keys):
+            return
+        rounded_BT = torch.round(logprobs_BT.double(), decimals=_DECIMALS).tolist()
+        for key, sample, numbers, logprobs_T in zip(keys, samples, rows, rounded_BT, strict=True):
+            if key not in self.first_uses:
+                self.first_uses[key] = FirstUse(numbers, tuple(logprobs_T[: len(sample.response_ids)]))
 
     def add(self, update: LearnStats) -> None:
         """Add the numbers of an update that was made."""
