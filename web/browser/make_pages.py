@@ -22,11 +22,10 @@ SCORES = [
 
 def main(folder: Path, is_large: bool) -> None:
     """Write run folders and their pages into ``folder``."""
-    if is_large:  # 100 steps of 4 agents; 100,000 short rollouts; long ones; a study of 30 runs
+    if is_large:  # 100 steps of 4 agents: 100,000 short rollouts, 6,400 long ones; a study of 30 runs
         runs = {
-            "long": MadeUpRun(steps=100, prompts=16, samples=8, tokens=200, every=10),
             "many": MadeUpRun(steps=100, prompts=125, samples=2, tokens=4, every=10),
-            "essays": MadeUpRun(steps=100, prompts=1, samples=8, tokens=1000, every=10),
+            "essays": MadeUpRun(steps=100, prompts=2, samples=8, tokens=400, every=10),
         }
         write_study(folder / "study30", [*VARIANTS, *OTHERS], 3, steps=100, prompts=2, every=10, noise=0.02)
         write_report(find_runs([folder / "study30"]), folder / "study30.html")

@@ -63,7 +63,17 @@ describe.skipIf(!CHROMIUM)(CHROMIUM ? "the page" : `the page (${MISSING})`, () =
     const retokenised = answer.locator(".retokenised");
     expect(await retokenised.textContent()).toContain("as ada reads it");
     expect(await retokenised.locator(".token").count()).toBeGreaterThan(pieces);
-    expect(await retokenised.locator(".token").first().getAttribute("title")).toMatch(/learner log p −/);
+    const hint = page.locator(".hint-box");
+    await retokenised.locator(".token").nth(1).hover();
+    expect(await hint.textContent()).toMatch(/^token 2 "."\nlearner log p −\d/);
+    await answer.locator("header").hover();
+    expect(await hint.isVisible()).toBe(false);
+    await retokenised.locator(".tokens").focus();
+    await page.keyboard.press("ArrowRight");
+    await page.keyboard.press("ArrowRight");
+    expect(await hint.textContent()).toMatch(/^token 2 /);
+    await page.keyboard.press("Escape");
+    expect(await hint.isVisible()).toBe(false);
     await page.goBack();
     await expect.poll(() => page.url()).toContain("#/curves");
     expect(problems).toEqual([]);

@@ -10,6 +10,7 @@ import { visibleLine } from "./text";
 interface Props {
   title: string;
   help?: string;
+  note?: string;
   x: number[];
   xLabel: string;
   lines: Line[];
@@ -117,6 +118,7 @@ export function Chart(props: Props) {
           </span>
         ))}
       </figcaption>
+      {props.note && <p class="note">{props.note}</p>}
     </figure>
   );
 }

@@ -2,6 +2,7 @@ import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { agentInk, usePage } from "./context";
 import type { Answer, Prompt, Run, Series, View } from "./data";
 import { answerMatches, type Entry, EVERYTHING, type Filter, isSolved, matching } from "./filter";
+import { hideHint, hintAtEvent, hintByKey } from "./hint";
 import { compact, fixed, short, signed } from "./numbers";
 import { Text } from "./Text";
 import { visibleLine } from "./text";
@@ -506,7 +507,19 @@ function Tokens(props: {
     );
   }
   return (
-    <pre class="text tokens">
+    // biome-ignore lint/a11y/useSemanticElements: it is text, not a form's fields
+    <pre
+      class="text tokens"
+      // biome-ignore lint/a11y/noNoninteractiveTabindex: arrow keys read the tokens' numbers
+      tabIndex={0}
+      role="group"
+      aria-label="Tokens. Arrow keys read the numbers of each."
+      onPointerOver={hintAtEvent}
+      onClick={hintAtEvent}
+      onPointerLeave={hideHint}
+      onBlur={hideHint}
+      onKeyDown={hintByKey}
+    >
       {pieces.map((piece, i) => {
         const source = props.source?.[i] ?? null;
         const learner = props.learner?.[i] ?? null;
@@ -521,7 +534,7 @@ function Tokens(props: {
             key={i}
             class="token"
             style={tokenStyle(colouring, source, learner)}
-            title={hint.filter(Boolean).join("\n")}
+            data-hint={hint.filter(Boolean).join("\n")}
           >
             <Text text={piece} />
           </span>

@@ -146,14 +146,19 @@ function Alignment({ run }: { run: Run }) {
     return y?.some((value) => value !== null) ? [{ label: name, colour: agentInk(page, name), y }] : [];
   });
   if (!lines.length) return null;
+  const all = lines.flatMap(({ y }) => y.filter((value) => value !== null));
+  const means = lines.map(({ label, y }) => {
+    const found = y.filter((value) => value !== null);
+    return `${visibleLine(label)} ${fixed(found.reduce((a, b) => a + b, 0) / found.length, 2)}`;
+  });
   return (
     <Chart
       title="Alignment of own and cross gradients"
-      help="Cosine between the gradient of the learner's own rollouts and that of all others', in one update of each step. Above 0: others' rollouts push the learner the same way as its own do (theorem 4.3)."
+      note={`Cosine between the gradient of the learner's own rollouts and that of all others', in one update of each step. Above 0: others' rollouts push the learner the same way as its own do (theorem 4.3). One update has few rollouts, so look at the mean over steps: ${means.join(", ")}.`}
       x={run.steps}
       xLabel="step"
       steps={run.steps}
-      range={[Math.min(0, ...lines.flatMap(({ y }) => y.map((value) => value ?? 0))), 1]}
+      range={[Math.floor(4 * Math.min(0, ...all)) / 4, 1]}
       lines={lines}
       onStep={(step) => page.go({ view: "rollouts", step, prompt: null })}
     />
