@@ -90,6 +90,7 @@ def measure(recipe: Path, steps: int, compares: bool) -> Clock:
 
 
 def main() -> None:
+    """Measure with and without the comparison, and print the shares."""
     parser = argparse.ArgumentParser(description="Cost of learner records and of comparing gradients.")
     parser.add_argument("recipe", nargs="?", type=Path, default=Path("demo"))
     parser.add_argument("--steps", type=int, default=6)

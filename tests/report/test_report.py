@@ -429,6 +429,13 @@ def test_a_column_s_numbers_have_equally_many_decimals() -> None:
     ]
 
 
+def test_a_difference_and_its_interval_have_equally_many_decimals() -> None:
+    rows = ((-0.00052, -0.0103, 0.0092), (1e-17, -0.0039, 0.00388))
+    table = Table("t", "T", ("difference", "low", "high"), rows)
+    assert texts(table) == [["−0.0005", "−0.0103", "0.0092"], ["0.0000", "−0.0039", "0.0039"]]
+    assert "$-$0.0103" in as_latex(table)
+
+
 def test_latex_escapes_what_latex_reads() -> None:
     text = as_latex(TABLE)
     assert "\\begin{tabular}{lr}" in text

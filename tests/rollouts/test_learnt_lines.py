@@ -1,4 +1,4 @@
-"""Lines of learner records are written by orjson; they are those that every other row's writer would write."""
+"""orjson writes the lines of learner records: the same bytes as the writer of all other rows."""
 
 from __future__ import annotations
 

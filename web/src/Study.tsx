@@ -6,10 +6,14 @@ import type { StudyCurve } from "./data";
 import { type Line, withDashes } from "./lines";
 import { visibleLine } from "./text";
 
+const CLEAR_BANDS = 3; // more of them hide each other
+
 export function Study() {
   const page = usePage();
   const [showSeeds, setShowSeeds] = useState(true);
   const study = page.summary.study!;
+  const variants = new Set(study.curves.map((curve) => curve.variant)).size;
+  const [showBands, setShowBands] = useState(variants <= CLEAR_BANDS);
   const agents = [...new Set(study.curves.map((curve) => curve.agent))];
   return (
     <div class="stack">
@@ -21,6 +25,14 @@ export function Study() {
             onChange={(event) => setShowSeeds(event.currentTarget.checked)}
           />{" "}
           show each seed
+        </label>
+        <label class="check">
+          <input
+            type="checkbox"
+            checked={showBands}
+            onChange={(event) => setShowBands(event.currentTarget.checked)}
+          />{" "}
+          show intervals
         </label>
         <p class="hint">
           Lines: means over seeds. Bands: 95% confidence, Student's t. Reference:{" "}
@@ -40,7 +52,9 @@ export function Study() {
               height={250}
               points
               lines={withDashes(
-                curves.flatMap((curve) => lines(curve, x, variantInk(page, curve.variant), showSeeds)),
+                curves.flatMap((curve) =>
+                  lines(curve, x, variantInk(page, curve.variant), showSeeds, showBands),
+                ),
               )}
             />
           );
@@ -55,7 +69,13 @@ export function Study() {
   );
 }
 
-function lines(curve: StudyCurve, x: number[], colour: string, showSeeds: boolean): Line[] {
+function lines(
+  curve: StudyCurve,
+  x: number[],
+  colour: string,
+  showSeeds: boolean,
+  showBands: boolean,
+): Line[] {
   const at = new Map(curve.rollouts.map((rollouts, i) => [rollouts, i]));
   const column = (values: (number | null)[]) => x.map((rollouts) => values[at.get(rollouts) ?? -1] ?? null);
   const seeds = showSeeds
@@ -67,8 +87,7 @@ function lines(curve: StudyCurve, x: number[], colour: string, showSeeds: boolea
     label: curve.variant,
     colour,
     y: column(curve.mean),
-    low: column(curve.low),
-    high: column(curve.high),
+    ...(showBands ? { low: column(curve.low), high: column(curve.high) } : {}),
   };
   return [...seeds, mean];
 }

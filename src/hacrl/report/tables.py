@@ -23,7 +23,9 @@ class Spread(NamedTuple):
 
 
 Cell = str | int | float | Spread | None
+_INTERVAL = ("difference", "low", "high")  # columns with the same number of decimals
 _DIGITS = 3  # of a column's largest number; a column's numbers have equally many decimals
+_ROUNDING = 1e-12  # smaller numbers are shown as 0
 _LATEX = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -57,9 +59,10 @@ class Table:
 def texts(table: Table) -> list[list[str]]:
     """Return what a reader sees in each row."""
     columns = []
-    for i in range(len(table.columns)):
+    together = [row[i] for i, name in enumerate(table.columns) if name in _INTERVAL for row in table.rows]
+    for i, name in enumerate(table.columns):
         cells = [row[i] for row in table.rows]
-        decimals = _decimals(cells)
+        decimals = _decimals(together if name in _INTERVAL else cells)
         columns.append([cell_text(cell, decimals) for cell in cells])
     return [list(row) for row in zip(*columns, strict=True)]
 
@@ -73,7 +76,9 @@ def cell_text(cell: Cell, decimals: int = _DIGITS) -> str:
         return mean if cell.deviation is None else f"{mean} ± {cell_text(cell.deviation, decimals)}"
     if isinstance(cell, float):
         text = f"{cell:.{decimals}f}"
-        return text if cell == 0 or float(text) != 0 else f"{cell:.1e}"
+        if cell != 0 and float(text) == 0 and abs(cell) > _ROUNDING:
+            text = f"{cell:.1e}"
+        return text.replace("-", "−", 1) if text.startswith("-") and float(text) != 0 else text.lstrip("-")
     return f"{cell:,}" if isinstance(cell, int) else printable(cell)
 
 
