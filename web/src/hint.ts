@@ -13,7 +13,10 @@ export function hintAtEvent(event: Event): void {
 /** Move along the tokens of a text with the arrow keys, Home and End; Escape hides the hint. */
 export function hintByKey(event: KeyboardEvent): void {
   const tokens = [...(event.currentTarget as Element).querySelectorAll<HTMLElement>("[data-hint]")];
-  if (event.key === "Escape") return hideHint();
+  if (event.key === "Escape") {
+    hideHint();
+    return;
+  }
   const here = shown ? tokens.indexOf(shown) : -1;
   const moves: Record<string, number> = {
     ArrowLeft: here - 1,
