@@ -9,10 +9,9 @@ import pytest
 from hacrl.config.checks import updates_per_step
 from hacrl.config.load import build_config, read_recipe
 from hacrl.errors import ConfigError
-from hacrl.report.colours import BEFORE_COLOUR, METHOD_COLOURS, OTHER_COLOUR, method_colour
+from hacrl.report.colours import BEFORE_COLOUR, METHOD_COLOURS, OTHER_COLOUR, line_styles, method_colour
 from hacrl.runs.results import RunResult
 from hacrl.studies.compare import plan_runs, run_study
-from hacrl.studies.plots import line_styles
 from hacrl.studies.tables import make_study, study_markdown
 from hacrl.studies.variants import VARIANTS, variant_recipe
 from hacrl.training.metrics import Accuracy

@@ -16,6 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import orjson
+
 from hacrl.errors import CheckpointError
 from hacrl.files import check_file, flush_to_disk
 from hacrl.plain_text import json_text
@@ -55,8 +57,8 @@ class RolloutLog:
 
         The file is not forced to disk, which would take longer than everything else: no run depends on it.
         """
-        rows = [{"schema": SCHEMA, "step": step, **_learnt(record)} for record in records]
-        self._write(self._learnt_path(step, learner), [_encode(row) for row in rows], flush=False)
+        lines = [_encode_learnt(step, record) for record in records]
+        self._write(self._learnt_path(step, learner), lines, flush=False)
 
     def _write(self, path: Path, lines: Sequence[bytes], *, flush: bool = True) -> None:
         unfinished = path.with_name(f".{path.name}.unfinished")
@@ -209,13 +211,6 @@ def _row(step: int, sample: int, verified: VerifiedRollout) -> Row:
     return row
 
 
-def _learnt(record: LearntRollout) -> Row:
-    data = to_json(record)
-    if record.late_from is None:
-        del data["late_from"]
-    return data
-
-
 def _segment(segment: Segment) -> Row:
     data = to_json(segment)
     for key in ("versions", "stop_text"):
@@ -242,3 +237,17 @@ def _encode(row: Row) -> bytes:
     """Return one line of JSON without characters that could disturb a terminal."""
     line = dump_line(row).decode()
     return (line if line.isprintable() else json_text(row)).encode() + b"\n"
+
+
+def _encode_learnt(step: int, record: LearntRollout) -> bytes:
+    """Return what :func:`_encode` returns. There are many records, and orjson writes a record by itself."""
+    try:
+        line = orjson.dumps(record)
+    except TypeError:  # lone surrogates
+        line = b""
+    if not line or not line.decode().isprintable():
+        row = {"schema": SCHEMA, "step": step, **to_json(record)}
+        return _encode({key: row[key] for key in row if key != "late_from" or row[key] is not None})
+    if record.late_from is None:
+        line = line.replace(b',"late_from":null', b"")  # texts cannot match: their quotes are escaped
+    return b'{"schema":%d,"step":%d,%b\n' % (SCHEMA, step, line[1:])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -34,6 +34,7 @@ from hacrl.models.packing_support import packed_sequences
 from hacrl.models.rank_group import OneRank, Ranks
 from hacrl.models.reference_policy import make_reference
 from hacrl.models.sharding import sharding_of
+from hacrl.training.alignment import GradientAlignment, own_and_others
 from hacrl.training.batching import TokenBudget, loss_masks, minibatches, token_pairs
 from hacrl.training.gradient_checkpointing import checkpointed_layers
 from hacrl.training.learn_stats import DeferredReader, LearnStats, MicroBatchResult
@@ -210,15 +211,21 @@ class Learner:
         mean_tokens = sum(sample.loss_tokens for sample in minibatch) / len(minibatch)
         losses: list[float] = []
         results = DeferredReader[MicroBatchResult](lambda result: losses.append(update.record(result)))
-        for micro_batch in self._micro_batches(active, step, own_apart=number > 0):
-            if micro_batch:
-                results.add(self._backward(micro_batch, len(minibatch), mean_tokens, step))
-            else:
-                self._idle_pass()
+        alignment = GradientAlignment(self.optimizer, self._ranks)
+        parts, compares = self._parts(active, step, number)
+        for part in parts:
+            for micro_batch in self._shared_micro_batches(part, step):
+                if micro_batch:
+                    results.add(self._backward(micro_batch, len(minibatch), mean_tokens, step))
+                else:
+                    self._idle_pass()
+            if compares:
+                alignment.part_done()
         results.finish()
         self._budget.agree()
         update.losses.append(sum(losses, 0.0))
         update = update.of_all_ranks(self._ranks)
+        update.alignment = alignment.cosine()
         update.grad_norms.append(self.optimizer.clip_gradients(self._settings.max_grad_norm))
         return update
 
@@ -309,22 +316,23 @@ class Learner:
                 results.add((micro_batch, HostCopy(logprobs_BT)))
         results.finish()
 
-    def _micro_batches(
-        self, samples: Sequence[LearnerSample], step: _Step, own_apart: bool
-    ) -> Iterator[list[LearnerSample]]:
-        """Yield micro-batches; own responses separately if their pi_old was recomputed beforehand.
+    def _parts(
+        self, samples: Sequence[LearnerSample], step: _Step, number: int
+    ) -> tuple[list[Sequence[LearnerSample]], bool]:
+        """Return the samples in parts that share no micro-batch, and whether to compare the parts' gradients.
 
-        In low precision a response's log-probability depends on the other samples in its batch, by as much as
-        the clip range is wide. In equal batches the ratio is exactly 1 until the weights move.
+        Own responses are separate where their gradient is compared with the others', and where their pi_old
+        was recomputed beforehand: in low precision a response's log-probability depends on the other samples
+        in its batch, by as much as the clip range is wide. In equal batches the ratio is exactly 1 until the
+        weights move.
         """
-        parts = [samples]
-        if own_apart and self._recomputes_old:
-            parts = [
-                [sample for sample in samples if has_old_policy(sample)],
-                [sample for sample in samples if not has_old_policy(sample)],
-            ]
-        for part in parts:
-            yield from self._shared_micro_batches(part, step)
+        parts = own_and_others(samples)
+        if self._settings.measure_alignment and step.stats.alignment is None and all(parts):
+            return parts, True
+        if number > 0 and self._recomputes_old:
+            recomputed = [sample for sample in samples if has_old_policy(sample)]
+            return [recomputed, [sample for sample in samples if not has_old_policy(sample)]], False
+        return [samples], False
 
     def _shared_micro_batches(
         self, samples: Sequence[LearnerSample], step: _Step

@@ -111,6 +111,9 @@ class LearnReport:
     policy_kl: float | None = None  # KL(old policy || policy) within the step
     reference_kl: float | None = None  # KL(policy || reference); also None without a reference
     own_clipped_later: float | None = None  # share of own responses clipped from the second update on
+    # cosine between the gradients of own and of others' responses in the step's first update that has both;
+    # None: there is none
+    gradient_alignment: float | None = None
     baseline: float | None = None  # mu of own responses, mean over prompts; None: the method does not say
     without_signal: float = 0.0  # share of prompts in which every advantage is zero
     # source -> rollouts not learnt from because of learning.max_cross_rollouts
@@ -258,6 +261,7 @@ def learn_report(learner: str, stats: LearnStats, samples: LearnerSamples) -> Le
         policy_kl=_mean_if_any(stats.own.policy_kls),
         reference_kl=_mean_if_any(stats.own.reference_kls),
         own_clipped_later=_mean_if_any(stats.own.later_clipped),
+        gradient_alignment=stats.alignment,
         baseline=_mean_if_any(samples.baselines),
         without_signal=mean(not has_signal for has_signal in samples.has_signal),
         left_out=dict(sorted(samples.left_out.items())),

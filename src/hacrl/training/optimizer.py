@@ -76,6 +76,11 @@ class MasterWeightAdamW:
         """The gradient sums of the update under way, in the order of the parameters."""
         return [weight.gradient for weight in self._weights]
 
+    @torch.no_grad()
+    def sampled_gradients(self, most: int) -> Tensor:
+        """Return up to ``most`` evenly spaced numbers of the gradient sums so far."""
+        return self._sums.sampled(most)
+
     def set_learning_rate(self, lr: float) -> None:
         """Use another learning rate from the next update on."""
         for block in self.blocks:
