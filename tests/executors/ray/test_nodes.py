@@ -24,11 +24,9 @@ from hacrl.training.observer import Observer, Phase
 from tests.support.chaos import chaos_config, differing_files
 
 RAY = [sys.executable, "-c", "from ray.scripts.scripts import main; main()"]
-# A dead node is noticed after a second and a half, not after the usual fifteen. Ray reads how to authenticate
-# when it is imported, and other tests of this process have done that: so these nodes ask for no token.
+# A dead node is noticed after a second and a half, not after the usual fifteen.
 ENVIRONMENT = {
     **os.environ,
-    "RAY_AUTH_MODE": "disabled",
     "RAY_health_check_initial_delay_ms": "500",
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_timeout_ms": "1000",
