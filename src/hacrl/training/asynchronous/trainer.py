@@ -21,7 +21,7 @@ from torch import Tensor
 from hacrl.algorithms.capability import Capabilities, CapabilityTracker
 from hacrl.config.schema import RunConfig
 from hacrl.engines.base import SyncReport
-from hacrl.errors import CheckpointError, EngineMismatchError, TrainingError
+from hacrl.errors import CheckpointError, ConfigError, EngineMismatchError, TrainingError
 from hacrl.rollouts.log import RolloutLog
 from hacrl.tasks.stream import ProblemStream
 from hacrl.training.asynchronous.jobs import Ended, Jobs, LaneThreads
@@ -63,6 +63,11 @@ class AsynchronousTrainer(Trainer):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(config, executor, stream, test_problems, log, reporter)
+        if not hasattr(executor, "publish"):
+            raise ConfigError(
+                f"executor: {config.executor!r} has no publish, which asynchronous runs need "
+                "(hacrl.training.executor.Executor); use executor: local, or asynchronous.max_staleness=0"
+            )
         names = [agent.name for agent in config.agents]
         staleness = config.asynchronous.max_staleness
         self._names = names
@@ -72,9 +77,9 @@ class AsynchronousTrainer(Trainer):
         self._clock = clock
         self._running: set[Job] = set()
         self._lessons: Lessons = {}  # of learners that are at a step
-        self._last_syncs: dict[str, SyncReport] = {}
         self._seconds: dict[int, dict[str, float]] = {}  # of steps that are not finished
         self._noted_waits: set[tuple[str, int]] = set()  # learner and step
+        self._last_missing: dict[str, frozenset[str]] = {}  # learner -> agents it did not wait for last
         self._paused_accuracies: dict[str, Accuracy] = {}
 
     def train(self, steps: int) -> None:
@@ -84,9 +89,22 @@ class AsynchronousTrainer(Trainer):
         try:
             while self._running or not (self._schedule.is_finished and self._has_finished):
                 self._loop_once(jobs)
-        finally:
-            self._running.clear()
-            jobs.close()
+        except BaseException as error:
+            self._abandon(jobs, error)
+            raise
+        jobs.close()
+
+    def _abandon(self, jobs: Jobs, error: BaseException) -> None:
+        """Give the jobs under way a moment to end, keep what they have sampled, and name those that hang."""
+        for ended in jobs.close():
+            job, agent = ended.job, ended.job.agent
+            if ended.error is not None:
+                error.add_note(f"Agent {agent!r} failed, too ({job.kind} {job.step}): {ended.error}")
+            elif job.kind == "sample" and self._log is not None:
+                self._log.append(job.step, agent, ended.result.rollouts)
+        for job in jobs.running:
+            error.add_note(f"Agent {job.agent!r} was still at work ({job.kind} {job.step}) and was abandoned")
+        self._running.clear()
 
     def step(self, step: int) -> StepReport:
         """Refuse: the steps of an asynchronous run overlap."""
@@ -173,8 +191,6 @@ class AsynchronousTrainer(Trainer):
                 problems = self._stream.batch(job.step - 1) if is_rollout else self._test_problems
                 phase: Literal["rollout", "evaluate"] = "rollout" if is_rollout else "evaluate"
                 assignment = Assignment(phase, problems, job.step, weights="published")
-                if is_rollout:
-                    self._ledger.syncs.setdefault(job.step, {})[job.agent] = self._last_syncs[job.agent]
                 return partial(self._answer_job, job, assignment)
             case "learn":
                 lesson = self._ledger.lesson(job, self._expected)
@@ -223,14 +239,14 @@ class AsynchronousTrainer(Trainer):
                 self._end_evaluation(job, ended.result)
             case "learn":
                 self._end_learning(job, ended.result)
-            case "publish":
-                self._last_syncs[job.agent] = ended.result
         self._schedule.finish(job, self._clock())
 
     def _end_sampling(self, job: Job, answer: Answer) -> None:
         if self._log is not None:
             self._log.append(job.step, job.agent, answer.rollouts)
         self._ledger.add(job.step, job.agent, answer.rollouts)
+        if answer.sync is not None:
+            self._ledger.syncs.setdefault(job.step, {})[job.agent] = answer.sync
         self.reporter.notes(answer.notes)
 
     def _end_evaluation(self, job: Job, answer: Answer) -> None:
@@ -341,12 +357,16 @@ class AsynchronousTrainer(Trainer):
     # ---- notes
 
     def _note_missing(self, job: Job) -> None:
-        if job.without:
+        """Note that a learner goes on without others, unless it did so in its last step."""
+        is_new = job.without - self._last_missing.get(job.agent, frozenset())
+        self._last_missing[job.agent] = job.without
+        if is_new:
             self.reporter.notes(
                 [
                     f"agent {job.agent} learns step {job.step} without the rollouts of "
                     f"{', '.join(sorted(job.without))}, after it has waited for them for "
-                    f"{self.config.asynchronous.patience:g} s (asynchronous.patience)"
+                    f"{self.config.asynchronous.patience:g} s (asynchronous.patience). Metrics count what is "
+                    "missing in every step"
                 ]
             )
 
