@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from hacrl.errors import TrainingError
 from hacrl.executors.local import LocalExecutor
 from hacrl.runs.run import LocalRun
 from hacrl.training.asynchronous.schedule import Job
+from hacrl.training.health.collapse import CollapseDetector
 from hacrl.training.observer import Observer
 from hacrl.training.trainer import Trainer
 from tests.support.chaos import differing_files
@@ -367,6 +370,57 @@ def test_an_error_in_a_lane_ends_the_run_with_it(runs: Runs, monkeypatch: pytest
     with LocalRun(config) as run, pytest.raises(TrainingError, match="the learner of pair is gone"):
         run.train()
     assert logged(config, 1, "pair", learnt=True)
+
+
+def test_when_one_agent_fails_what_the_others_have_sampled_is_kept(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answers of "pair" to batch 1 are there, but not yet handled, when "char" fails."""
+    config = asynchronous(runs, *AGENTS, steps=3)
+    has_answered = threading.Event()
+    answer = LocalExecutor.answer
+
+    def failing(self: Any, assignment: Any, agents: Any, reporter: Any) -> Any:
+        if agents == ["char"]:
+            yield from fail_after(has_answered)
+        yield from answer(self, assignment, agents, reporter)
+        has_answered.set()
+
+    monkeypatch.setattr(LocalExecutor, "answer", failing)
+    with LocalRun(config) as run, pytest.raises(TrainingError, match="the engine of char is gone"):
+        run.train()
+    assert len(logged(config, 1, "pair")) == 16
+
+
+def fail_after(event: threading.Event) -> Iterator[Any]:
+    assert event.wait(60)
+    raise TrainingError("the engine of char is gone")
+    yield
+
+
+def test_a_paused_agent_is_not_waited_for_and_is_still_evaluated(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The detector finds "pair" collapsed after step 2."""
+    steps: list[int] = []
+
+    def update(self: CollapseDetector, rollouts: Any) -> list[str]:
+        steps.append(len(steps) + 1)
+        if len(steps) == 2:
+            self.paused.add("pair")
+        return []
+
+    monkeypatch.setattr(CollapseDetector, "update", update)
+    config = asynchronous(runs, *AGENTS, steps=5, every=3, evaluation={"problems": 3, "every": 3})
+    with LocalRun(config) as run:
+        run.train()
+        run.save()
+    agents = [set(line["agents"]) for line in lines(config.output, "metrics.jsonl")]
+    assert agents[:2] == [set(AGENTS)] * 2
+    assert agents[4] == {"char"}  # "pair" may have been learning step 3, or 4, when it was paused
+    evaluations = lines(config.output, "evaluations.jsonl")
+    assert [line["step"] for line in evaluations] == [0, 3, 5]
+    assert all(set(line["agents"]) == set(AGENTS) for line in evaluations)
 
 
 def test_single_steps_are_refused(runs: Runs) -> None:

@@ -281,14 +281,14 @@ class AsynchronousTrainer(Trainer):
         A checkpoint is a cut between the learners' updates. So no learner starts before it is made; engines
         go on generating.
         """
-        self._report_evaluation(self.steps_done)
+        self._report_evaluations()
         while self._schedule.agents and self.steps_done < self._schedule.steps_done:
             step, every = self.steps_done + 1, self.config.checkpoint.every
             if every and step % every == 0 and not self._schedule.learners_are_idle:
                 self._schedule.is_holding = True
                 return
             self._finish_step(step)
-            self._report_evaluation(step)
+            self._report_evaluations()
             self.after_step()
         self._schedule.is_holding = False
 
@@ -311,18 +311,24 @@ class AsynchronousTrainer(Trainer):
         self._ledger.forget(step)
         self._schedule.forget(step + 1)
 
-    def _report_evaluation(self, step: int) -> None:
-        """Report the evaluation after a step that all agents have finished, if there was one."""
-        found = self._ledger.accuracies.get(step)
-        if found is None or not found.keys() >= self._schedule.agents.keys():
-            return
-        for name in self._names:  # paused agents do not change any more
-            if name not in found:
-                found[name] = self._evaluate_paused(name, step)
-        self._evaluated_at = step
-        accuracies = {name: found[name] for name in self._names}
-        del self._ledger.accuracies[step]
-        self.reporter.observer.on_evaluation(step, accuracies)
+    def _report_evaluations(self) -> None:
+        """Report the evaluations after steps that all agents have finished.
+
+        Paused agents are evaluated here: they do not change any more, and have ended what was under way.
+        """
+        at_work = {job.agent for job in self._running}
+        for step in sorted(self._ledger.accuracies):
+            found = self._ledger.accuracies[step]
+            paused = self._collapse.paused - found.keys()
+            if step > self.steps_done or len(found) + len(paused) < len(self._names) or paused & at_work:
+                return
+            accuracies = {
+                name: found[name] if name in found else self._evaluate_paused(name, step)
+                for name in self._names
+            }
+            del self._ledger.accuracies[step]
+            self._evaluated_at = step
+            self.reporter.observer.on_evaluation(step, accuracies)
 
     def _evaluate_paused(self, name: str, step: int) -> Accuracy:
         if name not in self._paused_accuracies:
