@@ -50,6 +50,7 @@ from hacrl.config.method import (
     SingleAgentSettings,
     check_schedule,
 )
+from hacrl.config.ray import OnLoss, PlaceSettings, RaySettings
 from hacrl.config.settings import Settings
 from hacrl.config.task import TaskSettings, VerifierSettings
 from hacrl.types import Sampling
@@ -85,8 +86,11 @@ __all__ = [
     "Offload",
     "OffloadLevel",
     "OldPolicy",
+    "OnLoss",
+    "PlaceSettings",
     "PluginMethodSettings",
     "Precision",
+    "RaySettings",
     "ReplicaSettings",
     "RolloutSettings",
     "RunConfig",
@@ -187,7 +191,10 @@ class RunConfig(Settings):
     device: str = "auto"
     """Where agents are trained: `cpu`, `cuda`, `cuda:1`. `auto`: a GPU if there is one."""
     executor: str = "local"
-    """Where the agents' workers run: `local`, an installed package's, or `module:function`."""
+    """Where the agents' workers run: `local` (this process), `ray` (a cluster), an installed package's, or
+    `module:function`."""
+    ray: RaySettings = field(default_factory=RaySettings)
+    """The cluster of `executor: ray`."""
     threads: int | None = None
     """CPU threads of torch. Default: torch's own choice, which the run writes into its config."""
     trackers: tuple[str, ...] = ()

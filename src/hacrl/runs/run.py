@@ -31,6 +31,7 @@ from hacrl.tracking.registry import make_trackers
 from hacrl.training.asynchronous.trainer import AsynchronousTrainer
 from hacrl.training.metrics import Accuracy
 from hacrl.training.observer import Observer, Observers
+from hacrl.training.recovery import Recovery
 from hacrl.training.reporter import Reporter, TrainingInterrupted
 from hacrl.training.trainer import Trainer
 
@@ -89,12 +90,15 @@ class LocalRun:
             if isinstance(self._task, ReadsTrainerState):
                 self._task.trainer_state = self.state.state
             try:
-                checked = preflight(config, self._task, agents)
+                checked = replace(preflight(config, self._task, agents), is_object=task is not None)
                 self._checkpoints.data = data_fingerprint(checked.train, checked.test)
                 if resumed is not None:
                     resumed.check_data(self._checkpoints.data)
                 self.trainer = build_trainer(config, checked, self.observer, agents, self._log)
                 self._is_built = True
+                self.trainer.recovery = Recovery(
+                    config, self.trainer.stream, self._log, self._checkpoints.newest_of
+                )
                 self._open_folder(overwrite, resumed)
                 self._report_start((*checked.notes, *checked.warnings) if resumed is None else resumed.notes)
             except BaseException as error:
@@ -173,9 +177,9 @@ class LocalRun:
         if self.config.checkpoint.every:
             self._checkpoints.save(self.trainer, wait=True)  # so that more steps can follow
         saved = {}
-        for agent in self.config.agents:
-            self.observer.on_phase(self.trainer.steps_done, "save", agent.name)
-            saved[agent.name] = self._folder.save_agent(agent.name, self.trainer.executor.save)
+        for name in self.trainer.remaining:
+            self.observer.on_phase(self.trainer.steps_done, "save", name)
+            saved[name] = self._folder.save_agent(name, self.trainer.save_agent)
         self._folder.write_status("finished", self.trainer.steps_done)
         self._prune_rollouts(is_finished=True)
         return saved

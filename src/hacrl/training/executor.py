@@ -37,6 +37,9 @@ class Executor(Protocol):
     changes them. Each call gets a reporter of its own, whose observer may be used from any thread. The other
     verbs are called by the run's own thread while no ``learn`` and no ``publish`` is under way;
     ``state_dict`` and ``tensors`` also while agents answer. An error that leaves a verb ends the run.
+
+    A verb raises :class:`hacrl.errors.WorkerLostError`, after all other agents' results, for agents whose
+    processes are gone. The trainer then asks the executor to place them again, or to drop them.
     """
 
     notes: tuple[str, ...]  # sentences for the user about what was decided when the workers were placed
@@ -102,11 +105,19 @@ class Executor(Protocol):
     def load_state_dict(
         self, state: Mapping[str, Mapping[str, Any]], tensors: Mapping[str, Mapping[str, Tensor]]
     ) -> None:
-        """Restore what :meth:`state_dict` and :meth:`tensors` returned."""
+        """Restore what :meth:`state_dict` and :meth:`tensors` returned, of the agents that are named."""
         ...
 
     def save(self, agent: str, folder: Path) -> None:
         """Write one agent as a plain Hugging Face folder."""
+        ...
+
+    def place_again(self, agent: str) -> None:
+        """Give a lost agent new processes, and the weights that it began the run with."""
+        ...
+
+    def drop(self, agent: str) -> None:
+        """Free what the agent takes; it takes part in nothing any more."""
         ...
 
     def release(self) -> None:

@@ -21,7 +21,13 @@ from torch import Tensor
 from hacrl.algorithms.capability import Capabilities, CapabilityTracker
 from hacrl.config.schema import RunConfig
 from hacrl.engines.base import SyncReport
-from hacrl.errors import CheckpointError, ConfigError, EngineMismatchError, TrainingError
+from hacrl.errors import (
+    CheckpointError,
+    ConfigError,
+    EngineMismatchError,
+    TrainingError,
+    WorkerLostError,
+)
 from hacrl.rollouts.log import RolloutLog
 from hacrl.tasks.stream import ProblemStream
 from hacrl.training.asynchronous.jobs import Ended, Jobs, LaneThreads
@@ -37,6 +43,7 @@ from hacrl.training.metrics import (
     rollout_report,
 )
 from hacrl.training.observer import Observer
+from hacrl.training.recovery import no_recovery
 from hacrl.training.reporter import Reporter, TrainingInterrupted
 from hacrl.training.trainer import Trainer
 from hacrl.training.worker import Answer, Assignment
@@ -132,7 +139,7 @@ class AsynchronousTrainer(Trainer):
         schedule.shares_rollouts = self.config.method.shares_rollouts
         schedule.updates_while_generating = self.executor.updates_while_generating
         schedule.evaluation_due = self._is_evaluation_due
-        for name in self._collapse.paused & schedule.agents.keys():
+        for name in (self._collapse.paused | self._dropped) & schedule.agents.keys():
             schedule.pause(name)
         for state in schedule.agents.values():
             state.published = -1  # also after an earlier call: an evaluation may have sent other weights
@@ -170,7 +177,7 @@ class AsynchronousTrainer(Trainer):
     def _explain_standstill(self) -> None:
         if not self._schedule.agents and not self._has_finished:
             raise TrainingError(
-                f"there is no agent left to train: all agents are paused since step {self.steps_done}"
+                f"there is no agent left to train: all are paused or lost since step {self.steps_done}"
             )
         waits = self._schedule.is_stopping or self._schedule.is_holding or self._schedule.is_finished
         assert waits, f"no agent can go on: {self._schedule}"
@@ -188,7 +195,7 @@ class AsynchronousTrainer(Trainer):
         match job.kind:
             case "sample" | "evaluate":
                 is_rollout = job.kind == "sample"
-                problems = self._stream.batch(job.step - 1) if is_rollout else self._test_problems
+                problems = self.stream.batch(job.step - 1) if is_rollout else self._test_problems
                 phase: Literal["rollout", "evaluate"] = "rollout" if is_rollout else "evaluate"
                 assignment = Assignment(phase, problems, job.step, weights="published")
                 return partial(self._answer_job, job, assignment)
@@ -228,6 +235,9 @@ class AsynchronousTrainer(Trainer):
 
     def _end_job(self, ended: Ended) -> None:
         job = ended.job
+        if isinstance(ended.error, WorkerLostError):
+            self._go_on_without(ended.error)
+            return
         if ended.error is not None:
             if isinstance(ended.error, EngineMismatchError) and self._log is not None and job.kind == "learn":
                 self._log.discard(job.step, job.agent)  # a resumed run samples them again
@@ -240,6 +250,22 @@ class AsynchronousTrainer(Trainer):
             case "learn":
                 self._end_learning(job, ended.result)
         self._schedule.finish(job, self._clock())
+
+    def _go_on_without(self, error: WorkerLostError) -> None:
+        """Drop lost agents if the recipe says so; otherwise the run ends, and can be resumed.
+
+        Both lanes of a lost agent fail. A second report of the same loss changes nothing.
+        """
+        lost = {name: reason for name, reason in error.lost.items() if name not in self._dropped}
+        if not lost:
+            return
+        if self.recovery is None or self.recovery.on_loss != "drop":
+            raise no_recovery(error) from error
+        self.reporter.notes([f"lost: {error}"])
+        self._drop(lost)
+        for name in lost:
+            if name in self._schedule.agents:
+                self._schedule.pause(name)
 
     def _end_sampling(self, job: Job, answer: Answer) -> None:
         if self._log is not None:
@@ -319,12 +345,13 @@ class AsynchronousTrainer(Trainer):
         at_work = {job.agent for job in self._running}
         for step in sorted(self._ledger.accuracies):
             found = self._ledger.accuracies[step]
-            paused = self._collapse.paused - found.keys()
-            if step > self.steps_done or len(found) + len(paused) < len(self._names) or paused & at_work:
+            paused = self._collapse.paused - found.keys() - self._dropped
+            is_complete = set(self.remaining) <= found.keys() | paused
+            if step > self.steps_done or not is_complete or paused & at_work:
                 return
             accuracies = {
                 name: found[name] if name in found else self._evaluate_paused(name, step)
-                for name in self._names
+                for name in self.remaining
             }
             del self._ledger.accuracies[step]
             self._evaluated_at = step
@@ -413,7 +440,7 @@ class AsynchronousTrainer(Trainer):
 
     def _read_batch(self, name: str, batch: int, is_needed: bool) -> bool:
         """Read one agent's rollouts of a batch, if the log holds them; return whether it does."""
-        log, problems = self._log, self._stream.batch(batch - 1)
+        log, problems = self._log, self.stream.batch(batch - 1)
         if log is None or not log.has(batch, name):
             if is_needed:
                 raise CheckpointError(
