@@ -7,17 +7,19 @@ becomes a :class:`WorkerLostError` that names the agents; the trainer then has t
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
 from hacrl.algorithms.capability import Capabilities
 from hacrl.config.schema import RunConfig
+from hacrl.engines.base import SyncReport
 from hacrl.errors import ConfigError, TrainingError, WorkerLostError
 from hacrl.executors.ray.cluster import Cluster, import_ray
 from hacrl.executors.ray.events import Event, Failed, PhaseBegun, ResponsesFinished, Result
@@ -33,6 +35,7 @@ from hacrl.training.reporter import Reporter
 from hacrl.training.worker import Answer, Assignment
 
 LOOK_SECONDS = 1.0  # between two looks at the time while no event comes
+LANES = 4  # calls of a process in an asynchronous run: its engine, its learner, its state, and its end
 CLOSE_SECONDS = 20.0  # for a process to end its engines and ranks
 # Options of a verb: events come one by one, and a process waits if too many of them have not been read.
 _STREAMING = {"num_returns": "streaming", "_generator_backpressure_num_objects": 16}
@@ -83,6 +86,7 @@ class RayExecutor:
         self._versions = dict.fromkeys(names, 0)
         self._known = tuple(parties)
         self._placed: dict[str, _Placed] = {}  # by agent
+        self._ending = threading.Lock()  # in an asynchronous run two calls notice that a process is gone
         self.notes: tuple[str, ...] = ()
         try:
             self._place(parties)
@@ -128,6 +132,7 @@ class RayExecutor:
                 "scheduling_strategy": PlacementGroupSchedulingStrategy(
                     group, placement_group_bundle_index=bundle
                 ),
+                "max_concurrency": LANES * len(party.agents) if self._config.asynchronous.is_on else 1,
                 "max_restarts": 0,  # a process that starts again by itself would have the first weights
             }
 
@@ -178,6 +183,19 @@ class RayExecutor:
     def rollouts_per_prompt(self) -> dict[str, int]:
         """The number of responses to each prompt by agent."""
         return {agent.name: self._config.rollouts_per_prompt(agent) for agent in self._config.agents}
+
+    @property
+    def updates_while_generating(self) -> dict[str, bool]:
+        """Whether the engine can be updated while it generates, by agent."""
+        found: dict[str, bool] = {}
+        for facts in self.processes.values():
+            found |= facts.updates_while_generating
+        return found
+
+    def publish(self, agent: str) -> SyncReport:
+        """Send an agent's weights to its engine, within the agent's process."""
+        ((_, report),) = self._all("publish", [agent], None)
+        return cast(SyncReport, report)
 
     def answer(
         self, assignment: Assignment, agents: Sequence[str], reporter: Reporter
@@ -271,10 +289,11 @@ class RayExecutor:
 
     def _lose(self, agent: str, reason: str) -> dict[str, str]:
         """End what is left of an agent's party; return all its agents with the reason."""
-        one = self._placed.get(agent)
-        if one is None:
-            return {agent: reason}
-        self._end(one)
+        with self._ending:
+            one = self._placed.get(agent)
+            if one is None:
+                return {agent: reason}
+            self._end(one)
         return dict.fromkeys(one.agents, reason)
 
     def _end(self, one: _Placed) -> None:

@@ -47,6 +47,7 @@ class HostFacts:
     """What a process tells of itself once its agents are loaded."""
 
     policy_versions: dict[str, int]
+    updates_while_generating: dict[str, bool]  # by agent
     notes: tuple[str, ...]
     machine: str  # host name
     pid: int
@@ -101,8 +102,14 @@ class AgentHost:
         address = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
         launcher = ActorRanks(rank_actors, address) if rank_actors else None
         self._found = make_executor_of(agents, spec.config, checked, {}, launcher)
-        versions, notes = self._found.policy_versions, self._found.notes
-        return HostFacts(versions, notes, socket.gethostname(), os.getpid())
+        found = self._found
+        return HostFacts(
+            found.policy_versions,
+            found.updates_while_generating,
+            found.notes,
+            socket.gethostname(),
+            os.getpid(),
+        )
 
     def answer(self, assignment: Assignment, agents: Sequence[str]) -> Iterator[Event]:
         """Answer problems."""
@@ -115,6 +122,10 @@ class AgentHost:
         yield from self._stream(
             lambda reporter: self._executor.learn(groups, capabilities, step, agents, reporter)
         )
+
+    def publish(self, agents: Sequence[str]) -> Iterator[Event]:
+        """Send the agents' weights to their engines."""
+        yield from self._stream(lambda _: ((agent, self._executor.publish(agent)) for agent in agents))
 
     def _stream(self, verb: Callable[[Any], Iterator[tuple[str, Any]]]) -> Iterator[Event]:
         def run(stream: EventStream) -> None:
