@@ -193,7 +193,7 @@ def test_the_learners_weights_are_not_the_copys() -> None:
     engine = detached(agent)
     engine.sync()
     assert engine._copy is not None
-    mine, copied = dict(agent.model.named_parameters()), dict(engine._copy.model.named_parameters())
+    mine, copied = dict(agent.model.named_parameters()), dict(engine._copy.policy.model.named_parameters())
     assert mine.keys() == copied.keys()  # tied weights are tied in the copy
     for name, weight in copied.items():
         assert weight.equal(mine[name])

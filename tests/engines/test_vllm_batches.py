@@ -10,15 +10,15 @@ import pytest
 
 from hacrl.config.schema import VllmSettings
 from hacrl.engines.base import Sample
-from hacrl.engines.vllm.backend import EngineLostError, IndexedSamples, Request
-from hacrl.engines.vllm.child import _grouped
-from hacrl.engines.vllm.engine import VllmEngine
-from hacrl.engines.vllm.numbers_as_text import (
+from hacrl.engines.numbers_as_text import (
     floats_from_text,
     floats_to_text,
     integers_from_text,
     integers_to_text,
 )
+from hacrl.engines.vllm.backend import EngineLostError, IndexedSamples, Request
+from hacrl.engines.vllm.child import _grouped
+from hacrl.engines.vllm.engine import VllmEngine
 from hacrl.types import Rollout, Sampling
 from tests.support.engines import sample_rollouts, take_for_proven
 from tests.support.sevens import problem

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from hacrl.engines.numbers_as_text import floats_to_text, integers_to_text
 from hacrl.engines.vllm import child_program
 from hacrl.engines.vllm.child_program import Engine
-from hacrl.engines.vllm.numbers_as_text import floats_to_text, integers_to_text
 
 
 def output(name: str, ids: list[int], logprobs: list[float], finished: bool = True) -> Any:

@@ -35,7 +35,7 @@ class UpdateInGeneration:
         """Return the samples of a generation with the updates."""
         self.engine.sync()
         assert self.engine._copy is not None
-        hook = self.engine._copy.model.register_forward_hook(self._on_pass)
+        hook = self.engine._copy.policy.model.register_forward_hook(self._on_pass)
         try:
             return self.engine.generate(request)
         finally:

@@ -52,12 +52,12 @@ class Killer(Observer):
         self.notes.append(note)
 
 
-def rank_processes() -> list[int]:
-    """Return the process ids of all actors that are further ranks."""
+def member_processes() -> list[int]:
+    """Return the process ids of all actors that are further processes of agents."""
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             with suppress(OSError):  # the process has ended meanwhile
-                if b"ray::RankActor" in (folder / "cmdline").read_bytes():
+                if b"ray::MemberActor" in (folder / "cmdline").read_bytes():
                     found.append(int(folder.name))
     return found

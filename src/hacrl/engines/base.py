@@ -25,6 +25,9 @@ class GenerationRequest:
     sampling: Sampling
     stop_ids: frozenset[int]  # tokens that end a response; the token itself is part of the response
     seed: int  # equal requests with equal seeds and weights give equal samples
+    # One per response, in place of ``seed``: a response then depends on its prompt, its seed and the weights,
+    # and not on the other responses of the request.
+    response_seeds: tuple[int, ...] | None = None
 
     @property
     def num_samples(self) -> int:

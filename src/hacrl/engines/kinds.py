@@ -11,6 +11,7 @@ import torch
 
 from hacrl.config.schema import AgentSettings, RolloutSettings
 from hacrl.engines.base import Engine
+from hacrl.engines.replicas.placement import ReplicaPlacement
 from hacrl.models.agent import Agent
 from hacrl.models.footprint import Footprint
 
@@ -27,6 +28,7 @@ class EngineSpec:
     folder: Path  # for logs and files that the engine starts from
     compiles: bool | None  # whether torch compiles the model's layers; None: if it is worth it
     seed: int  # of this run and agent: equal agents must not draw equal responses
+    placement: ReplicaPlacement | None = None  # where the processes of replicas run; None: on this machine
 
 
 class EngineKind(ABC):

@@ -11,6 +11,7 @@ import torch
 from hacrl.config.schema import AgentSettings, RunConfig
 from hacrl.engines.base import Engine
 from hacrl.engines.kinds import EngineKind, EngineSpec
+from hacrl.engines.replicas.placement import ReplicaPlacement
 from hacrl.engines.sync_check import NUM_PROBES
 from hacrl.errors import ConfigError
 from hacrl.models.agent import Agent
@@ -79,8 +80,17 @@ def engine_notes(config: RunConfig, devices: Mapping[str, str]) -> tuple[str, ..
     return notes
 
 
-def make_engine(config: RunConfig, settings: AgentSettings, agent: Agent, checked: CheckedTask) -> Engine:
-    """Return the agent's engine for a run; one with a process of its own starts at its first use."""
+def make_engine(
+    config: RunConfig,
+    settings: AgentSettings,
+    agent: Agent,
+    checked: CheckedTask,
+    placement: ReplicaPlacement | None = None,
+) -> Engine:
+    """Return the agent's engine for a run; one with a process of its own starts at its first use.
+
+    ``placement`` says where the processes of replicas run, by default on this machine.
+    """
     problems = (checked.train or checked.test)[:NUM_PROBES]
     spec = EngineSpec(
         agent=agent,
@@ -91,6 +101,7 @@ def make_engine(config: RunConfig, settings: AgentSettings, agent: Agent, checke
         folder=Path(config.output) / FOLDER / agent.name,
         compiles=config.learning.compile,
         seed=engine_seed(config, agent.name),
+        placement=placement,
     )
     return kind_of(config, settings).make(spec)
 

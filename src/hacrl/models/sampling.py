@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hacrl.models.compile import compiled_if_enabled
+from hacrl.models.keyed_noise import exponential_noise
 from hacrl.types import Sampling
 
 
@@ -54,8 +55,12 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, sampling: Sampling) -> Ten
     return chosen - logits.logsumexp(dim=-1)
 
 
-def draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def draw(
+    logits: Tensor, sampling: Sampling, generator: torch.Generator, keys_B: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Sample one token per row; return it and its log-probability, (B, V) -> (B,), (B,).
+
+    With ``keys_B`` a row's token depends on its logits and its key alone, and the generator is not used.
 
     Greedy tokens have probability 1. A row of non-finite logits gives a non-finite log-probability. This
     function never waits for the device.
@@ -63,7 +68,10 @@ def draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> tupl
     if sampling.temperature == 0:
         values, token_ids = logits.float().max(dim=-1)
         return token_ids, values - values  # 0, or nan for a value that is not finite
-    noise = torch.empty_like(logits, dtype=torch.float32).exponential_(generator=generator)
+    if keys_B is None:
+        noise = torch.empty_like(logits, dtype=torch.float32).exponential_(generator=generator)
+    else:
+        noise = exponential_noise(keys_B, logits.shape[-1])
     pick = _pick if sampling.top_k or sampling.top_p < 1 else compiled_if_enabled(_pick)
     token_ids, logprobs = pick(logits, noise, sampling)
     return token_ids, logprobs

@@ -186,7 +186,7 @@ def whole_model(model: Any, device: torch.device) -> Any:
     assert sharding is not None
     whole, buffers = sharding.make_skeleton(), dict(without_adapters(model).named_buffers())
     root = without_adapters(whole)
-    places = _Places(root)
+    places = Places(root)
     for buffer in list(root.buffers()):
         places.fill(buffer, buffers[places.name(buffer)].to(device, copy=True))
     for parameter in list(root.parameters()):
@@ -238,13 +238,13 @@ def _own_parameters(unit: Any, units: list[Any]) -> list[nn.Parameter]:
     return [parameter for parameter in unit.parameters() if id(parameter) not in inside]
 
 
-class _Places:
+class Places:
     """The tensors of a model on the meta device, by the names of their places; tied weights have several."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
         self._names: dict[int, list[str]] = {}
-        for name, tensor in _tensors(root).items():
+        for name, tensor in all_tensors(root).items():
             self._names.setdefault(id(tensor), []).append(name)
         self._keep = [*root.parameters(), *root.buffers()]  # so that no id is used twice
 
@@ -262,7 +262,7 @@ class _Places:
             (module._parameters if is_parameter else module._buffers)[last] = placed
 
 
-def _tensors(root: Any) -> dict[str, Tensor]:
+def all_tensors(root: Any) -> dict[str, Tensor]:
     """Return all parameters and buffers by name, tied ones under each of their names."""
     return {
         **dict(root.named_parameters(remove_duplicate=False)),
@@ -275,7 +275,7 @@ class _Weights(ABC):
 
     def __init__(self, root: Any, device: torch.device) -> None:
         self._root, self._device = root, device
-        self._places = _Places(root)
+        self._places = Places(root)
 
     def parameters(self, unit: Any, number: int) -> None:
         """Fill the parameters of a unit that are still on the meta device."""
@@ -298,7 +298,7 @@ class _Rank0Weights(_Weights):
     def __init__(self, root: Any, group: RankGroup, device: torch.device, source: Any | None) -> None:
         super().__init__(root, device)
         self._group = group
-        self._sources = {} if source is None else _tensors(without_adapters(source))
+        self._sources = {} if source is None else all_tensors(without_adapters(source))
 
     def _value(self, meta: Tensor, name: str) -> Tensor:
         if self._group.rank == 0:
@@ -320,4 +320,4 @@ class _CopiedWeights(_Weights):
             super().parameters(unit, number)
 
     def _value(self, meta: Tensor, name: str) -> Tensor:
-        return _tensors(self._other.units[-1])[name].detach().to(self._device, meta.dtype, copy=True)
+        return all_tensors(self._other.units[-1])[name].detach().to(self._device, meta.dtype, copy=True)

@@ -59,6 +59,12 @@ def check_agents(config: RunConfig, loaded: Collection[str]) -> dict[str, str]:
                 raise ConfigError(f"agents.{agent.name}.{error}") from error
             if agent.lora is not None and find_spec("peft") is None:
                 raise ConfigError(needs_peft(agent.name))
+        elif agent.replicas.count > 1:
+            raise ConfigError(
+                f"agents.{agent.name}.replicas.count={agent.replicas.count}: every copy has a process that "
+                "builds the model anew, so the agent's model must be a name or a folder, not an object; or "
+                "use one copy"
+            )
         if not is_placed:
             devices[agent.name] = agent_device(config, agent)
             key = "device" if agent.device is None else f"agents.{agent.name}.device"

@@ -41,6 +41,7 @@ class Request:
     index: int  # in the list of all requests
     prompt: tuple[int, ...]  # and what was sampled before an interruption
     limit: int  # most new tokens still to come
+    seed: int = 0  # of its draws, if the decoder is keyed
 
 
 FinishedRequest = tuple[Request, SampledTokens]
@@ -50,9 +51,15 @@ OnFinished = Callable[[Sequence[FinishedRequest]], None]
 class PendingRequests:
     """The requests without a finished response. An interrupted one continues after its sampled tokens."""
 
-    def __init__(self, prompts: Sequence[tuple[int, ...]], group: int, max_new_tokens: int) -> None:
+    def __init__(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        group: int,
+        max_new_tokens: int,
+        seeds: Sequence[int] | None = None,
+    ) -> None:
         self._requests = {
-            index: Request(index, prompts[index // group], max_new_tokens)
+            index: Request(index, prompts[index // group], max_new_tokens, seeds[index] if seeds else 0)
             for index in range(len(prompts) * group)
         }
         self._sampled: dict[int, SampledTokens] = {}  # before interruptions, by index
@@ -73,7 +80,7 @@ class PendingRequests:
             self._sampled[request.index] = self._whole(request, tokens)
             remaining = request.limit - len(tokens.token_ids)
             prompt = (*request.prompt, *tokens.token_ids)
-            self._requests[request.index] = Request(request.index, prompt, remaining)
+            self._requests[request.index] = replace(request, prompt=prompt, limit=remaining)
 
     def _whole(self, request: Request, tokens: SampledTokens) -> SampledTokens:
         earlier = self._sampled.get(request.index, SampledTokens([], []))
@@ -299,7 +306,10 @@ class _Scheduler:
 
     def _let_weights_change(self) -> None:
         """Let an announced update be made; note which tokens were sampled before."""
-        if self._live_update is None or not self._live_update.is_announced:
+        if self._live_update is None:
+            return
+        self._live_update.count_step()
+        if not self._live_update.is_announced:
             return
         counts = self._decoder.sampled_counts()
         self._versions.note({slot: counts[slot] for slot in self._running.requests})
@@ -333,7 +343,8 @@ class _Scheduler:
             while free and waiting and waiting[0].prompt == prompt:
                 same_prompt.append((free.pop(0), waiting.popleft()))
             slots, limits = [slot for slot, _ in same_prompt], [request.limit for _, request in same_prompt]
-            groups.append(Group(self._prompts.states(prompt), prompt[-1], slots, limits))
+            seeds = [request.seed for _, request in same_prompt]
+            groups.append(Group(self._prompts.states(prompt), prompt[-1], slots, limits, seeds))
             admitted += same_prompt
         self._decoder.admit(groups)
         return admitted

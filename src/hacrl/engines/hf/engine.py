@@ -31,11 +31,12 @@ from hacrl.engines.hf.slot_decoder import CannotRecord, SlotDecoder
 from hacrl.errors import ModelError, TrainingError
 from hacrl.models.compile import compiles_by_default
 from hacrl.models.device import current_device, free_failed_attempt, is_out_of_memory
+from hacrl.models.keyed_noise import token_keys
 from hacrl.models.sampling import draw
 from hacrl.seeding import derive_seed
 from hacrl.types import Sampling
 
-_DecoderKey = tuple[Sampling, frozenset[int]]
+_DecoderKey = tuple[Sampling, frozenset[int], bool]
 LENGTH_STEP = 64  # slots are this many tokens long, or a multiple of it, so that the next step's fit as well
 
 
@@ -98,7 +99,10 @@ class TransformersEngine:
     def _generate_continuously(self, request: GenerationRequest, on_finished: OnFinished) -> list[Sample]:
         """Decode every response at its own pace. Responses that had finished when memory ran out are kept."""
         pending = PendingRequests(
-            list(request.prompts), request.samples_per_prompt, request.sampling.max_new_tokens
+            list(request.prompts),
+            request.samples_per_prompt,
+            request.sampling.max_new_tokens,
+            request.response_seeds,
         )
         samples: dict[int, Sample] = {}
         seed = request.seed
@@ -159,7 +163,10 @@ class TransformersEngine:
             self.decoders.pop(key, None)
             compiles = compiles_by_default(model) if self._compiles is None else self._compiles
             fitting = min(slots, slots_that_fit(model, length))
-            kept = SlotDecoder(model, fitting, length, request.sampling, sorted(request.stop_ids), compiles)
+            is_keyed = request.response_seeds is not None
+            kept = SlotDecoder(
+                model, fitting, length, request.sampling, sorted(request.stop_ids), compiles, is_keyed
+            )
             kept.requested_slots = slots
             self.decoders[key] = kept
         kept.active_slots = min(slots, kept.cache.slots)
@@ -185,7 +192,7 @@ class TransformersEngine:
             prompts, responses = self._next_batch(request, len(samples))
             start = generator.get_state()
             try:
-                finished = self._generate_batch(prompts, responses, request, generator)
+                finished = self._generate_batch(prompts, responses, request, generator, len(samples))
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
@@ -260,6 +267,7 @@ class TransformersEngine:
             raise self._not_finite()
         if self._live_update is None:
             return None
+        self._live_update.count_step()
         version = self._live_update.version
         self._live_update.end_of_token()
         return version
@@ -277,7 +285,12 @@ class TransformersEngine:
         group: int,
         request: GenerationRequest,
         generator: torch.Generator,
+        first: int,  # index of the first response
     ) -> list[Sample]:
+        seeds = None
+        if request.response_seeds is not None:
+            own = request.response_seeds[first : first + len(prompts) * group]
+            seeds = torch.tensor(own, device=self.policy.device)
         if not decodes_in_step(self.policy.model):
             found = generate_plainly(
                 self.policy.model,
@@ -287,19 +300,21 @@ class TransformersEngine:
                 sorted(request.stop_ids),
                 generator,
                 self._check_logits,
+                seeds,
             )
             return [Sample(tuple(ids), tuple(logprobs), versions) for ids, logprobs, versions in found]
         decoding = BatchDecoding(self.policy.model, prompts, group)
         stop_ids = torch.tensor(sorted(request.stop_ids), device=self.policy.device)
         versions: list[int] = []  # of the weights that gave each step's logits
-        for remaining in reversed(range(request.sampling.max_new_tokens)):
+        for position in range(request.sampling.max_new_tokens):
             version = self._check_logits(decoding.logits)
             if version is not None:
                 versions.append(version)
-            token_ids, logprobs = draw(decoding.logits, request.sampling, generator)
+            keys = None if seeds is None else token_keys(seeds[decoding.rows], position)
+            token_ids, logprobs = draw(decoding.logits, request.sampling, generator, keys)
             stopped = torch.isin(token_ids, stop_ids)
             decoding.append(token_ids, logprobs, stopped)
-            if decoding.all_stopped or not remaining:
+            if decoding.all_stopped or position + 1 == request.sampling.max_new_tokens:
                 break
             decoding.forward(token_ids)
         return [
@@ -309,4 +324,4 @@ class TransformersEngine:
 
 
 def _decoder_key(request: GenerationRequest) -> _DecoderKey:
-    return request.sampling, request.stop_ids
+    return request.sampling, request.stop_ids, request.response_seeds is not None

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from hacrl.engines.base import GenerationRequest, OnFinished, Policy, Sample, SyncReport
 from hacrl.engines.hf.engine import TransformersEngine
-from hacrl.engines.hf.weight_copy import CopiedPolicy
+from hacrl.engines.hf.updatable import CopiedPolicy
 from hacrl.engines.sync_check import SyncCheck
 from hacrl.models.device import current_device
 from hacrl.models.sharding import copy_weights, whole_model

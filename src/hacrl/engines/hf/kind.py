@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import torch
 
-from hacrl.config.schema import AgentSettings
+from hacrl.config.schema import AgentSettings, Precision
 from hacrl.engines.base import Engine
 from hacrl.engines.hf.detached import DetachedEngine
 from hacrl.engines.hf.engine import TransformersEngine
 from hacrl.engines.hf.gathered import GatheredEngine
 from hacrl.engines.kinds import EngineKind, EngineSpec
-from hacrl.errors import ConfigError
+from hacrl.engines.replicas.engine import ReplicaEngine
+from hacrl.engines.replicas.fleet import FleetSettings
+from hacrl.engines.replicas.placement import LocalPlacement
 from hacrl.models.device import check_device, rank_devices
 from hacrl.models.footprint import Footprint
 from hacrl.models.sharding import sharding_of
@@ -44,10 +49,14 @@ class ReplicaKind(EngineKind):
     samples_beside_learning = True
 
     def make(self, spec: EngineSpec) -> Engine:
-        """Return an engine whose copy of the model is made at its first use."""
-        device, *others = replica_devices(spec.settings, spec.agent.device)
-        if others:
-            raise ConfigError(f"agents.{spec.agent.name}.replicas.count must be at most 1")
+        """Return an engine whose copies of the model are made at its first use.
+
+        One copy lives in this process, several in processes of their own.
+        """
+        devices = replica_devices(spec.settings, spec.agent.device)
+        if len(devices) > 1 or spec.placement is not None:
+            return self._replicas(spec, devices)
+        (device,) = devices
         return DetachedEngine(
             spec.agent,
             spec.probes,
@@ -56,6 +65,21 @@ class ReplicaKind(EngineKind):
             compiles=spec.compiles,
             timeout=spec.settings.replicas.timeout,
         )
+
+    def _replicas(self, spec: EngineSpec, devices: Sequence[torch.device]) -> Engine:
+        agent, timeout = spec.agent, spec.settings.replicas.timeout
+        precision: Precision = "bfloat16" if agent.model.dtype == torch.bfloat16 else "float32"
+        fleet = FleetSettings(
+            agent=replace(spec.settings, precision=precision),
+            stop_ids=tuple(sorted(agent.stop_ids)),
+            context_length=agent.context_length,
+            learner=agent.device,
+            devices=tuple(devices),
+            max_batch=spec.rollout.max_batch,
+            compiles=spec.compiles,
+            timeout=timeout,
+        )
+        return ReplicaEngine(agent, spec.probes, fleet, spec.placement or LocalPlacement(spec.folder))
 
     def check(self, settings: AgentSettings) -> None:
         """Check that the copies' devices exist."""

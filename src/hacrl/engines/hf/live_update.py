@@ -17,6 +17,10 @@ from hacrl.types import VersionSpans, merged_spans
 UPDATE_SECONDS = 600.0  # until the end of a token, or until an update is made
 
 
+class Cancelled(Exception):  # noqa: N818 - not an error
+    """Nobody needs the generation's samples any more."""
+
+
 class LiveUpdate:
     """Which policy version an engine's weights are, and the meeting of the two threads.
 
@@ -25,12 +29,14 @@ class LiveUpdate:
 
     def __init__(self, name: str, version: int, limit: float = UPDATE_SECONDS) -> None:
         self.version = version
+        self.steps = 0  # of generations, to tell whether one goes on
         self._name = name
         self._limit = limit
         self._one_update = threading.Lock()
         self._changed = threading.Condition()  # guards the three attributes below
         self._is_announced = False
         self._is_generating = False
+        self._is_cancelled = False
         self._is_parked = False  # the thread that generates waits for the update
 
     @property
@@ -55,8 +61,19 @@ class LiveUpdate:
             yield
         finally:
             with self._changed:
-                self._is_generating = False
+                self._is_generating = self._is_cancelled = False
                 self._changed.notify_all()
+
+    def cancel(self) -> None:
+        """Let the generation under way end with :class:`Cancelled` after its present token."""
+        with self._changed:
+            self._is_cancelled = self._is_generating
+
+    def count_step(self) -> None:
+        """Count a step of the generation; raise :class:`Cancelled` if nobody needs it any more."""
+        self.steps += 1
+        if self._is_cancelled:
+            raise Cancelled
 
     def end_of_token(self) -> None:
         """Let an announced update be made. The thread that generates calls this between two tokens."""

@@ -19,6 +19,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from hacrl.engines.hf.live_update import spans_of_tokens
 from hacrl.errors import ModelError
 from hacrl.models.device import is_out_of_memory
+from hacrl.models.keyed_noise import token_keys
 from hacrl.models.lm_head import without_adapters
 from hacrl.models.packing_support import logit_tolerance
 from hacrl.models.sampling import draw, token_logprobs
@@ -40,10 +41,12 @@ def generate_plainly(
     stop_ids: Sequence[int],
     generator: torch.Generator,
     check: CheckLogits = lambda _: None,
+    seeds: Tensor | None = None,
 ) -> Responses:
     """Return ``group`` responses to each prompt, prompt by prompt. ``check`` sees all logits.
 
-    Responses have policy versions if ``check`` returns them.
+    Responses have policy versions if ``check`` returns them. ``seeds``: of every response, instead of the
+    generator.
     """
     uses_cache = generates_with_cache(model)
     by_length: dict[int, list[int]] = {}
@@ -52,7 +55,8 @@ def generate_plainly(
     responses: list[Responses] = [[] for _ in prompts]
     for length, numbers in by_length.items():
         rows = [prompts[number] for number in numbers for _ in range(group)]
-        drawn = _Drawing(sampling, generator, check)
+        places = [number * group + place for number in numbers for place in range(group)]
+        drawn = _Drawing(sampling, generator, check, None if seeds is None else seeds[places])
         # Some models take a prompt of one token for the continuation of what they generated last.
         _generate(model, rows, drawn, stop_ids, uses_cache and length > 1)
         found = drawn.responses(stop_ids)
@@ -148,8 +152,10 @@ class _Drawing(LogitsProcessor):  # type: ignore[misc, unused-ignore]
         sampling: Sampling,
         generator: torch.Generator,
         check: CheckLogits = lambda _: None,
+        seeds: Tensor | None = None,
     ) -> None:
         self.sampling = sampling
+        self._seeds = seeds
         self._generator = generator
         self._check = check
         self._steps: list[tuple[Tensor, Tensor]] = []  # ids and log-probabilities, one per row
@@ -160,7 +166,8 @@ class _Drawing(LogitsProcessor):  # type: ignore[misc, unused-ignore]
         version = self._check(scores)
         if version is not None:
             self._versions.append(version)
-        token_ids, logprobs = draw(scores, self.sampling, self._generator)
+        keys = None if self._seeds is None else token_keys(self._seeds, len(self._steps))
+        token_ids, logprobs = draw(scores, self.sampling, self._generator, keys)
         self._steps.append((token_ids, logprobs))
         return torch.full_like(scores, -torch.inf).scatter(1, token_ids.unsqueeze(1), 0.0)
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from hacrl.engines.hf.slot_cache import DecodedTokens, SlotCache
 from hacrl.models.compile import compiled
 from hacrl.models.device import HostCopy, copy_to_device, is_out_of_memory
+from hacrl.models.keyed_noise import token_keys
 from hacrl.models.packing import model_inputs
 from hacrl.models.packing_support import packed_sequences
 from hacrl.models.sampling import draw
@@ -58,6 +59,7 @@ class Group:
     last_token: int
     slots: list[int]
     limits: list[int]  # most new tokens, per slot
+    seeds: list[int]  # of the draws, per slot; 0 where the decoder's generator draws
 
 
 class PendingStatus:
@@ -90,7 +92,10 @@ class PendingTokens:
 
 
 class SlotDecoder:
-    """A cache and, for every slot, the state of its response. The last slot only pads batches."""
+    """A cache and, for every slot, the state of its response. The last slot only pads batches.
+
+    ``is_keyed``: a response's draws depend on its own seed alone, not on its slot and the other responses.
+    """
 
     def __init__(
         self,
@@ -100,6 +105,7 @@ class SlotDecoder:
         sampling: Sampling,
         stop_ids: Sequence[int],
         compiles: bool = False,
+        is_keyed: bool = False,
     ) -> None:
         device = model.device
         self.compiles = compiles  # whether layers are compiled; becomes False if that fails
@@ -110,6 +116,7 @@ class SlotDecoder:
         self.sampling = sampling
         self.cache = SlotCache(model.config, slots, length, model.dtype, device)
         self.generator = torch.Generator(device=device)
+        self.is_keyed = is_keyed
         self._stop_ids = torch.tensor(sorted(stop_ids), device=device)
         rows = slots + 1
         # slots of the present batch, then the padding slot
@@ -120,6 +127,7 @@ class SlotDecoder:
         self._alive = torch.zeros(rows, dtype=torch.bool, device=device)
         self._num_sampled = torch.zeros(rows, dtype=torch.long, device=device)
         self._limit = torch.zeros(rows, dtype=torch.long, device=device)
+        self._seed = torch.zeros(rows, dtype=torch.long, device=device)
         # the extra column takes what finished rows sample before a check frees their slot
         shape = (rows, sampling.max_new_tokens + 1)
         self._sampled_ids = torch.zeros(shape, dtype=torch.long, device=device)
@@ -142,20 +150,21 @@ class SlotDecoder:
         others are.
         """
         started = [
-            (slot, group.prompt.start, group.prompt.tokens, group.last_token, limit)
+            (slot, group.prompt.start, group.prompt.tokens, group.last_token, limit, seed)
             for group in groups
-            for slot, limit in zip(group.slots, group.limits, strict=True)
+            for slot, limit, seed in zip(group.slots, group.limits, group.seeds, strict=True)
         ]
-        slots, starts, counts, last, limits = copy_to_device(
+        slots, starts, counts, last, limits, seeds = copy_to_device(
             torch.tensor(started), self._token.device
         ).unbind(1)
         self.cache.set_prompts({slot: group.prompt.number for group in groups for slot in group.slots})
-        tokens = sum(count for _, _, count, _, _ in started)
+        tokens = sum(count for _, _, count, *_ in started)
         self.cache.write_prompts(groups[0].prompt.states, slots, starts, counts, tokens)
         self._token[slots] = last
         self._prompt_length[slots] = counts
         self._position[slots] = counts
         self._limit[slots] = limits
+        self._seed[slots] = seeds
         self._num_sampled.index_fill_(0, slots, 0)  # assigning a number would wait for the device
         self._alive.index_fill_(0, slots, True)
 
@@ -257,7 +266,8 @@ class SlotDecoder:
         with packed_sequences(self.model), compiled(self.model, self.compiles):
             tokens = DecodedTokens(self.cache, rows, positions, prompts)
             logits = self.model(**model_inputs(self._token[rows], positions, slots=tokens)).logits[0]
-            token_ids, logprobs = draw(logits, self.sampling, self.generator)
+            keys = self._keys(rows) if self.is_keyed else None
+            token_ids, logprobs = draw(logits, self.sampling, self.generator, keys)
         columns = torch.where(alive, self._num_sampled[rows], self.sampling.max_new_tokens)
         self._sampled_ids[rows, columns] = token_ids
         self._sampled_logprobs[rows, columns] = logprobs
@@ -269,6 +279,11 @@ class SlotDecoder:
         # a finished row writes behind its prompt, which other slots may read
         self._position[rows] = torch.where(alive & ~finished, positions + 1, prompts)
         self._is_broken |= (alive & ~logprobs.isfinite()).any()
+
+    def _keys(self, rows: Tensor) -> Tensor:
+        # What an interrupted response has sampled before counts: its limit is lower by that.
+        before = self.sampling.max_new_tokens - self._limit[rows]
+        return token_keys(self._seed[rows], before + self._num_sampled[rows])
 
 
 @cache

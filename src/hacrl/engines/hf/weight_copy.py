@@ -3,31 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hacrl.engines.base import Policy
 from hacrl.models.sharding import copy_weights, sharding_of, weight_groups, whole_model
-
-
-class CopiedPolicy:
-    """A policy with a model of its own; all else is the original's."""
-
-    def __init__(self, policy: Policy, model: Any, device: torch.device) -> None:
-        self.name = policy.name
-        self.model = model
-        self.policy_version = policy.policy_version  # of the weights in ``model``
-        self.context_length = policy.context_length
-        self.device = device
-        self._policy = policy
-
-    @property
-    def stop_ids(self) -> Collection[int]:
-        """Tokens that end a response."""
-        return self._policy.stop_ids
 
 
 @torch.no_grad()

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hacrl.engines.base import Sample
+from hacrl.engines.numbers_as_text import floats_from_text, integers_from_text
 from hacrl.engines.sync_check import EngineError
 from hacrl.engines.vllm import child_program
 from hacrl.engines.vllm.backend import (
@@ -28,7 +29,6 @@ from hacrl.engines.vllm.backend import (
     process_errors_as_engine_errors,
     sampling_fields,
 )
-from hacrl.engines.vllm.numbers_as_text import floats_from_text, integers_from_text
 from hacrl.processes import SupervisedProcess, python_command
 
 WORKER = "hacrl.engines.vllm.in_vllm.hacrl_vllm_worker.WeightReceiver"

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hacrl.engines.vllm.numbers_as_text import floats_to_text, integers_to_text
+from hacrl.engines.numbers_as_text import floats_to_text, integers_to_text
 
 WORKER_SECONDS = 30.0  # for healthy workers to describe themselves
 Message = dict[str, Any]

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
 
@@ -24,8 +24,8 @@ from hacrl.errors import ConfigError, TrainingError, WorkerLostError
 from hacrl.executors.ray.cluster import Cluster, import_ray
 from hacrl.executors.ray.events import Event, Failed, PhaseBegun, ResponsesFinished, Result
 from hacrl.executors.ray.host import AgentHost, HostFacts, HostSpec, software
-from hacrl.executors.ray.placement import Party
-from hacrl.executors.ray.ranks import RankActor
+from hacrl.executors.ray.members import MemberActor
+from hacrl.executors.ray.placement import Member, Party
 from hacrl.executors.ray.tensors import PackedTensor
 from hacrl.models.agent import Agent
 from hacrl.rollouts.groups import PromptGroup
@@ -35,7 +35,7 @@ from hacrl.training.reporter import Reporter
 from hacrl.training.worker import Answer, Assignment
 
 LOOK_SECONDS = 1.0  # between two looks at the time while no event comes
-LANES = 4  # calls of a process in an asynchronous run: its engine, its learner, its state, and its end
+CALLS_AT_ONCE = 4  # of one process: an asynchronous agent answers, learns and publishes at the same time
 CLOSE_SECONDS = 20.0  # for a process to end its engines and ranks
 # Options of a verb: events come one by one, and a process waits if too many of them have not been read.
 _STREAMING = {"num_returns": "streaming", "_generator_backpressure_num_objects": 16}
@@ -48,7 +48,7 @@ class _Placed:
     party: Party
     group: Any  # Ray's placement group
     host: Any  # the actor of rank 0
-    ranks: dict[tuple[str, int], Any] = field(default_factory=dict)  # the other actors, by agent and rank
+    members: dict[Member, Any] = field(default_factory=dict)  # the actors of further processes
     facts: HostFacts | None = None  # once its agents are loaded
 
     @property
@@ -107,7 +107,7 @@ class RayExecutor:
             self._placed |= dict.fromkeys(found.agents, found)
         self._check_software(placed)
         streams = {
-            one.agents[0]: one.host.load.options(**_STREAMING).remote(self._spec, one.agents, one.ranks)
+            one.agents[0]: one.host.load.options(**_STREAMING).remote(self._spec, one.agents, one.members)
             for one in placed
         }
         notes = list(self.notes)
@@ -123,8 +123,10 @@ class RayExecutor:
         """Start the party's processes in its rooms, without waiting."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+        bundles = party.bundles
+
         def options(bundle: int) -> dict[str, Any]:
-            asked = dict(party.bundle)
+            asked = dict(bundles[bundle])
             return {
                 "num_cpus": asked.pop("CPU", 0),
                 "num_gpus": asked.pop("GPU", 0),
@@ -132,16 +134,16 @@ class RayExecutor:
                 "scheduling_strategy": PlacementGroupSchedulingStrategy(
                     group, placement_group_bundle_index=bundle
                 ),
-                "max_concurrency": LANES * len(party.agents) if self._config.asynchronous.is_on else 1,
+                "max_concurrency": CALLS_AT_ONCE,
                 "max_restarts": 0,  # a process that starts again by itself would have the first weights
             }
 
         host = self._ray.remote(AgentHost).options(**options(0)).remote()
-        ranks = {
-            key: self._ray.remote(RankActor).options(**options(bundle)).remote()
-            for bundle, key in enumerate(party.ranks, start=1)
+        members = {
+            member: self._ray.remote(MemberActor).options(**options(bundle)).remote()
+            for bundle, member in enumerate(party.members, start=1)
         }
-        return _Placed(party, group, host, ranks)
+        return _Placed(party, group, host, members)
 
     def _check_software(self, placed: Sequence[_Placed]) -> None:
         """Raise unless all processes have the same versions of what decides numbers."""
@@ -186,16 +188,17 @@ class RayExecutor:
 
     @property
     def updates_while_generating(self) -> dict[str, bool]:
-        """Whether the engine can be updated while it generates, by agent."""
+        """Whether each agent's engine takes new weights while it generates."""
         found: dict[str, bool] = {}
         for facts in self.processes.values():
             found |= facts.updates_while_generating
         return found
 
     def publish(self, agent: str) -> SyncReport:
-        """Send an agent's weights to its engine, within the agent's process."""
+        """Send an agent's weights to its engine."""
         ((_, report),) = self._all("publish", [agent], None)
-        return cast(SyncReport, report)
+        found: SyncReport = report
+        return found
 
     def answer(
         self, assignment: Assignment, agents: Sequence[str], reporter: Reporter
@@ -297,7 +300,7 @@ class RayExecutor:
         return dict.fromkeys(one.agents, reason)
 
     def _end(self, one: _Placed) -> None:
-        for actor in (one.host, *one.ranks.values()):
+        for actor in (one.host, *one.members.values()):
             with suppress(Exception):  # it may be gone already
                 self._ray.kill(actor)
         self._cluster.free(one.group)

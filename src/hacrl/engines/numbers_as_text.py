@@ -1,4 +1,4 @@
-"""Exact base64 text of many numbers, for JSON messages to a process on the same machine.
+"""Exact base64 text of many numbers, for JSON messages to another process.
 
 Encoding takes a fifth of the time that JSON takes for lists of numbers.
 """
