@@ -21,9 +21,6 @@ class Executor(Protocol):
     """Runs all agents' workers.
 
     Results come agent by agent, so that a run that stops in the middle of a step keeps what is done of it.
-    A verb raises :class:`hacrl.errors.WorkerLostError`, after all other agents' results, for agents whose
-    processes are gone. The trainer then asks the executor to place them again, or to drop them. In an
-    asynchronous run, losses end the run.
 
     In a synchronous run one thread calls everything. An asynchronous run (``asynchronous.max_staleness``)
     calls :meth:`answer`, :meth:`learn` and :meth:`publish` from several threads, each for a single agent:
@@ -39,7 +36,11 @@ class Executor(Protocol):
     The assignments have ``weights="published"`` then, so that no ``answer`` reads weights while ``learn``
     changes them. Each call gets a reporter of its own, whose observer may be used from any thread. The other
     verbs are called by the run's own thread while no ``learn`` and no ``publish`` is under way;
-    ``state_dict`` and ``tensors`` also while agents answer. An error that leaves a verb ends the run.
+    ``state_dict`` and ``tensors`` also while agents answer. Any error but a loss that leaves a verb ends the
+    run.
+
+    A verb raises :class:`hacrl.errors.WorkerLostError`, after all other agents' results, for agents whose
+    processes are gone. The trainer then asks the executor to place them again, or to drop them.
     """
 
     notes: tuple[str, ...]  # sentences for the user about what was decided when the workers were placed

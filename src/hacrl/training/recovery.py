@@ -41,10 +41,10 @@ class AgentCheckpoint:
     ) -> AgentCheckpoint:
         """Return an agent's part of what a trainer's ``state_dict`` and ``tensors`` returned."""
         done, under_way = int(state["steps_done"]), state["under_way"]
-        has_learnt_more = under_way is not None and agent in under_way["learnt"]
-        return cls(
-            done + has_learnt_more, done, state["capabilities"], state["agents"][agent], tensors[agent]
-        )
+        learnt = done + (under_way is not None and agent in under_way["learnt"])
+        if "asynchronous" in state:  # agents may be ahead of the last step that all have finished
+            learnt = int(state["asynchronous"]["agents"][agent]["learnt"])
+        return cls(learnt, done, state["capabilities"], state["agents"][agent], tensors[agent])
 
 
 # Returns the newest checkpoint's part of an agent; None if the run has no checkpoint yet.

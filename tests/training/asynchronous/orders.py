@@ -54,8 +54,12 @@ class Order:
         except BaseException as error:
             return Ended(job, error=error)
 
-    def close(self) -> None:
-        pass
+    def close(self) -> list[Ended]:
+        return []
+
+    @property
+    def running(self) -> list[Job]:
+        return list(self.pending)
 
 
 def oldest_first(jobs: Sequence[Job]) -> Job:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from hacrl.config.schema import RunConfig
 from hacrl.errors import TrainingError
 from hacrl.executors.local import LocalExecutor
 from hacrl.runs.run import LocalRun
+from hacrl.training.asynchronous.schedule import Job
+from hacrl.training.health.collapse import CollapseDetector
 from hacrl.training.observer import Observer
 from hacrl.training.trainer import Trainer
 from tests.support.chaos import differing_files
@@ -63,32 +67,32 @@ def check_all_learnt_once(config: RunConfig, without: set[tuple[str, str, int]] 
             assert set(seen) == {key for key in rollouts if (learner, key[0], step) not in without}
 
 
-def check_staleness(config: RunConfig) -> list[int]:
+def check_staleness(config: RunConfig, updates: int = 4) -> list[int]:
     """Compare the reported staleness with the log's versions; return the steps that own rollouts were old.
 
-    In these runs every step makes 4 updates: the policy after step n has version 4 n.
+    In these runs every step makes equally many updates: the policy after step n has version n * updates.
     """
     found = []
     for line in lines(config.output, "metrics.jsonl"):
         step = line["step"]
         for learner, report in line["agents"].items():
-            assert report["learning"]["updates"] == 4
-            assert report["policy_version"] == 4 * step
+            assert report["learning"]["updates"] == updates
+            assert report["policy_version"] == updates * step
             for source, staleness in report["asynchronous"]["staleness"].items():
                 rows = logged(config, step, source)
                 ages, tokens = [], 0
                 for row in rows:
                     (segment,) = row["segments"]
                     spans = segment.get("versions") or [[row["policy_version"], row["tokens"]]]
-                    ages += [(step - 1 - version // 4, count) for version, count in spans]
+                    ages += [(step - 1 - version // updates, count) for version, count in spans]
                     tokens += row["tokens"]
                 assert (
                     max(age for age, _ in ages) == staleness["steps_max"] <= config.asynchronous.max_staleness
                 )
                 mean = sum(age * count for age, count in ages) / tokens
                 assert staleness["steps_mean"] == pytest.approx(mean)
-                assert staleness["versions_mean"] == pytest.approx(4 * mean)
-                assert staleness["versions_max"] == 4 * staleness["steps_max"]
+                assert staleness["versions_mean"] == pytest.approx(updates * mean)
+                assert staleness["versions_max"] == updates * staleness["steps_max"]
                 if source == learner:
                     found.append(staleness["steps_max"])
     return found
@@ -132,6 +136,30 @@ def test_threads_do_the_same_work_in_whatever_order(runs: Runs) -> None:
         } <= line.keys()
 
 
+def test_without_overlap_an_asynchronous_run_is_the_synchronous_one(runs: Runs) -> None:
+    """If no batch is sampled before the weights of the last step are there, nothing is stale."""
+    options = {"steps": 3, "evaluation": {"problems": 3, "every": 2}}
+    synchronous = asynchronous(runs, "char", "twin", "pair", staleness=0, **options)
+    with LocalRun(synchronous) as run:
+        run.train()
+        run.save()
+    config = asynchronous(runs, "char", "twin", "pair", staleness=2, **options)
+
+    def is_early(job: Job) -> bool:
+        return job.kind == "sample" and ("publish", job.agent, job.step - 1) not in order.ran
+
+    order = Order(delayed(is_early))
+    finish(config, order)
+    assert check_staleness(config, updates=6) == [0] * 9
+    expected, found = (lines(one.output, "metrics.jsonl") for one in (synchronous, config))
+    for line in found:
+        for report in line["agents"].values():
+            del report["asynchronous"]
+    assert found == expected
+    folders = [Path(one.output) for one in (synchronous, config)]
+    assert differing_files(*folders) == ["metrics.jsonl"]  # weights, rollouts, evaluations: equal
+
+
 def test_without_staleness_the_run_is_the_synchronous_one(runs: Runs) -> None:
     config = asynchronous(runs, *AGENTS, staleness=0, steps=1)
     with LocalRun(config) as run:
@@ -165,7 +193,7 @@ def test_a_slow_agent_holds_the_others_only_for_their_patience(runs: Runs) -> No
     check_all_learnt_once(config, {("char", "pair", 2)})
     assert [note for note in notes.notes if "without the rollouts" in note] == [
         "agent char learns step 2 without the rollouts of pair, after it has waited for them for 5 s "
-        "(asynchronous.patience)"
+        "(asynchronous.patience). Metrics count what is missing in every step"
     ]
     reports = {line["step"]: line["agents"] for line in lines(config.output, "metrics.jsonl")}
     char = {step: report["char"]["asynchronous"] for step, report in reports.items()}
@@ -342,6 +370,57 @@ def test_an_error_in_a_lane_ends_the_run_with_it(runs: Runs, monkeypatch: pytest
     with LocalRun(config) as run, pytest.raises(TrainingError, match="the learner of pair is gone"):
         run.train()
     assert logged(config, 1, "pair", learnt=True)
+
+
+def test_when_one_agent_fails_what_the_others_have_sampled_is_kept(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answers of "pair" to batch 1 are there, but not yet handled, when "char" fails."""
+    config = asynchronous(runs, *AGENTS, steps=3)
+    has_answered = threading.Event()
+    answer = LocalExecutor.answer
+
+    def failing(self: Any, assignment: Any, agents: Any, reporter: Any) -> Any:
+        if agents == ["char"]:
+            yield from fail_after(has_answered)
+        yield from answer(self, assignment, agents, reporter)
+        has_answered.set()
+
+    monkeypatch.setattr(LocalExecutor, "answer", failing)
+    with LocalRun(config) as run, pytest.raises(TrainingError, match="the engine of char is gone"):
+        run.train()
+    assert len(logged(config, 1, "pair")) == 16
+
+
+def fail_after(event: threading.Event) -> Iterator[Any]:
+    assert event.wait(60)
+    raise TrainingError("the engine of char is gone")
+    yield
+
+
+def test_a_paused_agent_is_not_waited_for_and_is_still_evaluated(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The detector finds "pair" collapsed after step 2."""
+    steps: list[int] = []
+
+    def update(self: CollapseDetector, rollouts: Any) -> list[str]:
+        steps.append(len(steps) + 1)
+        if len(steps) == 2:
+            self.paused.add("pair")
+        return []
+
+    monkeypatch.setattr(CollapseDetector, "update", update)
+    config = asynchronous(runs, *AGENTS, steps=5, every=3, evaluation={"problems": 3, "every": 3})
+    with LocalRun(config) as run:
+        run.train()
+        run.save()
+    agents = [set(line["agents"]) for line in lines(config.output, "metrics.jsonl")]
+    assert agents[:2] == [set(AGENTS)] * 2
+    assert agents[4] == {"char"}  # "pair" may have been learning step 3, or 4, when it was paused
+    evaluations = lines(config.output, "evaluations.jsonl")
+    assert [line["step"] for line in evaluations] == [0, 3, 5]
+    assert all(set(line["agents"]) == set(AGENTS) for line in evaluations)
 
 
 def test_single_steps_are_refused(runs: Runs) -> None:

@@ -7,6 +7,7 @@ becomes a :class:`WorkerLostError` that names the agents; the trainer then has t
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -85,6 +86,7 @@ class RayExecutor:
         self._versions = dict.fromkeys(names, 0)
         self._known = tuple(parties)
         self._placed: dict[str, _Placed] = {}  # by agent
+        self._ending = threading.Lock()  # in an asynchronous run two calls notice that a process is gone
         self.notes: tuple[str, ...] = ()
         try:
             self._place(parties)
@@ -290,10 +292,11 @@ class RayExecutor:
 
     def _lose(self, agent: str, reason: str) -> dict[str, str]:
         """End what is left of an agent's party; return all its agents with the reason."""
-        one = self._placed.get(agent)
-        if one is None:
-            return {agent: reason}
-        self._end(one)
+        with self._ending:
+            one = self._placed.get(agent)
+            if one is None:
+                return {agent: reason}
+            self._end(one)
         return dict.fromkeys(one.agents, reason)
 
     def _end(self, one: _Placed) -> None:

@@ -11,6 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -45,8 +46,13 @@ class Jobs(Protocol):
         """Return the next job that ends, or None after so many seconds. Handle what jobs report meanwhile."""
         ...
 
-    def close(self) -> None:
-        """Wait a limited time for the jobs under way; what they report is ignored."""
+    def close(self) -> list[Ended]:
+        """Wait a limited time for the jobs under way; return those that have ended. None starts any more."""
+        ...
+
+    @property
+    def running(self) -> list[Job]:
+        """The jobs that have not ended."""
         ...
 
 
@@ -78,6 +84,7 @@ class LaneThreads:
         self._queue: queue.SimpleQueue[Action | Ended] = queue.SimpleQueue()
         self._lanes: dict[str, queue.SimpleQueue[tuple[Job, Work] | None]] = {}
         self._threads: list[threading.Thread] = []
+        self._running: dict[Job, None] = {}  # an ordered set
         self._is_closed = False
 
     def start(self, job: Job, work: Work) -> None:
@@ -90,6 +97,7 @@ class LaneThreads:
             )
             self._threads.append(thread)
             thread.start()
+        self._running[job] = None
         self._lanes[lane].put((job, work))
 
     def next(self, seconds: float) -> Ended | None:
@@ -101,10 +109,11 @@ class LaneThreads:
             except queue.Empty:
                 return None
             if isinstance(item, Ended):
+                del self._running[item.job]
                 return item
             item()
 
-    def close(self) -> None:
+    def close(self) -> list[Ended]:
         """End all threads; those whose job does not end in time are left behind."""
         self._is_closed = True
         for lane in self._lanes.values():
@@ -112,11 +121,19 @@ class LaneThreads:
         deadline = time.monotonic() + ABANDON_SECONDS
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
+        ended = []
+        with suppress(queue.Empty):
+            while True:
+                item = self._queue.get_nowait()
+                if isinstance(item, Ended):
+                    del self._running[item.job]
+                    ended.append(item)
+        return ended
 
     @property
-    def running(self) -> list[str]:
-        """The threads that have not ended."""
-        return [thread.name for thread in self._threads if thread.is_alive()]
+    def running(self) -> list[Job]:
+        """The jobs that have not ended."""
+        return list(self._running)
 
     def _post(self, action: Action) -> None:
         if not self._is_closed:

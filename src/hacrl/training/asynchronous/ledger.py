@@ -38,7 +38,7 @@ class Ledger:
 
     def __init__(self, names: Sequence[str], versions: Mapping[str, int], max_staleness: int) -> None:
         self.rollouts: dict[int, dict[str, list[VerifiedRollout]]] = {}  # batch -> agent -> rollouts
-        self.syncs: dict[int, dict[str, SyncReport]] = {}  # of the weights a batch's sampling began with
+        self.syncs: dict[int, dict[str, SyncReport]] = {}  # of the weights that sampled a batch last
         self.reports: dict[int, dict[str, AgentReport]] = {}  # of steps that some agent has not finished
         # step -> learner -> source: what the learner got
         self._tokens: dict[int, dict[str, dict[str, VersionTokens]]] = {}

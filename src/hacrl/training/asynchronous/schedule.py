@@ -171,7 +171,7 @@ class Schedule:
 
     def next_deadline(self) -> float | None:
         """Return when the first learner's patience ends; None if none waits, or all wait without limit."""
-        if self.patience is None:
+        if self.patience is None or self.is_holding or self.is_stopping:
             return None
         return min((wait.since + self.patience for wait in self.waits()), default=None)
 

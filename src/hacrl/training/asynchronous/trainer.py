@@ -21,7 +21,13 @@ from torch import Tensor
 from hacrl.algorithms.capability import Capabilities, CapabilityTracker
 from hacrl.config.schema import RunConfig
 from hacrl.engines.base import SyncReport
-from hacrl.errors import CheckpointError, EngineMismatchError, TrainingError
+from hacrl.errors import (
+    CheckpointError,
+    ConfigError,
+    EngineMismatchError,
+    TrainingError,
+    WorkerLostError,
+)
 from hacrl.rollouts.log import RolloutLog
 from hacrl.tasks.stream import ProblemStream
 from hacrl.training.asynchronous.jobs import Ended, Jobs, LaneThreads
@@ -37,6 +43,7 @@ from hacrl.training.metrics import (
     rollout_report,
 )
 from hacrl.training.observer import Observer
+from hacrl.training.recovery import no_recovery
 from hacrl.training.reporter import Reporter, TrainingInterrupted
 from hacrl.training.trainer import Trainer
 from hacrl.training.worker import Answer, Assignment
@@ -63,6 +70,11 @@ class AsynchronousTrainer(Trainer):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(config, executor, stream, test_problems, log, reporter)
+        if not hasattr(executor, "publish"):
+            raise ConfigError(
+                f"executor: {config.executor!r} has no publish, which asynchronous runs need "
+                "(hacrl.training.executor.Executor); use executor: local, or asynchronous.max_staleness=0"
+            )
         names = [agent.name for agent in config.agents]
         staleness = config.asynchronous.max_staleness
         self._names = names
@@ -70,23 +82,38 @@ class AsynchronousTrainer(Trainer):
         self._schedule = Schedule({name: AgentState() for name in names}, staleness, last_step=0)
         self._make_jobs = make_jobs
         self._clock = clock
+        self._jobs: Jobs = LaneThreads(Observer())  # of the present training
         self._running: set[Job] = set()
+        self._unhandled: list[Ended] = []  # that ended while a lost agent was brought back
         self._lessons: Lessons = {}  # of learners that are at a step
-        self._last_syncs: dict[str, SyncReport] = {}
         self._seconds: dict[int, dict[str, float]] = {}  # of steps that are not finished
         self._noted_waits: set[tuple[str, int]] = set()  # learner and step
+        self._last_missing: dict[str, frozenset[str]] = {}  # learner -> agents it did not wait for last
         self._paused_accuracies: dict[str, Accuracy] = {}
 
     def train(self, steps: int) -> None:
         """Evaluate, make ``steps`` steps in all, evaluate; in between as often as the settings say."""
         self._open(steps)
-        jobs = self._make_jobs(self.reporter.observer)
+        jobs = self._jobs = self._make_jobs(self.reporter.observer)
         try:
-            while self._running or not (self._schedule.is_finished and self._has_finished):
+            while self._running or self._unhandled or not self._has_finished:
                 self._loop_once(jobs)
-        finally:
-            self._running.clear()
-            jobs.close()
+        except BaseException as error:
+            self._abandon(jobs, error)
+            raise
+        jobs.close()
+
+    def _abandon(self, jobs: Jobs, error: BaseException) -> None:
+        """Give the jobs under way a moment to end, keep what they have sampled, and name those that hang."""
+        for ended in jobs.close():
+            job, agent = ended.job, ended.job.agent
+            if ended.error is not None:
+                error.add_note(f"Agent {agent!r} failed, too ({job.kind} {job.step}): {ended.error}")
+            elif job.kind == "sample" and self._log is not None:
+                self._log.append(job.step, agent, ended.result.rollouts)
+        for job in jobs.running:
+            error.add_note(f"Agent {job.agent!r} was still at work ({job.kind} {job.step}) and was abandoned")
+        self._running.clear()
 
     def step(self, step: int) -> StepReport:
         """Refuse: the steps of an asynchronous run overlap."""
@@ -103,8 +130,8 @@ class AsynchronousTrainer(Trainer):
 
     @property
     def _has_finished(self) -> bool:
-        """Whether all steps are reported."""
-        return self.steps_done >= self._schedule.last_step
+        """Whether all steps are made and reported."""
+        return self._schedule.is_finished and self.steps_done >= self._schedule.last_step
 
     def _open(self, steps: int) -> None:
         """Prepare the schedule; take what an earlier process has sampled from the log."""
@@ -114,7 +141,7 @@ class AsynchronousTrainer(Trainer):
         schedule.shares_rollouts = self.config.method.shares_rollouts
         schedule.updates_while_generating = self.executor.updates_while_generating
         schedule.evaluation_due = self._is_evaluation_due
-        for name in self._collapse.paused & schedule.agents.keys():
+        for name in (self._collapse.paused | self._dropped) & schedule.agents.keys():
             schedule.pause(name)
         for state in schedule.agents.values():
             state.published = -1  # also after an earlier call: an evaluation may have sent other weights
@@ -130,7 +157,7 @@ class AsynchronousTrainer(Trainer):
             jobs.start(job, self._work(job))
         if not self._running and schedule.next_deadline() is None:
             self._explain_standstill()
-        ended = jobs.next(self._seconds_to_wait())
+        ended = self._unhandled.pop(0) if self._unhandled else jobs.next(self._seconds_to_wait())
         if ended is not None:
             self._running.discard(ended.job)
             self._end_job(ended)
@@ -152,10 +179,10 @@ class AsynchronousTrainer(Trainer):
     def _explain_standstill(self) -> None:
         if not self._schedule.agents and not self._has_finished:
             raise TrainingError(
-                f"there is no agent left to train: all agents are paused since step {self.steps_done}"
+                f"there is no agent left to train: all are paused or lost since step {self.steps_done}"
             )
         waits = self._schedule.is_stopping or self._schedule.is_holding or self._schedule.is_finished
-        assert waits, f"no agent can go on: {self._schedule}"
+        assert waits or self._unhandled, f"no agent can go on: {self._schedule}"
 
     def _seconds_to_wait(self) -> float:
         deadline = self._schedule.next_deadline()
@@ -173,8 +200,6 @@ class AsynchronousTrainer(Trainer):
                 problems = self.stream.batch(job.step - 1) if is_rollout else self._test_problems
                 phase: Literal["rollout", "evaluate"] = "rollout" if is_rollout else "evaluate"
                 assignment = Assignment(phase, problems, job.step, weights="published")
-                if is_rollout:
-                    self._ledger.syncs.setdefault(job.step, {})[job.agent] = self._last_syncs[job.agent]
                 return partial(self._answer_job, job, assignment)
             case "learn":
                 lesson = self._ledger.lesson(job, self._expected)
@@ -212,6 +237,9 @@ class AsynchronousTrainer(Trainer):
 
     def _end_job(self, ended: Ended) -> None:
         job = ended.job
+        if isinstance(ended.error, WorkerLostError):
+            self._recover(ended.error)
+            return
         if ended.error is not None:
             if isinstance(ended.error, EngineMismatchError) and self._log is not None and job.kind == "learn":
                 self._log.discard(job.step, job.agent)  # a resumed run samples them again
@@ -223,14 +251,66 @@ class AsynchronousTrainer(Trainer):
                 self._end_evaluation(job, ended.result)
             case "learn":
                 self._end_learning(job, ended.result)
-            case "publish":
-                self._last_syncs[job.agent] = ended.result
         self._schedule.finish(job, self._clock())
+
+    def _recover(self, error: WorkerLostError) -> None:
+        """Bring lost agents back to where they were, or go on without them, as the recipe says.
+
+        The rebuilt agent learns logged steps again, from all rollouts that are in the log by now. So its
+        weights are not exactly those that were lost if it had gone on without slower agents.
+        """
+        if self.recovery is None or self.recovery.on_loss == "stop":
+            raise no_recovery(error) from error
+        self.reporter.notes([f"lost: {error}"])
+        lost = self._end_lanes(error.lost)
+        if self.recovery.on_loss == "drop":
+            self._drop(lost)
+            for name in lost.keys() & self._schedule.agents.keys():
+                self._schedule.pause(name)
+            return
+        while lost:
+            self.recovery.count(lost)
+            names, lost = list(lost), {}
+            for name in names:
+                try:
+                    self._rebuild(name)
+                except WorkerLostError as again:
+                    lost |= again.lost
+
+    def _end_lanes(self, lost: Mapping[str, str]) -> dict[str, str]:
+        """Wait until all calls of lost agents have ended; return all that are lost by then."""
+        found = dict(lost)
+        while any(job.agent in found for job in self._running):
+            ended = self._jobs.next(POLL_SECONDS)
+            if ended is None:
+                continue
+            self._running.discard(ended.job)
+            if isinstance(ended.error, WorkerLostError):
+                found |= ended.error.lost
+            elif ended.job.agent in found:  # it ended before the loss
+                self._end_job(ended)
+            else:
+                self._unhandled.append(ended)
+        return found
+
+    def _rebuild(self, agent: str) -> None:
+        assert self.recovery is not None
+        history = self._ledger.histories[agent]
+        version = history.version_after(history.steps)
+        self.recovery.rebuild(self.executor, agent, history.steps, version, self.reporter)
+        self._lessons.pop(agent, None)
+        self._ledger.late.forget(agent)  # the steps that were learnt again had them in time
+        if agent in self._schedule.agents:
+            state = self._schedule.agents[agent]
+            state.engine = state.learner = None
+            state.published = -1
 
     def _end_sampling(self, job: Job, answer: Answer) -> None:
         if self._log is not None:
             self._log.append(job.step, job.agent, answer.rollouts)
         self._ledger.add(job.step, job.agent, answer.rollouts)
+        if answer.sync is not None:
+            self._ledger.syncs.setdefault(job.step, {})[job.agent] = answer.sync
         self.reporter.notes(answer.notes)
 
     def _end_evaluation(self, job: Job, answer: Answer) -> None:
@@ -265,14 +345,14 @@ class AsynchronousTrainer(Trainer):
         A checkpoint is a cut between the learners' updates. So no learner starts before it is made; engines
         go on generating.
         """
-        self._report_evaluation(self.steps_done)
+        self._report_evaluations()
         while self._schedule.agents and self.steps_done < self._schedule.steps_done:
             step, every = self.steps_done + 1, self.config.checkpoint.every
             if every and step % every == 0 and not self._schedule.learners_are_idle:
                 self._schedule.is_holding = True
                 return
             self._finish_step(step)
-            self._report_evaluation(step)
+            self._report_evaluations()
             self.after_step()
         self._schedule.is_holding = False
 
@@ -295,18 +375,25 @@ class AsynchronousTrainer(Trainer):
         self._ledger.forget(step)
         self._schedule.forget(step + 1)
 
-    def _report_evaluation(self, step: int) -> None:
-        """Report the evaluation after a step that all agents have finished, if there was one."""
-        found = self._ledger.accuracies.get(step)
-        if found is None or not found.keys() >= self._schedule.agents.keys():
-            return
-        for name in self._names:  # paused agents do not change any more
-            if name not in found:
-                found[name] = self._evaluate_paused(name, step)
-        self._evaluated_at = step
-        accuracies = {name: found[name] for name in self._names}
-        del self._ledger.accuracies[step]
-        self.reporter.observer.on_evaluation(step, accuracies)
+    def _report_evaluations(self) -> None:
+        """Report the evaluations after steps that all agents have finished.
+
+        Paused agents are evaluated here: they do not change any more, and have ended what was under way.
+        """
+        at_work = {job.agent for job in self._running}
+        for step in sorted(self._ledger.accuracies):
+            found = self._ledger.accuracies[step]
+            paused = self._collapse.paused - found.keys() - self._dropped
+            is_complete = set(self.remaining) <= found.keys() | paused
+            if step > self.steps_done or not is_complete or paused & at_work:
+                return
+            accuracies = {
+                name: found[name] if name in found else self._evaluate_paused(name, step)
+                for name in self.remaining
+            }
+            del self._ledger.accuracies[step]
+            self._evaluated_at = step
+            self.reporter.observer.on_evaluation(step, accuracies)
 
     def _evaluate_paused(self, name: str, step: int) -> Accuracy:
         if name not in self._paused_accuracies:
@@ -341,12 +428,16 @@ class AsynchronousTrainer(Trainer):
     # ---- notes
 
     def _note_missing(self, job: Job) -> None:
-        if job.without:
+        """Note that a learner goes on without others, unless it did so in its last step."""
+        is_new = job.without - self._last_missing.get(job.agent, frozenset())
+        self._last_missing[job.agent] = job.without
+        if is_new:
             self.reporter.notes(
                 [
                     f"agent {job.agent} learns step {job.step} without the rollouts of "
                     f"{', '.join(sorted(job.without))}, after it has waited for them for "
-                    f"{self.config.asynchronous.patience:g} s (asynchronous.patience)"
+                    f"{self.config.asynchronous.patience:g} s (asynchronous.patience). Metrics count what is "
+                    "missing in every step"
                 ]
             )
 
