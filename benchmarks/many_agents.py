@@ -131,11 +131,11 @@ def train(models: Sequence[Path], cap: int | None, options: argparse.Namespace, 
         StepCost(
             agents=len(models),
             cap=cap,
-            rollout=one["_ask"],
+            rollout=one["_answer"],
             learning=one["learn"],
             building=one.get("build", 0.0) + one.get("build" + BESIDE, 0.0),
             # samples that are built while another agent learns count as learning above
-            bookkeeping=one["step"] - one["_ask"] - one["learn"] + one.get("build" + BESIDE, 0.0),
+            bookkeeping=one["step"] - one["_answer"] - one["learn"] + one.get("build" + BESIDE, 0.0),
         )
         for one in steps[1:]
     ]
@@ -215,8 +215,9 @@ def keep_books(
     capabilities.record(
         {name: [verified.reward for verified in sampled] for name, sampled in rollouts.items()}
     )
-    for builder in builders:
-        learn_report(LearnStats(), builder.build(groups, capabilities.ratio, seed=1))
+    for codec, builder in zip(codecs, builders, strict=True):
+        samples = builder.build(groups, capabilities.current.ratio, seed=1)
+        learn_report(codec.name, LearnStats(), samples)
     for sampled in rollouts.values():
         rollout_report(sampled)
     spent = time.process_time() - cpu, time.perf_counter() - wall
@@ -264,7 +265,7 @@ def main() -> None:
     clock = Clock()
     wrapped: list[tuple[Any, str]] = [
         (Trainer, "step"),
-        (Trainer, "_ask"),
+        (Trainer, "_answer"),
         (Learner, "learn"),
         (SampleBuilder, "build"),
     ]

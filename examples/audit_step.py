@@ -66,7 +66,7 @@ ASSUMED: dict[str, tuple[Any, ...]] = {  # key -> values that the audit covers, 
     "method.discrepancy": (True,), "method.cross_clip": (True,), "method.cross_upper": (1,),
     "rollout.engine": ("transformers",), "rollout.temperature": (1,), "rollout.top_k": (0,),
     "rollout.top_p": (1,), "learning.epochs": (1,), "learning.max_cross_rollouts": (None,),
-    "learning.old_policy": ("auto", "sampler"),
+    "learning.old_policy": ("auto", "sampler"), "asynchronous.max_staleness": (0,),
 }  # fmt: skip
 ASSUMED_OF_AGENTS = {"lora": (None,), "precision": ("auto", "float32"), "engine": (None, "transformers")}
 RECORDED = {  # quantity -> its path in a step's metrics of an agent, and the tolerance; {} is a source

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from hacrl.plain_text import printable
 
 
@@ -27,6 +29,19 @@ class TaskError(HacrlError, ValueError):
 
 class TrainingError(HacrlError, RuntimeError):
     """Training cannot continue, e.g. because a loss is not finite."""
+
+
+class WorkerLostError(TrainingError):
+    """Processes that work for agents are gone: killed, out of reach, or silent for too long."""
+
+    def __init__(self, lost: Mapping[str, str]) -> None:
+        """``lost``: agent -> what happened, as a sentence without a full stop."""
+        self.lost = dict(lost)
+        super().__init__("; ".join(f"agent {agent!r}: {what}" for agent, what in self.lost.items()))
+
+    def __reduce__(self) -> tuple[type[WorkerLostError], tuple[dict[str, str]]]:
+        """Survive the way from another process."""
+        return type(self), (self.lost,)
 
 
 class EngineMismatchError(TrainingError):

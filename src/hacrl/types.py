@@ -252,14 +252,18 @@ class LearnerSample:
     loss_mask: tuple[bool, ...] = ()  # per response token: True for action tokens; default: all True
     problem: str = ""  # id
     index: int = 0  # among the source's responses to the problem
+    # Whether the learner's present policy sampled the whole response. Only then are its log-probabilities
+    # those that the learner would compute, numerics aside. Without effect for other agents' responses.
+    is_current: bool = True
+    step: int | None = None  # that the response was sampled for; None: the step that is learnt
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "loss_mask", full_loss_mask(self.response_ids, self.loss_mask))
 
     @property
-    def rollout_key(self) -> tuple[str, str, int]:
-        """Source, problem and index, which identify the rollout within a step."""
-        return self.source, self.problem, self.index
+    def rollout_key(self) -> tuple[str, str, int, int | None]:
+        """Source, problem, index and step of a late rollout, which identify the rollout within a step."""
+        return self.source, self.problem, self.index, self.step
 
     @property
     def loss_tokens(self) -> int:
@@ -286,6 +290,9 @@ class LearntRollout:
     weight: float | None = None  # sum over tokens of |dL/d log pi_k|, L being the loss of the update
     token_ids: tuple[int, ...] | None = None  # the response in the learner's tokens; None: the source's ids
     token_logprobs: tuple[float, ...] | None = None  # log pi_k of each response token, to 4 decimals
+    late_from: int | None = (
+        None  # earlier step that the rollout was sampled for; None: the step that is learnt
+    )
 
 
 def merged_spans(spans: Iterable[tuple[int, int]]) -> VersionSpans:

@@ -31,7 +31,8 @@ class _PhaseReporter(Observer):
         self._shared = shared
 
     def on_phase(self, step: int, phase: Phase, agent: str) -> None:
-        self._shared.value = _CODES[phase]
+        if phase in _CODES:
+            self._shared.value = _CODES[phase]
 
 
 def _child(config: RunConfig, shared: Any) -> None:

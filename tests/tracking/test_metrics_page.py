@@ -18,6 +18,7 @@ from hacrl.training.metrics import StepReport
 from hacrl.training.observer import Observer
 from hacrl.types import Verdict
 from tests.support.sevens import SevensTask
+from tests.training.asynchronous.orders import Order, asynchronous, delayed, finish
 from tests.training.runs import HACPO, Runs, runs
 
 __all__ = ["runs"]
@@ -82,7 +83,22 @@ def tracker_name(path: tuple[str, ...]) -> str:
             return f"{agent}/from/{source}/left_out"
         case ["capability_ratios", source]:
             return f"{agent}/from/{source}/capability_ratio"
+        case ["asynchronous", "staleness", source, key]:
+            return f"{agent}/from/{source}/staleness/{key}"
+        case ["asynchronous", ("missing" | "late" | "too_late") as group, source]:
+            return f"{agent}/from/{source}/{group}"
     return "/".join([agent, *rest])
+
+
+def asynchronous_run(runs: Runs, recorder: Recorder) -> Path:
+    """Make a run in which "pair" answers batch 2 too late for a step, and batch 4 too late for all."""
+    config = asynchronous(runs, "char", "pair", staleness=2, patience=5.0, steps=7)
+    until = {2: ("learn", "char", 2), 4: ("learn", "char", 7)}
+    order = Order(
+        delayed(lambda job: job.agent == "pair" and job.step in until and until[job.step] not in order.ran)
+    )
+    finish(config, order, [recorder])
+    return Path(config.output)
 
 
 def test_the_page_has_exactly_what_runs_write(runs: Runs, monkeypatch) -> None:
@@ -99,9 +115,11 @@ def test_the_page_has_exactly_what_runs_write(runs: Runs, monkeypatch) -> None:
     ]
     recorder = Recorder()
     written = set()
+    folders = [asynchronous_run(runs, recorder)]
     for config in configs:
         config = replace(config, steps=2, rollout=replace(config.rollout, **SMALL))
-        folder = run_locally(config, [recorder], task=Scored()).folder
+        folders.append(run_locally(config, [recorder], task=Scored()).folder)
+    for folder in folders:
         for line in (folder / "metrics.jsonl").read_text().splitlines():
             report = json.loads(line)
             assert report.keys() == {"step", "agents"}

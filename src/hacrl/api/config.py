@@ -14,6 +14,7 @@ from hacrl.config.load import build_config
 from hacrl.config.schema import (
     DEFAULT_PROBLEMS,
     AnyMethodSettings,
+    AsynchronousSettings,
     CheckpointSettings,
     EvaluationSettings,
     HacpoSettings,
@@ -56,6 +57,8 @@ class HACRLConfig:
     """Prompts and responses of a step, and how responses are sampled."""
     learning: LearningSettings | Section = field(default_factory=dict)
     """Optimizer, mini-batches, number of updates."""
+    asynchronous: AsynchronousSettings | Section = field(default_factory=dict)
+    """Whether agents sample while they learn; they do not unless ``max_staleness`` is 1 or more."""
     evaluation: EvaluationSettings | Section = field(default_factory=dict)
     """How held-out accuracy is measured, and how often."""
     reward_weights: Sequence[float] | None = None
@@ -100,6 +103,7 @@ class HACRLConfig:
             "method": self.method if isinstance(self.method, str) else plain_section(self.method),
             "rollout": plain_section(self.rollout),
             "learning": plain_section(self.learning),
+            "asynchronous": plain_section(self.asynchronous),
             "evaluation": evaluation,
             "checkpoint": plain_section(self.checkpoint),
         }

@@ -237,7 +237,14 @@ def _progress(config: RunConfig, first_step: int) -> RunProgress:
     from rich.console import Console
 
     names = [agent.name for agent in config.agents]
-    return RunProgress(config.method.title, names, config.steps, Console(), first_step=first_step)
+    return RunProgress(
+        config.method.title,
+        names,
+        config.steps,
+        Console(),
+        first_step=first_step,
+        overlaps=config.asynchronous.is_on,
+    )
 
 
 def _what_is_saved(run: LocalRun) -> str:

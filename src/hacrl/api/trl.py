@@ -14,7 +14,7 @@ from hacrl.config.trl_names import CONFIG_NAMES, config_answer, member_answer, t
 from hacrl.config.values import shown
 from hacrl.errors import ConfigError
 
-_SECTIONS = ("agent_defaults", "method", "rollout", "learning", "evaluation", "checkpoint")
+_SECTIONS = ("agent_defaults", "method", "rollout", "learning", "asynchronous", "evaluation", "checkpoint")
 
 
 def refuse_config_keys(given: Mapping[str, Any], known: Iterable[str], source: str = "HACRLConfig") -> None:

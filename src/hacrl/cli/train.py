@@ -83,7 +83,9 @@ def train(config: RunConfig, make_run: MakeRun, first_step: int = 0) -> None:
     title = config.method.title
     runs: list[LocalRun] = []
     with report_interruption(lambda: _interruption_message(config, runs)):
-        progress = RunProgress(title, names, config.steps, console, first_step=first_step)
+        progress = RunProgress(
+            title, names, config.steps, console, first_step=first_step, overlaps=config.asynchronous.is_on
+        )
         with progress, make_run(config, [progress]) as run:
             runs.append(run)
             note = partial(progress.on_note, run.trainer.steps_done)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from hacrl.config.engine import EngineName, VllmSettings
+from hacrl.config.ray import PlaceSettings
 from hacrl.config.settings import Settings
 
 Precision = Literal["auto", "float32", "bfloat16"]
@@ -93,6 +94,8 @@ class AgentSettings(Settings):
     (FSDP2). On GPUs every rank has its own: `cuda:1` and 2 ranks take `cuda:1` and `cuda:2`."""
     fsdp: FsdpSettings = field(default_factory=FsdpSettings)
     """How the agent is sharded; without effect for an agent with one rank."""
+    place: PlaceSettings = field(default_factory=PlaceSettings)
+    """Where `executor: ray` places the agent; without effect for other executors."""
     precision: Precision = "auto"
     """Precision of the weights. `auto`: float32 on a CPU; on a GPU, the precision the model is stored in.
     Weights of lower precision are trained through float32 master weights."""

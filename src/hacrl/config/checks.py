@@ -17,6 +17,7 @@ def check_config(config: RunConfig) -> None:
     """
     _check_agent_names(config)
     _check_overlong_buffer(config)
+    _check_asynchronous(config)
     if not isinstance(config.method, PluginMethodSettings):
         _check_method(config)
 
@@ -56,6 +57,25 @@ def _check_overlong_buffer(config: RunConfig) -> None:
             f"learning.overlong_buffer={buffer} is more than rollout.max_new_tokens={longest}, the longest "
             f"response; a fifth of that is usual, {max(1, longest // 5)}"
         )
+
+
+def _check_asynchronous(config: RunConfig) -> None:
+    """Refuse what needs an agent to sample and learn in turns."""
+    staleness = config.asynchronous.max_staleness
+    if not staleness:
+        return
+    if config.learning.offload not in ("auto", "never"):
+        raise ConfigError(
+            f"learning.offload={config.learning.offload} moves agents off their device while others are at "
+            f"work, but with asynchronous.max_staleness={staleness} all are at work at once: set "
+            "learning.offload=never, and give agents devices of their own (agents[].device)"
+        )
+    for agent in config.agents:
+        if agent.ranks > 1:
+            raise ConfigError(
+                f"agents.{agent.name}.ranks={agent.ranks}: the ranks of an agent sample and learn in turns; "
+                f"set ranks=1, or asynchronous.max_staleness=0 instead of {staleness}"
+            )
 
 
 def _check_group_sizes(config: RunConfig) -> None:

@@ -16,6 +16,7 @@ from hacrl.config.agent import (
     Precision,
     ReplicaSettings,
 )
+from hacrl.config.asynchronous import AsynchronousSettings
 from hacrl.config.engine import MOST_MEMORY, EngineName, VllmMode, VllmSettings, WeightSync
 from hacrl.config.evaluation import (
     DEFAULT_BATCH,
@@ -49,6 +50,7 @@ from hacrl.config.method import (
     SingleAgentSettings,
     check_schedule,
 )
+from hacrl.config.ray import OnLoss, PlaceSettings, RaySettings
 from hacrl.config.settings import Settings
 from hacrl.config.task import TaskSettings, VerifierSettings
 from hacrl.types import Sampling
@@ -65,6 +67,7 @@ __all__ = [
     "AgentSettings",
     "Aggregation",
     "AnyMethodSettings",
+    "AsynchronousSettings",
     "BenchmarkSettings",
     "CapabilityMeasure",
     "CheckpointSettings",
@@ -83,8 +86,11 @@ __all__ = [
     "Offload",
     "OffloadLevel",
     "OldPolicy",
+    "OnLoss",
+    "PlaceSettings",
     "PluginMethodSettings",
     "Precision",
+    "RaySettings",
     "ReplicaSettings",
     "RolloutSettings",
     "RunConfig",
@@ -185,7 +191,10 @@ class RunConfig(Settings):
     device: str = "auto"
     """Where agents are trained: `cpu`, `cuda`, `cuda:1`. `auto`: a GPU if there is one."""
     executor: str = "local"
-    """Where the agents' workers run: `local`, an installed package's, or `module:function`."""
+    """Where the agents' workers run: `local` (this process), `ray` (a cluster), an installed package's, or
+    `module:function`."""
+    ray: RaySettings = field(default_factory=RaySettings)
+    """The cluster of `executor: ray`."""
     threads: int | None = None
     """CPU threads of torch. Default: torch's own choice, which the run writes into its config."""
     trackers: tuple[str, ...] = ()
@@ -209,6 +218,8 @@ class RunConfig(Settings):
     """Prompts of a step, and how responses are sampled."""
     learning: LearningSettings = field(default_factory=LearningSettings)
     """Optimizer, updates, memory."""
+    asynchronous: AsynchronousSettings = field(default_factory=AsynchronousSettings)
+    """Whether agents sample while they learn."""
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     """Accuracy on held-out problems."""
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)

@@ -60,8 +60,12 @@ class Answerer:
         sampling: Sampling,
         seed: int,
         on_responses: OnResponses = lambda _: None,
+        version: int | None = None,
     ) -> list[Rollout]:
-        """Return ``samples`` rollouts for each problem, not yet verified. May run in any thread."""
+        """Return ``samples`` rollouts for each problem, not yet verified. May run in any thread.
+
+        ``version``: the policy version of the engine's weights at the start; None: the agent's own.
+        """
         prompts = [self.agent.encode_prompt(problem) for problem in problems]
         request = GenerationRequest(prompts, samples, sampling, frozenset(self.agent.stop_ids), seed)
         rollouts: dict[int, Rollout] = {}
@@ -70,7 +74,7 @@ class Answerer:
 
         def on_finished(finished: Sequence[tuple[int, Sample]]) -> None:
             answered = [(problems[index // samples], sample) for index, sample in finished]
-            decoded = decode_rollouts(self.agent, answered)
+            decoded = decode_rollouts(self.agent, answered, version)
             for (index, _), rollout in zip(finished, decoded, strict=True):
                 rollouts[index] = rollout
                 verifier.add(index, rollout)
@@ -83,7 +87,8 @@ class Answerer:
         """Return the rollouts that :meth:`generate` returned last with their verdicts."""
         verdicts = self._verifier.finish()
         if len(verdicts) < len(rollouts):  # the task wants to see all responses at once
-            return verify_rollouts(self._task, rollouts)
+            with self._verify_lock:
+                return verify_rollouts(self._task, rollouts)
         return [VerifiedRollout(rollout, verdicts[index]) for index, rollout in enumerate(rollouts)]
 
     def abandon(self) -> None:
@@ -91,8 +96,14 @@ class Answerer:
         self._verifier.abandon()
 
 
-def decode_rollouts(agent: Agent, finished: Sequence[tuple[Problem, Sample]]) -> list[Rollout]:
-    """Return the rollouts of an agent's samples; their texts are decoded in one call."""
+def decode_rollouts(
+    agent: Agent, finished: Sequence[tuple[Problem, Sample]], version: int | None = None
+) -> list[Rollout]:
+    """Return the rollouts of an agent's samples; their texts are decoded in one call.
+
+    ``version``: the policy version of samples that do not say theirs; None: the agent's own.
+    """
+    sampled_by = agent.policy_version if version is None else version
     stopped = [sample.token_ids[-1] in agent.stop_ids for _, sample in finished]
     prompts = [agent.encode_prompt(problem) for problem, _ in finished]
     texts = agent.decode_responses(
@@ -110,7 +121,7 @@ def decode_rollouts(agent: Agent, finished: Sequence[tuple[Problem, Sample]]) ->
             token_ids=sample.token_ids,
             token_logprobs=sample.logprobs,
             finish_reason="stop" if is_stopped else "length",
-            policy_version=sample.versions[0][0] if sample.versions else agent.policy_version,
+            policy_version=sample.versions[0][0] if sample.versions else sampled_by,
             tokenizer=agent.tokenizer_fingerprint,
             prompt_ids=prompt,
             versions=sample.versions if len(sample.versions) > 1 else (),

@@ -35,6 +35,9 @@ class EngineKind(ABC):
     """One way to generate responses. Subclasses need :meth:`make`; the defaults fit a remote engine."""
 
     shares_weights = False  # whether engines compute with the learner's own tensors
+    # Whether engines keep to the weights of the last sync while the learner trains: ``Engine.follows_policy``
+    # is honoured. Asynchronous runs need that.
+    samples_beside_learning = False
     takes_gpu_share = False  # whether ``vllm.memory`` and ``vllm.sleep`` say how engines share a GPU
 
     def variant(self, settings: AgentSettings) -> EngineKind:

@@ -48,6 +48,26 @@ def check_engines(config: RunConfig) -> None:
         engine_kind(name).check_together(agents)
         for agent in agents:
             kind_of(config, agent).check(agent)
+    if config.asynchronous.is_on:
+        check_beside_learning(config)
+
+
+def check_beside_learning(config: RunConfig) -> None:
+    """Check that every agent can sample while it learns."""
+    for agent in config.agents:
+        kind, name = kind_of(config, agent), config.engine(agent)
+        if kind.samples_beside_learning:
+            continue
+        why = (
+            "samples with the weights that it learns"
+            if kind.shares_weights
+            else f"has an engine ({name}) that reads the learner's weights whenever it generates"
+        )
+        raise ConfigError(
+            f"asynchronous.max_staleness={config.asynchronous.max_staleness}: agent {agent.name!r} {why}, so "
+            f"it cannot sample while it learns. Set agents.{agent.name}.replicas.count=1 with engine "
+            "transformers, or asynchronous.max_staleness=0"
+        )
 
 
 def engine_notes(config: RunConfig, devices: Mapping[str, str]) -> tuple[str, ...]:

@@ -11,7 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from hacrl.algorithms.capability import Capabilities
+from hacrl.engines.base import SyncReport
 from hacrl.engines.concurrent import MainThread, run_concurrently
+from hacrl.errors import TrainingError
 from hacrl.executors.rank_processes import RankProcesses
 from hacrl.memory.residency import Residency
 from hacrl.models.agent import Agent
@@ -56,6 +58,15 @@ class LocalExecutor:
     def rollouts_per_prompt(self) -> dict[str, int]:
         """The number of responses to each prompt by agent."""
         return {name: worker.settings.rollouts_per_prompt for name, worker in self.workers.items()}
+
+    @property
+    def updates_while_generating(self) -> dict[str, bool]:
+        """Whether the engine can be updated while it generates, by agent."""
+        return {name: worker.engine.updates_while_generating for name, worker in self.workers.items()}
+
+    def publish(self, agent: str) -> SyncReport:
+        """Send an agent's weights to its engine."""
+        return self.workers[agent].publish()
 
     def answer(
         self, assignment: Assignment, agents: Sequence[str], reporter: Reporter
@@ -106,7 +117,7 @@ class LocalExecutor:
         try:
             with reporter.generating():
                 generated = run_concurrently({worker.name: partial(generate, worker) for worker in turn})
-                ended = {worker.name: worker.end_generation() for worker in turn}
+                ended = {worker.name: worker.end_generation(assignment) for worker in turn}
                 return {
                     worker.name: Answer(
                         worker.verify(assignment, generated[worker.name], reporter.agent(worker.name)),
@@ -129,14 +140,25 @@ class LocalExecutor:
     def load_state_dict(
         self, state: Mapping[str, Mapping[str, Any]], tensors: Mapping[str, Mapping[str, Tensor]]
     ) -> None:
-        """Restore every worker."""
-        for name, worker in self.workers.items():
-            worker.load_state_dict(state[name], tensors[name])
+        """Restore the workers of the agents that are named."""
+        for name in state:
+            self.workers[name].load_state_dict(state[name], tensors[name])
 
     def save(self, agent: str, folder: Path) -> None:
         """Write one agent as a Hugging Face folder."""
         self.residency.prepare_generation(agent)  # brings its weights to the device
         self.workers[agent].save(folder)
+
+    def place_again(self, agent: str) -> None:
+        """Fail: what is lost in this process is lost with the run."""
+        raise TrainingError(
+            f"agent {agent!r} cannot be placed again with executor: local; hacrl resume goes on from the "
+            "last checkpoint"
+        )
+
+    def drop(self, agent: str) -> None:
+        """End the agent's engine, and forget its worker."""
+        self.workers.pop(agent).close()
 
     def release(self) -> None:
         """End engines and other ranks, and reload weights to their devices."""

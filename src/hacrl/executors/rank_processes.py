@@ -1,4 +1,4 @@
-"""The other ranks of a run's sharded agents, as child processes on this machine.
+"""The other ranks of a run's sharded agents, as child processes on this machine or wherever they are placed.
 
 This process is rank 0 of every sharded agent. All processes meet in one torch.distributed world, in which
 every agent's ranks are a group.
@@ -10,11 +10,12 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any, Protocol
 
 from hacrl.config.schema import RunConfig
 from hacrl.errors import TrainingError
@@ -31,17 +32,96 @@ LOOPBACK = "lo" if os.path.exists("/sys/class/net/lo") else "lo0"
 LIBRARY_NETWORK = "GLOO_SOCKET_IFNAME"
 
 
+class RankProcess(Protocol):
+    """The process of one rank, wherever it runs."""
+
+    name: str
+
+    def wait_until_ready(self, is_ready: Callable[[], bool]) -> None:
+        """Wait. Raise ProcessError with the reason if the process ends, or is not ready in time."""
+        ...
+
+    def is_alive(self) -> bool:
+        """Return whether the process runs."""
+        ...
+
+    def why_ended(self) -> str:
+        """Return how the process ended."""
+        ...
+
+    def end_of_log(self) -> str:
+        """Return the last lines that the process wrote, and where the rest is."""
+        ...
+
+    def end(self, grace: float) -> None:
+        """End the process, after ``grace`` seconds if it does not end by itself."""
+        ...
+
+
+class RankLauncher(Protocol):
+    """Starts the processes of ranks somewhere."""
+
+    host: str  # the address at which rank 0 listens for the others
+
+    def device(self, first: str, ranks: int, rank: int) -> str:
+        """Return the device of a rank, where ``first`` is that of rank 0."""
+        ...
+
+    def launch(self, agent: str, rank: int, arguments: dict[str, Any]) -> RankProcess:
+        """Start a rank: ``hacrl.executors.rank_program.main(arguments)``."""
+        ...
+
+    def close(self) -> None:
+        """Remove what launching has left behind; all processes have ended."""
+        ...
+
+
+class ChildRanks:
+    """Starts ranks as child processes on this machine."""
+
+    host = "127.0.0.1"
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="hacrl-ranks-"))
+        os.environ.setdefault(LIBRARY_NETWORK, LOOPBACK)  # all ranks are on this machine
+
+    def device(self, first: str, ranks: int, rank: int) -> str:
+        """Return the device: GPUs follow each other."""
+        return rank_devices(first, ranks)[rank]
+
+    def launch(self, agent: str, rank: int, arguments: dict[str, Any]) -> RankProcess:
+        """Start a rank."""
+        process = SupervisedProcess(
+            f"rank {rank} of agent {agent!r}",
+            python_command(PROGRAM, json.dumps(arguments)),
+            python_environment(),
+            self._folder / f"{agent}-{rank}.log",
+            START_SECONDS,
+        )
+        process.launch()
+        return process
+
+    def close(self) -> None:
+        """Delete the logs."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
 class RankProcesses:
     """Starts the other ranks, and ends them."""
 
-    def __init__(self, config: RunConfig, devices: Mapping[str, str]) -> None:
-        """Start all ranks of the run's sharded agents, and wait until they are connected."""
+    def __init__(
+        self,
+        config: RunConfig,
+        agents: Sequence[str],
+        devices: Mapping[str, str],
+        launcher: RankLauncher | None = None,
+    ) -> None:
+        """Start all ranks of the named agents that have several, and wait until they are connected."""
         self._config = config
-        self._sharded = [agent for agent in config.agents if agent.ranks > 1]
-        self._folder = Path(tempfile.mkdtemp(prefix="hacrl-ranks-"))
-        self._processes: dict[tuple[str, int], SupervisedProcess] = {}  # by agent and rank
+        self._sharded = [agent for agent in config.agents if agent.ranks > 1 and agent.name in agents]
+        self._launcher = launcher or ChildRanks()
+        self._processes: dict[tuple[str, int], RankProcess] = {}  # by agent and rank
         self.groups: dict[str, RankGroup] = {}
-        os.environ.setdefault(LIBRARY_NETWORK, LOOPBACK)  # all ranks are on this machine
         try:
             self._start(devices)
         except BaseException:
@@ -55,40 +135,30 @@ class RankProcesses:
             members[agent.name] = [0, *range(count, count + agent.ranks - 1)]
             count += agent.ranks - 1
         patience = max(agent.fsdp.timeout for agent in self._sharded)
-        store = listen(Meeting("127.0.0.1", 0, 0, count), START_SECONDS)
+        host = self._launcher.host
+        store = listen(Meeting(host, 0, 0, count), START_SECONDS)
         for agent in self._sharded:
             for rank, number in enumerate(members[agent.name]):
                 if rank == 0:
                     continue
                 arguments = {
-                    "meeting": asdict(Meeting("127.0.0.1", store.port, number, count)),
+                    "meeting": asdict(Meeting(host, store.port, number, count)),
                     "members": members,
                     "agent": agent.name,
-                    "device": rank_devices(devices[agent.name], agent.ranks)[rank],
+                    "device": self._launcher.device(devices[agent.name], agent.ranks, rank),
                     "timeout": patience,
                     "timeouts": {other.name: other.fsdp.timeout for other in self._sharded},
                 }
-                self._processes[agent.name, rank] = self._launch(agent.name, rank, json.dumps(arguments))
+                self._processes[agent.name, rank] = self._launcher.launch(agent.name, rank, arguments)
         for (name, rank), process in self._processes.items():
             is_ready = partial(store.check, [ready_key(name, rank)])
             try:
                 process.wait_until_ready(is_ready)
             except ProcessError as error:
                 raise TrainingError(str(error)) from error
-        join(store, Meeting("127.0.0.1", store.port, 0, count), devices[self._sharded[0].name], patience)
+        join(store, Meeting(host, store.port, 0, count), devices[self._sharded[0].name], patience)
         timeouts = {agent.name: agent.fsdp.timeout for agent in self._sharded}
         self.groups = make_groups(store, members, timeouts, self._explain_loss)
-
-    def _launch(self, agent: str, rank: int, arguments: str) -> SupervisedProcess:
-        process = SupervisedProcess(
-            f"rank {rank} of agent {agent!r}",
-            python_command(PROGRAM, arguments),
-            python_environment(),
-            self._folder / f"{agent}-{rank}.log",
-            START_SECONDS,
-        )
-        process.launch()
-        return process
 
     def load(self, agent: str, device: str) -> ShardedAgent:
         """Load a sharded agent together with its other ranks."""
@@ -113,7 +183,7 @@ class RankProcesses:
         self._processes = {}
         self.groups = {}
         leave()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._launcher.close()
 
 
 def ready_key(agent: str, rank: int) -> str:

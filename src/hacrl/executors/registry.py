@@ -1,12 +1,12 @@
-"""Executors by name: ``local``, an installed package's, or ``module:attribute``."""
+"""Executors by name: ``local``, ``ray``, an installed package's, or ``module:attribute``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from typing import Protocol, runtime_checkable
 
 from hacrl.config.schema import RunConfig
 from hacrl.errors import ConfigError
-from hacrl.executors.workers import make_local_executor
 from hacrl.models.agent import Agent
 from hacrl.plugins import load_plugin
 from hacrl.tasks.base import CheckedTask
@@ -14,8 +14,20 @@ from hacrl.training.executor import Executor
 
 ExecutorFactory = Callable[[RunConfig, CheckedTask, Mapping[str, Agent]], Executor]
 
-BUILT_IN: dict[str, ExecutorFactory] = {"local": make_local_executor}
+BUILT_IN = {
+    "local": "hacrl.executors.workers:make_local_executor",
+    "ray": "hacrl.executors.ray.kind:make_ray_executor",
+}
 ENTRY_POINTS = "hacrl.executors"  # group under which installed packages offer executors
+
+
+@runtime_checkable
+class ChoosesDevices(Protocol):
+    """An executor factory that says itself which device each agent is on, e.g. of another machine."""
+
+    def devices(self, config: RunConfig, loaded: Collection[str]) -> dict[str, str]:
+        """Return agent -> device, before any model loads. Raise ConfigError for what cannot be placed."""
+        ...
 
 
 def make_executor(config: RunConfig, checked: CheckedTask, loaded: Mapping[str, Agent]) -> Executor:

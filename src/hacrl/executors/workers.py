@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
 import torch
 
 from hacrl.algorithms.methods import make_method
 from hacrl.config.checks import updates_per_step
-from hacrl.config.schema import AgentSettings, RunConfig
+from hacrl.config.schema import AgentSettings, OffloadLevel, RunConfig
 from hacrl.engines.registry import make_engine
 from hacrl.errors import ConfigError
 from hacrl.executors.learners import make_learner
 from hacrl.executors.local import LocalExecutor
-from hacrl.executors.rank_processes import RankProcesses
+from hacrl.executors.rank_processes import RankLauncher, RankProcesses
 from hacrl.memory.decision import decide_memory
 from hacrl.memory.residency import Residency
 from hacrl.models.agent import Agent
@@ -37,30 +38,52 @@ def make_local_executor(
 
     This process is rank 0 of agents with several ranks. The other ranks have processes of their own.
     """
-    ranks = (
-        RankProcesses(config, checked.devices) if any(agent.ranks > 1 for agent in config.agents) else None
-    )
+    return make_executor_of([agent.name for agent in config.agents], config, checked, loaded)
+
+
+def make_executor_of(
+    names: Sequence[str],
+    config: RunConfig,
+    checked: CheckedTask,
+    loaded: Mapping[str, Agent],
+    launcher: RankLauncher | None = None,
+) -> LocalExecutor:
+    """Load some of the run's agents into this process; ``launcher`` starts the other ranks."""
+    ranks = None
+    if any(agent.ranks > 1 for agent in config.agents if agent.name in names):
+        ranks = RankProcesses(config, names, checked.devices, launcher)
     try:
-        return _make_local_executor(config, checked, loaded, ranks)
+        return _make_executor_of(names, config, checked, loaded, ranks)
     except BaseException:
         if ranks is not None:
             ranks.end()
         raise
 
 
-def _make_local_executor(
-    config: RunConfig, checked: CheckedTask, loaded: Mapping[str, Agent], ranks: RankProcesses | None
+def _make_executor_of(
+    names: Sequence[str],
+    config: RunConfig,
+    checked: CheckedTask,
+    loaded: Mapping[str, Agent],
+    ranks: RankProcesses | None,
 ) -> LocalExecutor:
-    agents = load_agents(config, checked, loaded, ranks)
-    decided = decide_memory(config, checked, agents)
+    here = replace(config, agents=tuple(agent for agent in config.agents if agent.name in names))
+    agents = load_agents(here, checked, loaded, ranks)
+    decided = decide_memory(here, checked, agents)
+    # Losses and updates depend on all agents of the run, memory on those that are here.
+    settled = {agent.name: agent for agent in decided.config.agents}
+    whole = replace(decided.config, agents=tuple(settled.get(agent.name, agent) for agent in config.agents))
+    _check_all_fit(config, decided.levels)
     residency = Residency(decided.notes)
-    retokeniser, verify_lock = Retokeniser(), threading.Lock()  # shared by all workers of a process
+    # Shared by all workers of a process. Asynchronous agents are at different steps, and share no texts.
+    retokeniser = None if config.asynchronous.is_on else Retokeniser()
+    verify_lock = threading.Lock()
     workers = []
-    for agent, settings in zip(agents, decided.config.agents, strict=True):
+    for agent in agents:
         level = decided.levels[agent.name]
         worker = make_worker(
-            decided.config,
-            settings,
+            whole,
+            settled[agent.name],
             agent,
             checked,
             micro_batch_tokens=decided.micro_batch_tokens[agent.name],
@@ -72,6 +95,18 @@ def _make_local_executor(
         residency.offload(agent.name)  # before the next agent's float32 master weights are made
         workers.append(worker)
     return LocalExecutor(workers, residency, ranks)
+
+
+def _check_all_fit(config: RunConfig, levels: Mapping[str, OffloadLevel]) -> None:
+    """Raise ConfigError if asynchronous agents would have to take turns on a device."""
+    for name, level in levels.items():
+        if config.asynchronous.is_on and level != "never":
+            raise ConfigError(
+                f"asynchronous.max_staleness={config.asynchronous.max_staleness}: all agents are at work at "
+                f"once, but agent {name!r} does not fit on its device beside the others (learning.offload "
+                f"would have to be {level}). Give it a device of its own (agents.{name}.device and "
+                f"agents.{name}.replicas.devices), or set asynchronous.max_staleness=0"
+            )
 
 
 def make_worker(

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from hacrl.errors import HacrlError, TrainingError
+from hacrl.errors import HacrlError, TrainingError, WorkerLostError
 
 LONGEST_PAUSE = 0.1  # seconds between two looks at the store
 MEETING_SECONDS = 3600.0  # until all ranks have done what takes some of them much longer: loading weights
@@ -168,7 +168,7 @@ class RankGroup:
         self._explain_loss = explain_loss
         self._commands = 0  # announced or received
         self._meetings = 0
-        self._problem: str | None = None  # why the group cannot be used any more
+        self._problem: TrainingError | None = None  # why the group cannot be used any more
 
     def gather(self, data: bytes) -> list[bytes]:
         """Return every rank's data, in the order of ranks, on every rank."""
@@ -194,8 +194,8 @@ class RankGroup:
                 lost = self._known_losses()
                 if lost or waited > MEETING_SECONDS:
                     lost = lost or f"another rank is not ready after {MEETING_SECONDS:g} s"
-                    self._problem = self._sentence(lost)
-                    raise TrainingError(self._problem)
+                    self._problem = self._loss(lost)
+                    raise self._problem
 
     def broadcast(self, tensor: Tensor) -> Tensor:
         """Overwrite the tensor with rank 0's, on every rank, and return it."""
@@ -231,20 +231,20 @@ class RankGroup:
     def together(self) -> Iterator[None]:
         """Within the block, explain why a collective failed, and let other ranks explain this one's error."""
         if self._problem is not None:
-            raise TrainingError(self._problem)
+            raise self._problem
         try:
             yield
         except BaseException as error:
             if is_lost_connection(error):
                 self._problem = self._explanation(error)
-                raise TrainingError(self._problem) from error
+                raise self._problem from error
             self.report_failure(error)
             raise
 
     def report_failure(self, error: BaseException) -> None:
         """Let the other ranks know why this one cannot go on."""
         if self._problem is None:
-            self._problem = (
+            self._problem = TrainingError(
                 f"agent {self.agent!r}: rank {self.rank} of {self.world} failed before: {_described(error)}"
             )
             with suppress(RuntimeError):  # the store is gone if rank 0 is
@@ -252,13 +252,13 @@ class RankGroup:
 
     def close(self) -> None:
         """Let no call reach the other ranks from now on: they have ended."""
-        self._problem = self._problem or (
+        self._problem = self._problem or TrainingError(
             f"agent {self.agent!r}: its {self.world} ranks have ended with the run, so it cannot be used any "
             "more; load the saved agent instead"
         )
 
-    def _explanation(self, error: BaseException) -> str:
-        """Return a sentence on why the other ranks did not answer."""
+    def _explanation(self, error: BaseException) -> TrainingError:
+        """Return an error that says why the other ranks did not answer."""
         for waited in _until(lambda: bool(self._known_losses())):
             if waited > FAILURE_SECONDS:
                 break
@@ -266,23 +266,31 @@ class RankGroup:
         if not lost:
             what = "did not answer in time" if "imed out" in str(error) else "is gone"
             lost = f"another rank {what} ({str(error).splitlines()[0][:200]})"
-        return self._sentence(lost)
+        return self._loss(lost)
 
     def _known_losses(self) -> str:
         """Return the errors that other ranks wrote, or how their processes ended; empty if not known."""
+        return self._reported_failures() or self._explain_loss(self.agent)
+
+    def _reported_failures(self) -> str:
+        """Return the errors that other ranks wrote to the store."""
         found = []
         with suppress(RuntimeError):  # the store is gone if rank 0 is
             for rank in range(self.world):
                 if rank != self.rank and self._store.check([f"failure/{rank}"]):
                     text = self._store.get(f"failure/{rank}").decode(errors="replace")
                     found.append(f"rank {rank} failed: {text}")
-        return "; ".join(found) or self._explain_loss(self.agent)
+        return "; ".join(found)
 
-    def _sentence(self, lost: str) -> str:
-        return (
-            f"agent {self.agent!r}: rank {self.rank} of {self.world} cannot go on: {lost}. What was under "
-            "way is lost: resume from the last checkpoint (hacrl resume)"
+    def _loss(self, lost: str) -> TrainingError:
+        """Return the error for a rank that has failed, or WorkerLostError for one that is gone or silent."""
+        sentence = (
+            f"rank {self.rank} of {self.world} cannot go on: {lost}. What was under way is lost: resume from "
+            "the last checkpoint (hacrl resume)"
         )
+        if self._reported_failures():  # the error would come again
+            return TrainingError(f"agent {self.agent!r}: {sentence}")
+        return WorkerLostError({self.agent: sentence})
 
 
 def _until(is_done: Callable[[], bool]) -> Iterator[float]:

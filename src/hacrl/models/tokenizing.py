@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from hacrl.config.values import shown
 from hacrl.errors import ModelError, TaskError
@@ -17,6 +19,10 @@ _NEUTRAL_LEADS = (":", "\n")  # characters that rarely merge with the text that 
 _MARKER = "answer"  # stands for a response when a chat template is rendered to see how turns end
 BROKEN_CHARACTER = "\ufffd"  # what incomplete UTF-8 decodes to
 PROMPT_CACHE_SIZE = 65536  # every step encodes the same prompt several times
+
+# A fast tokenizer is switched between encoding control tokens and encoding them as text, and must not be in
+# use meanwhile. Agents of the Python API may share one, and an asynchronous run uses it in several threads.
+_IN_USE: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()
 
 PlainIds = dict[str, tuple[int, ...]]  # text -> its tokens, with control tokens in it encoded as plain text
 
@@ -39,6 +45,7 @@ class TextCodec:
         self.use_chat_template = use_chat_template and tokenizer.chat_template is not None
         self.chat_template_args = dict(chat_template_args or {})
         self._generation_config = generation_config
+        self._in_use = _IN_USE.setdefault(tokenizer, threading.RLock())
         self._prompt_ids = lru_cache(maxsize=PROMPT_CACHE_SIZE)(self._encode_turns)
         self._prompt_text = lru_cache(maxsize=PROMPT_CACHE_SIZE)(self._decode)
 
@@ -106,12 +113,14 @@ class TextCodec:
 
     def _encode_turns(self, turns: tuple[Turn, ...]) -> tuple[int, ...]:
         if not self.use_chat_template:
-            ids = tuple(self.tokenizer(plain_conversation(turns)).input_ids)
+            with self._in_use:
+                ids = tuple(self.tokenizer(plain_conversation(turns)).input_ids)
             # some tokenizers append eos to every text, but the response is still to come
             return ids[:-1] if ids and ids[-1] == self.tokenizer.eos_token_id else ids
         messages = [turn._asdict() for turn in turns]
         text = self._render(messages, add_generation_prompt=True)
-        return tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
+        with self._in_use:
+            return tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
 
     def _render(self, messages: list[dict[str, str]], **options: bool) -> str:
         from jinja2 import TemplateError
@@ -166,7 +175,8 @@ class TextCodec:
         new = [text for text in dict.fromkeys(texts) if text not in known]
         if new:
             options = {"return_attention_mask": False, "return_token_type_ids": False}
-            encoded = self.tokenizer(new, add_special_tokens=False, split_special_tokens=True, **options)
+            with self._in_use:
+                encoded = self.tokenizer(new, add_special_tokens=False, split_special_tokens=True, **options)
             known.update(zip(new, map(tuple, encoded.input_ids), strict=True))
 
     @cached_property
@@ -226,16 +236,17 @@ class TextCodec:
 
     def _decode_all(self, listed: Sequence[Sequence[int]]) -> list[str]:
         texts: list[str]
-        if self._has_plain_decoder:
-            backend = self.tokenizer.backend_tokenizer
-            texts = backend.decode_batch([list(ids) for ids in listed], skip_special_tokens=False)
-        else:
-            texts = [
-                self.tokenizer.decode(
-                    list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
-                )
-                for ids in listed
-            ]
+        with self._in_use:
+            if self._has_plain_decoder:
+                backend = self.tokenizer.backend_tokenizer
+                texts = backend.decode_batch([list(ids) for ids in listed], skip_special_tokens=False)
+            else:
+                texts = [
+                    self.tokenizer.decode(
+                        list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+                    )
+                    for ids in listed
+                ]
         return texts
 
 

@@ -134,7 +134,8 @@ class RolloutSampler:
         views: dict[tuple[str, int], list[Row]] = {}
         for _, line in learnt:
             row = _parse(line)
-            views.setdefault((row["agent"], row["sample"]), []).append(row)
+            if "late_from" not in row:  # the rollout itself is among those of an earlier step
+                views.setdefault((row["agent"], row["sample"]), []).append(row)
         answers = []
         for _, line in rollouts:
             row = _parse(line)

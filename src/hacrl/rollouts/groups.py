@@ -14,6 +14,13 @@ class PromptGroup:
 
     problem: Problem
     responses: dict[str, tuple[VerifiedRollout, ...]]  # agent -> its responses
+    # Agents whose responses teach; all rewards count for advantages. None: all agents of the group.
+    teachers: tuple[str, ...] | None = None
+    step: int | None = None  # that the responses were sampled for; None: the step that is learnt
+
+    def teaches(self, agent: str) -> bool:
+        """Return whether learners may train on this agent's responses."""
+        return self.teachers is None or agent in self.teachers
 
     @property
     def rewards(self) -> dict[str, tuple[float, ...]]:

@@ -51,7 +51,7 @@ class RolloutLog:
 
         The file is not forced to disk, which would take longer than everything else: no run depends on it.
         """
-        rows = [{"schema": SCHEMA, "step": step, **to_json(record)} for record in records]
+        rows = [{"schema": SCHEMA, "step": step, **_learnt(record)} for record in records]
         self._write(self._learnt_path(step, learner), [_encode(row) for row in rows], flush=False)
 
     def _write(self, path: Path, lines: Sequence[bytes], *, flush: bool = True) -> None:
@@ -183,6 +183,13 @@ def _row(step: int, sample: int, verified: VerifiedRollout) -> Row:
     if problem.fields:
         row["fields"] = dict(problem.fields)
     return row
+
+
+def _learnt(record: LearntRollout) -> Row:
+    data = to_json(record)
+    if record.late_from is None:
+        del data["late_from"]
+    return data
 
 
 def _segment(segment: Segment) -> Row:

@@ -25,6 +25,7 @@ from hacrl.runs.folder import RunFolder
 from hacrl.training.metrics import Accuracy, StepReport
 from hacrl.training.observer import Observer
 from hacrl.training.offload import HostAllocator
+from hacrl.training.recovery import AgentCheckpoint
 from hacrl.training.trainer import Trainer
 from hacrl.types import Problem
 
@@ -244,6 +245,15 @@ class Checkpointer(Observer):
         else:
             self._write(which, content, self._score)
         self.wait_seconds.append(time.perf_counter() - start)
+
+    def newest_of(self, agent: str) -> AgentCheckpoint | None:
+        """Return one agent's part of the newest intact checkpoint; None if there is none."""
+        self._finish_pending(wait=True)
+        found = self.store.newest_intact()
+        if found is None:
+            return None
+        state, tensors = trainer_state(found[1])
+        return AgentCheckpoint.of(agent, state, tensors)
 
     def _snapshot(self, content: CheckpointContent) -> CheckpointContent | None:
         """Return a copy to write in the background, or None if host memory is too small for one."""

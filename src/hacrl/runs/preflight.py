@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 from hacrl.config.schema import RunConfig
 from hacrl.errors import ConfigError, ModelError, TaskError
+from hacrl.executors.registry import ChoosesDevices, find_executor
 from hacrl.models.architecture import architecture_support, check_architecture, loads_text_part
 from hacrl.models.device import agent_device, check_device, rank_devices
 from hacrl.models.loading import load_model_config, load_text_codec
@@ -47,7 +48,9 @@ def preflight(config: RunConfig, task: Task, loaded: Mapping[str, TextCodec] | N
 
 def check_agents(config: RunConfig, loaded: Collection[str]) -> dict[str, str]:
     """Check that all devices, local models and packages exist; return agent -> device."""
-    devices = {}
+    executor = find_executor(config.executor)
+    is_placed = isinstance(executor, ChoosesDevices)
+    devices = executor.devices(config, loaded) if isinstance(executor, ChoosesDevices) else {}
     for agent in config.agents:
         if agent.name not in loaded:
             try:
@@ -62,14 +65,20 @@ def check_agents(config: RunConfig, loaded: Collection[str]) -> dict[str, str]:
                 "builds the model anew, so the agent's model must be a name or a folder, not an object; or "
                 "use one copy"
             )
-        devices[agent.name] = agent_device(config, agent)
-        check_device(devices[agent.name], "device" if agent.device is None else f"agents.{agent.name}.device")
-    check_ranks(config, devices, loaded)
+        if not is_placed:
+            devices[agent.name] = agent_device(config, agent)
+            key = "device" if agent.device is None else f"agents.{agent.name}.device"
+            check_device(devices[agent.name], key)
+            for number, device in enumerate(agent.replicas.devices or ()):
+                check_device(device, f"agents.{agent.name}.replicas.devices[{number}]")
+    check_ranks(config, loaded)
+    if not is_placed:
+        check_rank_devices(config, devices)
     return devices
 
 
-def check_ranks(config: RunConfig, devices: Mapping[str, str], loaded: Collection[str]) -> None:
-    """Check that every rank has a device, on a GPU one that no other agent learns on."""
+def check_ranks(config: RunConfig, loaded: Collection[str]) -> None:
+    """Check that agents with several ranks can be sharded."""
     for agent in config.agents:
         if agent.ranks == 1:
             continue
@@ -84,6 +93,14 @@ def check_ranks(config: RunConfig, devices: Mapping[str, str], loaded: Collectio
                 f"learning.compile=true, but layers of an agent with several ranks are not compiled ({key}="
                 f"{agent.ranks}): leave compile out, or set it to false"
             )
+
+
+def check_rank_devices(config: RunConfig, devices: Mapping[str, str]) -> None:
+    """Check that every rank has a device, on a GPU one that no other agent learns on."""
+    for agent in config.agents:
+        if agent.ranks == 1:
+            continue
+        key = f"agents.{agent.name}.ranks"
         own = rank_devices(devices[agent.name], agent.ranks)
         for device in own:
             check_device(device, key)

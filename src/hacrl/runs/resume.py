@@ -64,6 +64,8 @@ FREE_KEYS = (
     "steps",
     "output",
     "executor",
+    "ray.*",
+    "agents.*.place.*",
     "trackers",
     "project",
     "logged_rollouts",

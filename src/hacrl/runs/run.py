@@ -28,8 +28,10 @@ from hacrl.tasks.base import CheckedTask, ReadsTrainerState, Task
 from hacrl.tasks.registry import make_task
 from hacrl.tasks.stream import ProblemStream
 from hacrl.tracking.registry import make_trackers
+from hacrl.training.asynchronous.trainer import AsynchronousTrainer
 from hacrl.training.metrics import Accuracy
 from hacrl.training.observer import Observer, Observers
+from hacrl.training.recovery import Recovery
 from hacrl.training.reporter import Reporter, TrainingInterrupted
 from hacrl.training.trainer import Trainer
 
@@ -78,7 +80,8 @@ class LocalRun:
         if resumed is None:
             check_output(config, overwrite)
         trackers = make_trackers(config, self._folder.path)
-        watchdog = Watchdog(STALL_MINUTES, self._folder.path, self.note)
+        overlaps = config.asynchronous.is_on
+        watchdog = Watchdog(STALL_MINUTES, self._folder.path, self.note, overlaps=overlaps)
         self.state = StateKeeper(config.steps, 0 if resumed is None else resumed.steps_done)
         own = [self._folder, self._checkpoints, self.result, self.state, watchdog]
         self.observer = Observers([*own, *trackers, *observers])
@@ -87,12 +90,15 @@ class LocalRun:
             if isinstance(self._task, ReadsTrainerState):
                 self._task.trainer_state = self.state.state
             try:
-                checked = preflight(config, self._task, agents)
+                checked = replace(preflight(config, self._task, agents), is_object=task is not None)
                 self._checkpoints.data = data_fingerprint(checked.train, checked.test)
                 if resumed is not None:
                     resumed.check_data(self._checkpoints.data)
                 self.trainer = build_trainer(config, checked, self.observer, agents, self._log)
                 self._is_built = True
+                self.trainer.recovery = Recovery(
+                    config, self.trainer.stream, self._log, self._checkpoints.newest_of
+                )
                 self._open_folder(overwrite, resumed)
                 self._report_start((*checked.notes, *checked.warnings) if resumed is None else resumed.notes)
             except BaseException as error:
@@ -171,9 +177,9 @@ class LocalRun:
         if self.config.checkpoint.every:
             self._checkpoints.save(self.trainer, wait=True)  # so that more steps can follow
         saved = {}
-        for agent in self.config.agents:
-            self.observer.on_phase(self.trainer.steps_done, "save", agent.name)
-            saved[agent.name] = self._folder.save_agent(agent.name, self.trainer.executor.save)
+        for name in self.trainer.remaining:
+            self.observer.on_phase(self.trainer.steps_done, "save", name)
+            saved[name] = self._folder.save_agent(name, self.trainer.save_agent)
         self._folder.write_status("finished", self.trainer.steps_done)
         self._prune_rollouts(is_finished=True)
         return saved
@@ -202,6 +208,7 @@ class LocalRun:
         needed_from = None
         if self.config.checkpoint.every and not is_finished:
             needed_from = max((which.steps for which in self._checkpoints.store.ids()), default=0)
+            needed_from = max(0, needed_from - self.config.asynchronous.max_staleness)  # late rollouts
         self._log.prune(self.config.keep_rollouts, self.trainer.steps_done, needed_from)
 
     def note(self, note: str) -> None:
@@ -225,7 +232,8 @@ def build_trainer(
     checked = checked or preflight(config, make_task(config.task), loaded)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    return Trainer(
+    make = AsynchronousTrainer if config.asynchronous.is_on else Trainer
+    return make(
         config,
         make_executor(config, checked, loaded or {}),
         ProblemStream(checked.train, config.rollout.prompts_per_step, config.seed),

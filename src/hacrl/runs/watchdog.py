@@ -118,8 +118,13 @@ class Watchdog(Observer):
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = datetime.now,
         interval: float | None = None,
+        overlaps: bool = False,
     ) -> None:
-        """Report a stall after ``minutes`` without progress (0: never); check every ``interval`` seconds."""
+        """Report a stall after ``minutes`` without progress (0: never); check every ``interval`` seconds.
+
+        ``overlaps``: agents sample while they learn, so the last phase of every agent is reported.
+        """
+        self._overlaps = overlaps
         self._limit = 60 * minutes
         self._folder = folder
         self._report = report
@@ -142,7 +147,7 @@ class Watchdog(Observer):
     def on_phase(self, step: int, phase: Phase, agent: str) -> None:
         """Record the phase; agents that generate concurrently are listed together."""
         # Agents that do not generate concurrently have a verification in between.
-        is_concurrent = {phase, *self._activity.phases.values()} <= {"sync", "rollout"}
+        is_concurrent = self._overlaps or {phase, *self._activity.phases.values()} <= {"sync", "rollout"}
         phases: dict[str, Phase] = {**(self._activity.phases if is_concurrent else {}), agent: phase}
         when = f"step {step}" if step else "before the first step"
         agents_by_phase = {

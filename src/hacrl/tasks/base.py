@@ -76,3 +76,4 @@ class CheckedTask:
     devices: Mapping[str, str]  # agent -> device
     notes: tuple[str, ...]  # sentences that the user should read
     warnings: tuple[str, ...] = ()  # sentences on settings with which the run can hardly succeed
+    is_object: bool = False  # whether the task was given as an object, so that no config can make it again

@@ -94,7 +94,8 @@ class _Activity:
 class RunProgress(Observer):
     """Shows the progress of one run; use it as a context manager.
 
-    A resumed run has made ``first_step`` steps in earlier processes.
+    A resumed run has made ``first_step`` steps in earlier processes. ``overlaps``: agents sample while they
+    learn, so each is shown with the phase that it began last.
     """
 
     def __init__(
@@ -105,8 +106,10 @@ class RunProgress(Observer):
         console: Console,
         first_step: int = 0,
         clock: Callable[[], float] = time.monotonic,
+        overlaps: bool = False,
     ) -> None:
         self._title = title
+        self._overlaps = overlaps
         self._agents = list(agents)
         self._console = console
         self._clock = clock
@@ -138,7 +141,7 @@ class RunProgress(Observer):
         """Show the agent's phase; agents that generate concurrently are shown together."""
         phases = {phase, *(activity.phase for activity in self._activities.values())}
         # Agents that do not generate concurrently have a verification in between.
-        is_concurrent = self._step == step and phases <= {"sync", "rollout"}
+        is_concurrent = self._overlaps or (self._step == step and phases <= {"sync", "rollout"})
         others = self._activities if is_concurrent else {}
         self._step, self._activities = step, {**others, agent: _Activity(phase, self._clock())}
         if phase not in ("evaluate", "save"):
@@ -147,7 +150,8 @@ class RunProgress(Observer):
     def on_response(self, agent: str) -> None:
         """Count a finished response of the phase."""
         # In an evaluation the phases do not say which agents generate concurrently; their responses do.
-        self._activities.setdefault(agent, _Activity("evaluate", self._clock())).responses += 1
+        activity = self._activities.setdefault(agent, _Activity("evaluate", self._clock()))
+        activity.responses += activity.phase in ("rollout", "evaluate")
 
     def on_rollouts(self, step: int, agent: str, rollouts: Sequence[VerifiedRollout]) -> None:
         """Count an agent's tokens."""

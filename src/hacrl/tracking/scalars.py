@@ -20,7 +20,7 @@ from dataclasses import fields
 from typing import Any, get_args
 
 from hacrl.plain_text import printable
-from hacrl.training.metrics import Accuracy, AgentReport, LearnReport, StepReport
+from hacrl.training.metrics import Accuracy, AgentReport, AsynchronousReport, LearnReport, StepReport
 from hacrl.types import VerdictLabel
 
 Scalars = dict[str, float]
@@ -57,7 +57,18 @@ def _agent_scalars(name: str, report: AgentReport) -> Scalars:
     scalars |= {
         f"{name}/from/{source}/capability_ratio": ratio for source, ratio in report.capability_ratios.items()
     }
+    if report.asynchronous is not None:
+        scalars |= _asynchronous_scalars(name, report.asynchronous)
     return scalars | _numbers(f"{name}/learning", report.learning) | _source_scalars(name, report.learning)
+
+
+def _asynchronous_scalars(name: str, report: AsynchronousReport) -> Scalars:
+    scalars = _numbers(f"{name}/asynchronous", report)
+    for source, staleness in report.staleness.items():
+        scalars |= _numbers(f"{name}/from/{source}/staleness", staleness)
+    for what, counts in (("missing", report.missing), ("late", report.late), ("too_late", report.too_late)):
+        scalars |= {f"{name}/from/{source}/{what}": float(count) for source, count in counts.items()}
+    return scalars
 
 
 def _source_scalars(name: str, report: LearnReport) -> Scalars:

@@ -200,7 +200,9 @@ class LearnStats:
     learning_rate: float = 0.0  # of all updates of the step
     skipped: int = 0  # samples without advantage, never run through the model
     sources: dict[str, SourceStats] = field(default_factory=lambda: defaultdict(SourceStats))
-    first_uses: dict[tuple[str, str, int], FirstUse] = field(default_factory=dict)  # by rollout_key
+    first_uses: dict[tuple[str, str, int, int | None], FirstUse] = field(
+        default_factory=dict
+    )  # by rollout_key
     # log pi_sampler - log pi_old per own token, both at the weights before the first update
     sampler_differences: list[float] = field(default_factory=list)
     own: OwnStats = field(default_factory=OwnStats)

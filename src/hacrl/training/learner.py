@@ -42,6 +42,7 @@ from hacrl.training.old_policy import (
     OldPolicyLogprobs,
     evenly_spaced,
     first_occurrences,
+    has_old_policy,
     sampler_differences,
 )
 from hacrl.training.optimizer import MasterWeightAdamW
@@ -277,12 +278,11 @@ class Learner:
     def _run_before_first_update(self, step: _Step, update: LearnStats) -> None:
         """Run forward passes at the weights that sampled, for pi_old of later updates and the sampler gap.
 
-        Own responses of the first update need no such pass: its own forward pass gives the same numbers. If
-        no pass over own responses would be made at all, a few are run so that the gap is always measured.
+        Own responses of an older policy have no part in either. Those of the first update need no such pass:
+        its own forward pass gives the same numbers. If no pass over own responses would be made at all, a few
+        are run so that the gap is always measured.
         """
-        own = first_occurrences(
-            [sample for sample in minibatch if sample.is_own] for minibatch in step.minibatches
-        )
+        own = first_occurrences(filter(has_old_policy, minibatch) for minibatch in step.minibatches)
         first, *later = [[sample for sample in samples if self._carries_signal(sample)] for samples in own]
         needed = later if self._recomputes_old else []
         if not first and not any(needed):
@@ -319,7 +319,10 @@ class Learner:
         """
         parts = [samples]
         if own_apart and self._recomputes_old:
-            parts = [[s for s in samples if s.is_own], [s for s in samples if not s.is_own]]
+            parts = [
+                [sample for sample in samples if has_old_policy(sample)],
+                [sample for sample in samples if not has_old_policy(sample)],
+            ]
         for part in parts:
             yield from self._shared_micro_batches(part, step)
 
@@ -425,10 +428,11 @@ class Learner:
         if batch.updates_done == 0:
             old.remember(samples, batch.logprobs_BT)
         old_BT = old.replace_own(batch.behaviour_logprobs_BT, samples)
+        is_replaced_B = copy_to_device(list(map(has_old_policy, samples)), batch.is_own_B.device)
         return replace(
             batch,
             behaviour_logprobs_BT=old_BT,
-            behaviour_logprob_B=torch.where(batch.is_own_B, old_BT.sum(dim=-1), batch.behaviour_logprob_B),
+            behaviour_logprob_B=torch.where(is_replaced_B, old_BT.sum(dim=-1), batch.behaviour_logprob_B),
             sampler_logprobs_BT=batch.behaviour_logprobs_BT,
             mismatch_cap=self._settings.mismatch_cap,
         )

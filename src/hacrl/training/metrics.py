@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hacrl.engines.base import SyncReport
+from hacrl.training.asynchronous.staleness import Staleness
 from hacrl.training.learn_stats import LearnStats
 from hacrl.training.learnt import learnt_rollouts
 from hacrl.training.samples import LearnerSamples
@@ -118,6 +119,17 @@ class LearnReport:
 
 
 @dataclass(frozen=True)
+class AsynchronousReport:
+    """What an asynchronous run adds to one learner's step."""
+
+    staleness: dict[str, Staleness] = field(default_factory=dict)  # by source
+    mixed: float = 0.0  # share of own rollouts that more than one policy version sampled
+    missing: dict[str, int] = field(default_factory=dict)  # source -> rollouts that were not waited for
+    late: dict[str, int] = field(default_factory=dict)  # source -> rollouts of earlier steps that teach now
+    too_late: dict[str, int] = field(default_factory=dict)  # source -> rollouts that never teach
+
+
+@dataclass(frozen=True)
 class AgentReport:
     """One agent in one step."""
 
@@ -127,6 +139,7 @@ class AgentReport:
     learning: LearnReport
     engine: SyncReport | None = None  # None: the engine shares the learner's weights
     capability_ratios: dict[str, float] = field(default_factory=dict)  # omega(agent, other), by other agent
+    asynchronous: AsynchronousReport | None = None  # None: the run is synchronous
 
 
 @dataclass(frozen=True)
@@ -141,6 +154,8 @@ class StepReport:
         plain = asdict(self)
         for agent in plain["agents"].values():
             del agent["learning"]["notes"], agent["learning"]["learnt"]
+            if agent["asynchronous"] is None:
+                del agent["asynchronous"]
         return plain
 
 

@@ -1,4 +1,26 @@
-"""pi_old of own responses, recomputed by the learner's forward pass for samplers with other numerics."""
+"""pi_old of own responses, recomputed by the learner's forward pass for samplers with other numerics.
+
+In an asynchronous run, a response may have been sampled by an older policy of the agent, or by several:
+token t by mu_t, the policy of version v(t), whose log-probability the sampler recorded. Given when weights
+changed, the whole response was sampled with probability
+
+    mu(y) = prod_t mu_t(y_t | y_<t)
+
+So pi_old of such a response is mu:
+
+    r_t = pi_k(y_t) / mu_t(y_t)                           token-level losses
+    s   = ( pi_k(y) / mu(y) )^(1/|y|)                     sequence-level losses, own and others' responses
+
+Ratios start at what the updates since then have made of them, not at 1. Clipping bounds how far the policy
+moves from the one that sampled: an own response that updates have already moved out of the clip range, in the
+direction of its advantage, has no gradient. The ratio of other agents' responses is to mu in any run.
+
+The learner's forward pass gives pi_old only for responses that its present policy sampled as a whole
+(:func:`has_old_policy`). Weights of version v(t) are gone by the time the learner learns. And a token that
+was sampled after an update in mid-generation attends to keys and values of the older policies. So even where
+v(t) is the present version, the learner's pass computes something else. For the same reason only whole
+responses of the present policy are compared with the learner, and weighted for the sampler's numerics.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +30,11 @@ from itertools import compress
 from torch import Tensor
 
 from hacrl.types import LearnerSample
+
+
+def has_old_policy(sample: LearnerSample) -> bool:
+    """Return whether the learner's weights before the step's first update sampled the whole response."""
+    return sample.is_own and sample.is_current
 
 
 class OldPolicyLogprobs:
@@ -23,14 +50,14 @@ class OldPolicyLogprobs:
     def remember(self, samples: Sequence[LearnerSample], logprobs_BT: Tensor) -> None:
         """Store the own rows of a forward pass that was made before the first update."""
         for sample, logprobs_T in zip(samples, logprobs_BT.detach(), strict=True):
-            if sample.is_own and id(sample) not in self._logprobs:
+            if has_old_policy(sample) and id(sample) not in self._logprobs:
                 self._logprobs[id(sample)] = logprobs_T[: len(sample.response_ids)].clone()
 
     def replace_own(self, behaviour_BT: Tensor, samples: Sequence[LearnerSample]) -> Tensor:
-        """Return ``behaviour_BT`` with own rows replaced by log pi_old, (B, T)."""
+        """Return ``behaviour_BT`` with own rows of the present policy replaced by log pi_old, (B, T)."""
         old_BT = behaviour_BT.clone()
         for row, sample in enumerate(samples):
-            if sample.is_own:
+            if has_old_policy(sample):
                 assert id(sample) in self._logprobs, "no forward pass over this response before the update"
                 logprobs_T = self._logprobs[id(sample)]
                 old_BT[row, : len(logprobs_T)] = logprobs_T
@@ -38,24 +65,24 @@ class OldPolicyLogprobs:
 
 
 def sampler_differences(samples: Iterable[LearnerSample], logprobs_BT: Tensor) -> list[float]:
-    """Return log pi_sampler - log pi_old of every own action token.
+    """Return log pi_sampler - log pi_old of every own action token that the present policy sampled.
 
     ``logprobs_BT`` come from a forward pass before the step's first update.
     """
     differences: list[float] = []
     for sample, learner_T in zip(samples, logprobs_BT.tolist(), strict=True):
-        if sample.is_own and sample.behaviour_logprobs is not None:
+        if has_old_policy(sample) and sample.behaviour_logprobs is not None:
             actions = compress(learner_T, sample.loss_mask)  # without observations and padding
             pairs = zip(sample.behaviour_logprobs, actions, strict=True)
             differences += [sampler - learner for sampler, learner in pairs]
     return differences
 
 
-def first_occurrences(minibatches: Iterable[Sequence[LearnerSample]]) -> list[list[LearnerSample]]:
+def first_occurrences(minibatches: Iterable[Iterable[LearnerSample]]) -> list[list[LearnerSample]]:
     """Return the mini-batches without samples that an earlier mini-batch has: a second epoch repeats them."""
     seen: set[int] = set()
     firsts = []
-    for minibatch in minibatches:
+    for minibatch in map(list, minibatches):
         firsts.append([sample for sample in minibatch if id(sample) not in seen])
         seen.update(id(sample) for sample in minibatch)
     return firsts

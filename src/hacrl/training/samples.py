@@ -54,6 +54,7 @@ class Candidate:
     index: int  # among the source's responses to the prompt
     reward: float
     advantage: float  # for this learner
+    step: int | None = None  # that the response was sampled for; None: the step that is learnt
 
 
 @dataclass
@@ -69,7 +70,15 @@ class _PromptState:
     def without_sample(self, learner: str, candidate: Candidate, reason: Fate) -> LearntRollout:
         """Return the record of a response that the learner does not train on."""
         source, index = candidate.source, candidate.index
-        return LearntRollout(learner, source, self.group.problem.id, index, reason, candidate.advantage)
+        return LearntRollout(
+            learner,
+            source,
+            self.group.problem.id,
+            index,
+            reason,
+            candidate.advantage,
+            late_from=self.group.step,
+        )
 
     def rollout(self, candidate: Candidate) -> Rollout:
         return self.group.responses[candidate.source][candidate.index].rollout
@@ -131,7 +140,9 @@ class SampleBuilder:
                     built.not_used.append(prompt.without_sample(self._learner.name, candidate, sample))
         if self._method.baseline is not None:
             built.baselines = [
-                self._method.baseline(self._rewards(group), self._learner.name, ratio) for group in groups
+                self._method.baseline(self._rewards(group), self._learner.name, ratio)
+                for group in groups
+                if group.teaches(self._learner.name)
             ]
         built.has_signal = [prompt.has_signal for prompt in prompts]
         for prompt in prompts:
@@ -148,8 +159,9 @@ class SampleBuilder:
         """Choose which responses to the prompt to try first, and which are reserves."""
         rewards = self._rewards(group)
         candidates = [
-            Candidate(source, index, rewards[source][index], advantage)
+            Candidate(source, index, rewards[source][index], advantage, group.step)
             for source, advantages in self._method.advantages(rewards, self._learner.name, ratio).items()
+            if group.teaches(source)
             for index, advantage in enumerate(advantages)
         ]
         has_signal = any(candidate.advantage for candidate in candidates)
@@ -218,7 +230,14 @@ class SampleBuilder:
             loss_mask=loss_mask,
             problem=rollout.problem.id,
             index=candidate.index,
+            is_current=self._is_current(rollout),
+            step=candidate.step,
         )
+
+    def _is_current(self, rollout: Rollout) -> bool:
+        """Return whether the learner's present policy sampled the whole response."""
+        version = self._learner.policy_version
+        return rollout.oldest_version == version == rollout.newest_version
 
 
 def most_useful_first(candidates: Iterable[Candidate], seed: int, prompt: str) -> list[Candidate]:

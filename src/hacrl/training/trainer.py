@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from hacrl.algorithms.capability import Capabilities, CapabilityTracker
 from hacrl.config.schema import RunConfig
-from hacrl.errors import EngineMismatchError, TrainingError
+from hacrl.errors import EngineMismatchError, TrainingError, WorkerLostError
 from hacrl.rollouts.groups import PromptGroup, group_by_prompt
 from hacrl.rollouts.log import RolloutLog
 from hacrl.tasks.stream import ProblemStream
@@ -25,10 +27,13 @@ from hacrl.training.metrics import (
     accuracy_by_problem,
     rollout_report,
 )
+from hacrl.training.recovery import Recovery, no_recovery
 from hacrl.training.reporter import Reporter
 from hacrl.training.state import StepProgress
 from hacrl.training.worker import Assignment
 from hacrl.types import Problem, VerifiedRollout
+
+Result = TypeVar("Result")
 
 
 class Trainer:
@@ -50,7 +55,8 @@ class Trainer:
         self.capabilities = CapabilityTracker.of(names, config.method)
         self.steps_done = 0  # whole steps, those of an earlier process included
         self.after_step: Callable[[], None] = lambda: None  # called after each step and its evaluation
-        self._stream = stream
+        self.recovery: Recovery | None = None  # what brings lost agents back; None: a loss ends the run
+        self.stream = stream
         self._test_problems = test_problems
         self._log = log
         self._collapse = CollapseDetector(names, pauses=config.pause_collapsed)
@@ -59,6 +65,7 @@ class Trainer:
         self._capabilities_before = self.capabilities.state_dict()  # before the step under way
         self._evaluated_at = -1  # the step after which the agents were evaluated last
         self._notes_logged_rollouts = True
+        self._dropped: set[str] = set()  # agents that were lost and are not rebuilt
         self._is_stopping = False
 
     def train(self, steps: int) -> None:
@@ -80,7 +87,7 @@ class Trainer:
     def step(self, step: int) -> StepReport:
         """Make one step, or finish one that was interrupted."""
         progress = self._begin(step)
-        problems = self._stream.batch(step - 1)
+        problems = self.stream.batch(step - 1)
         rollouts = self._answer(problems, progress)
         groups = group_by_prompt(rollouts)
         capabilities = self._update_capabilities(groups)
@@ -95,20 +102,28 @@ class Trainer:
         self.reporter.step = step
         samples = self.config.evaluation.samples_per_problem
         assignment = Assignment("evaluate", self._test_problems, step)
-        names = [agent.name for agent in self.config.agents]
-        found = {}
-        for name, answer in self.executor.answer(assignment, names, self.reporter):
+        found: dict[str, Accuracy] = {}
+        for name, answer in self._from_all(
+            lambda: self.remaining,
+            found,
+            lambda names: self.executor.answer(assignment, names, self.reporter),
+        ):
             self.reporter.notes(answer.notes)
             found[name] = accuracy_by_problem(answer.rollouts, samples)
-        accuracies = {name: found[name] for name in names}
+        accuracies = {name: found[name] for name in self.remaining}
         self._evaluated_at = step
         self.reporter.observer.on_evaluation(step, accuracies)
         return accuracies
 
     @property
+    def remaining(self) -> list[str]:
+        """All agents but those that were lost and dropped."""
+        return [agent.name for agent in self.config.agents if agent.name not in self._dropped]
+
+    @property
     def active(self) -> list[str]:
-        """The agents that take part: all but the paused."""
-        return [agent.name for agent in self.config.agents if agent.name not in self._collapse.paused]
+        """The agents that take part: the remaining ones that are not paused."""
+        return [name for name in self.remaining if name not in self._collapse.paused]
 
     @property
     def phases_done(self) -> int:
@@ -119,7 +134,7 @@ class Trainer:
         """Return an empty progress, or what an interrupted run had done of the step."""
         if not self.active:
             raise TrainingError(
-                f"there is no agent left to train: all agents are paused since step {self.steps_done}"
+                f"there is no agent left to train: all are paused or lost since step {self.steps_done}"
             )
         self.reporter.check_interrupted()
         self.reporter.begin_step(step)
@@ -137,8 +152,11 @@ class Trainer:
         """Return every active agent's verified rollouts; all of them are in the rollout log then."""
         self._read_logged(problems, progress)
         assignment = Assignment("rollout", problems, progress.step)
-        missing = [name for name in self.active if name not in progress.rollouts]
-        for name, answer in self.executor.answer(assignment, missing, self.reporter):
+        for name, answer in self._from_all(
+            lambda: self.active,
+            progress.rollouts,
+            lambda names: self.executor.answer(assignment, names, self.reporter),
+        ):
             if self._log is not None:
                 self._log.append(progress.step, name, answer.rollouts)
             progress.syncs[name] = answer.sync
@@ -153,15 +171,18 @@ class Trainer:
             name: [reward for group in groups for reward in group.rewards.get(name, ())]
             for name in self.active
         }
-        self.capabilities.record(rewards, absent=self._collapse.paused)
+        self.capabilities.record(rewards, absent={*self._collapse.paused, *self._dropped})
         return self.capabilities.current
 
     def _learn(
         self, groups: Sequence[PromptGroup], capabilities: Capabilities, progress: StepProgress
     ) -> dict[str, LearnReport]:
         """Let every active agent learn from all rollouts; return what each reports."""
-        missing = [name for name in self.active if name not in progress.reports]
-        learnt = self.executor.learn(groups, capabilities, progress.step, missing, self.reporter)
+        learnt = self._from_all(
+            lambda: self.active,
+            progress.reports,
+            lambda names: self.executor.learn(groups, capabilities, progress.step, names, self.reporter),
+        )
         try:
             for name, report in learnt:
                 if self._log is not None:
@@ -235,6 +256,69 @@ class Trainer:
         progress.rollouts[name] = rollouts
         self.reporter.observer.on_rollouts(progress.step, name, rollouts)
 
+    def _from_all(
+        self,
+        wanted: Callable[[], Collection[str]],
+        done: Mapping[str, object],
+        ask: Callable[[Sequence[str]], Iterable[tuple[str, Result]]],
+    ) -> Iterator[tuple[str, Result]]:
+        """Yield the results of all wanted agents that are not done, as they come.
+
+        An agent that is lost meanwhile is brought back and asked again, or not wanted any more.
+        """
+        while missing := [name for name in wanted() if name not in done]:
+            try:
+                yield from ask(missing)
+                return
+            except WorkerLostError as error:
+                self._recover(error)
+
+    def _in_spite_of_losses(self, call: Callable[[], Result]) -> Result:
+        """Return the call's result; bring lost agents back and call again as often as necessary."""
+        while True:
+            try:
+                return call()
+            except WorkerLostError as error:
+                self._recover(error)
+
+    def _recover(self, error: WorkerLostError) -> None:
+        """Bring lost agents back to where the run is, or go on without them, as the recipe says."""
+        if self.recovery is None or self.recovery.on_loss == "stop":
+            raise no_recovery(error) from error
+        self.reporter.notes([f"lost: {error}"])
+        if self.recovery.on_loss == "drop":
+            self._drop(error.lost)
+            return
+        versions, lost = dict(self.executor.policy_versions), dict(error.lost)
+        while lost:
+            self.recovery.count(lost)
+            agents, lost = list(lost), {}
+            for agent in agents:
+                steps = self.steps_done + (self._progress is not None and agent in self._progress.reports)
+                try:
+                    self.recovery.rebuild(self.executor, agent, steps, versions[agent], self.reporter)
+                except WorkerLostError as again:
+                    lost |= again.lost
+
+    def _drop(self, agents: Iterable[str]) -> None:
+        for agent in agents:
+            self.executor.drop(agent)
+            self._dropped.add(agent)
+            note = (
+                f"agent {agent!r} is dropped (ray.on_loss: drop): the run goes on with "
+                f"{', '.join(self.remaining) or 'no agent'}. Its last checkpoint stays in the run's folder"
+            )
+            self.reporter.notes([note])
+
+    def save_agent(self, agent: str, folder: Path) -> None:
+        """Write one agent as a plain Hugging Face folder."""
+
+        def save() -> None:
+            shutil.rmtree(folder, ignore_errors=True)  # of an attempt in which the agent was lost
+            self.executor.save(agent, folder)
+
+        self._in_spite_of_losses(save)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state that the rest of the run depends on, without tensors; JSON-ready.
 
@@ -247,13 +331,14 @@ class Trainer:
             "capabilities": self._capabilities_before if progress else self.capabilities.state_dict(),
             "health": self._health.state_dict(),
             "collapse": self._collapse.state_dict(),
-            "agents": self.executor.state_dict(),
+            "agents": self._in_spite_of_losses(self.executor.state_dict),
+            "dropped": sorted(self._dropped),
             "under_way": progress.as_json() if progress else None,
         }
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Return every agent's trained weights and optimizer moments, not copied."""
-        return self.executor.tensors()
+        return self._in_spite_of_losses(self.executor.tensors)
 
     def load_state_dict(self, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Restore what :meth:`state_dict` and :meth:`tensors` returned."""
@@ -263,9 +348,12 @@ class Trainer:
         self._progress = None
         self._health.load_state_dict(state["health"])
         self._collapse.load_state_dict(state["collapse"])
+        self._dropped = set(state["dropped"])
+        for agent in self._dropped:
+            self.executor.drop(agent)
         self.executor.load_state_dict(state["agents"], tensors)
         if state["under_way"] is not None:
-            problems = self._stream.batch(self.steps_done)
+            problems = self.stream.batch(self.steps_done)
             self._progress = StepProgress.from_json(state["under_way"], problems, self._log)
 
     def report_restored_rollouts(self) -> None:

@@ -49,6 +49,9 @@ class Assignment:
     phase: Literal["rollout", "evaluate"]
     problems: Sequence[Problem]
     step: int
+    # "current": the engine first gets the learner's weights. "published": it samples with those that it got
+    # last, and nothing reads the learner's weights, which may be in the middle of an update.
+    weights: Literal["current", "published"] = "current"
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,7 @@ class AgentWorker:
         self.builder = builder
         self.settings = settings
         self._answerer = Answerer(agent, engine, task, verify_lock)
+        self._published: SyncReport | None = None  # what the engine got last by publish
 
     @property
     def name(self) -> str:
@@ -91,15 +95,19 @@ class AgentWorker:
         try:
             with reporter.generating():
                 rollouts = self.generate(assignment, reporter)
-                sync, notes = self.end_generation()
+                sync, notes = self.end_generation(assignment)
                 return Answer(self.verify(assignment, rollouts, reporter), sync, notes)
         finally:
             self.abandon_answer()
 
     def generate(self, assignment: Assignment, reporter: AgentReporter) -> list[Rollout]:
         """Return responses that are not yet verified. May run in any thread if the engine may."""
-        settings = self.settings
-        if not self.engine.shares_weights:
+        settings, published = self.settings, None
+        if assignment.weights == "published":
+            assert self._published is not None, "nothing was published"
+            self.engine.follows_policy, published = False, self._published.policy_version
+        elif not self.engine.shares_weights:
+            self.engine.follows_policy = True
             with reporter.phase("sync"):
                 self.engine.sync(proven=False)  # the first responses prove it
         if assignment.phase == "rollout":
@@ -109,14 +117,30 @@ class AgentWorker:
             samples, sampling = settings.evaluation_samples, settings.evaluation_sampling
             seed = derive_seed(settings.seed, "evaluate", self.name)
         with reporter.phase(assignment.phase):
-            return self._answerer.generate(assignment.problems, samples, sampling, seed, reporter.responses)
+            return self._answerer.generate(
+                assignment.problems, samples, sampling, seed, reporter.responses, published
+            )
 
-    def end_generation(self) -> tuple[SyncReport | None, tuple[str, ...]]:
+    def end_generation(self, assignment: Assignment) -> tuple[SyncReport | None, tuple[str, ...]]:
         """Free memory that only generation needs; return the weight sync's report and the engine's notes."""
+        if assignment.weights == "published":
+            return self._published, tuple(self.engine.take_notes())
         sync = self.engine.sync()  # a new report if the engine died meanwhile
         notes = tuple(self.engine.take_notes())
         self.engine.sleep()
         return sync, notes
+
+    def publish(self) -> SyncReport:
+        """Send the policy's weights to the engine; return when they are proven to have arrived.
+
+        Call it where the learner is between two steps. If the engine can be updated while it generates, every
+        token that it samples from now on comes from these weights. Otherwise it must be idle.
+        """
+        self.engine.follows_policy = False
+        report = self.engine.sync()
+        assert report is not None, "an engine that shares the learner's weights gets none"
+        self._published = report
+        return report
 
     def verify(
         self, assignment: Assignment, rollouts: Sequence[Rollout], reporter: AgentReporter

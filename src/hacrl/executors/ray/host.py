@@ -1,0 +1,189 @@
+"""The process of one party: the workers of its agents, driven by the run's process.
+
+Ray runs :class:`AgentHost` as an actor. Inside, the agents live as under ``executor: local``: those that
+share the process take turns on its device.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hacrl.executors.ray.events import Event, EventStream
+from hacrl.executors.ray.tensors import PackedTensor
+
+if TYPE_CHECKING:
+    from hacrl.algorithms.capability import Capabilities
+    from hacrl.config.schema import RunConfig
+    from hacrl.executors.local import LocalExecutor
+    from hacrl.rollouts.groups import PromptGroup
+    from hacrl.tasks.base import Task
+    from hacrl.training.worker import Assignment
+    from hacrl.types import Problem
+
+CHUNK = 64 * 2**20  # bytes of a file in one message
+
+
+@dataclass(frozen=True)
+class HostSpec:
+    """What a process needs to load its agents."""
+
+    config: RunConfig  # of the whole run
+    devices: Mapping[str, str]  # of all agents
+    train: Sequence[Problem]
+    test: Sequence[Problem]
+    task: Task | None  # None: made from the config
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """What a process tells of itself once its agents are loaded."""
+
+    policy_versions: dict[str, int]
+    notes: tuple[str, ...]
+    machine: str  # host name
+    pid: int
+
+
+def software() -> dict[str, str]:
+    """Return the versions that must be the same in all processes of a run."""
+    return {name: version(name) for name in ("hacrl", "torch", "transformers")}
+
+
+class AgentHost:
+    """The workers of some of a run's agents. Verbs are streams of events."""
+
+    def __init__(self) -> None:
+        self._found: LocalExecutor | None = None
+        self._task: Task | None = None
+
+    @property
+    def _executor(self) -> LocalExecutor:
+        assert self._found is not None, "load comes first"
+        return self._found
+
+    def software(self) -> dict[str, str]:
+        """Return the versions of this process."""
+        return software()
+
+    def load(
+        self, spec: HostSpec, agents: Sequence[str], rank_actors: Mapping[tuple[str, int], Any]
+    ) -> Iterator[Event]:
+        """Load the named agents, together with their further ranks."""
+
+        def load(stream: EventStream) -> None:
+            stream.result(agents[0], self._load(spec, agents, rank_actors), 0)
+
+        yield from EventStream().run(load)
+
+    def _load(
+        self, spec: HostSpec, agents: Sequence[str], rank_actors: Mapping[tuple[str, int], Any]
+    ) -> HostFacts:
+        import ray
+        import torch
+
+        from hacrl.executors.ray.ranks import ActorRanks
+        from hacrl.executors.workers import make_executor_of
+        from hacrl.tasks.base import CheckedTask
+        from hacrl.tasks.registry import make_task
+
+        if spec.config.threads is not None:
+            torch.set_num_threads(spec.config.threads)
+        self._task = spec.task if spec.task is not None else make_task(spec.config.task)
+        checked = CheckedTask(self._task, spec.train, spec.test, dict(spec.devices), ())
+        address = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+        launcher = ActorRanks(rank_actors, address) if rank_actors else None
+        self._found = make_executor_of(agents, spec.config, checked, {}, launcher)
+        versions, notes = self._found.policy_versions, self._found.notes
+        return HostFacts(versions, notes, socket.gethostname(), os.getpid())
+
+    def answer(self, assignment: Assignment, agents: Sequence[str]) -> Iterator[Event]:
+        """Answer problems."""
+        yield from self._stream(lambda reporter: self._executor.answer(assignment, agents, reporter))
+
+    def learn(
+        self, groups: Sequence[PromptGroup], capabilities: Capabilities, step: int, agents: Sequence[str]
+    ) -> Iterator[Event]:
+        """Learn from all agents' rollouts."""
+        yield from self._stream(
+            lambda reporter: self._executor.learn(groups, capabilities, step, agents, reporter)
+        )
+
+    def _stream(self, verb: Callable[[Any], Iterator[tuple[str, Any]]]) -> Iterator[Event]:
+        def run(stream: EventStream) -> None:
+            for agent, value in verb(stream.reporter):
+                stream.result(agent, value, self._executor.policy_versions[agent])
+
+        return EventStream().run(run)
+
+    def state_dict(self, agents: Sequence[str]) -> Iterator[Event]:
+        """Give the agents' states."""
+
+        def run(stream: EventStream) -> None:
+            for agent, state in self._executor.state_dict().items():
+                if agent in agents:
+                    stream.result(agent, state, self._executor.policy_versions[agent])
+
+        yield from EventStream().run(run)
+
+    def tensors(self, agents: Sequence[str]) -> Iterator[Event]:
+        """Give the agents' tensors one by one, each as its name and its content."""
+
+        def run(stream: EventStream) -> None:
+            for agent in agents:
+                worker = self._executor.workers[agent]
+                for name, tensor in worker.tensors().items():
+                    stream.result(agent, (name, PackedTensor.of(tensor)), worker.agent.policy_version)
+
+        yield from EventStream().run(run)
+
+    def load_state(
+        self, agent: str, state: Mapping[str, Any], names: Sequence[str], *tensors: PackedTensor
+    ) -> Iterator[Event]:
+        """Restore an agent's state and its named tensors, which come as arguments of their own."""
+
+        def run(stream: EventStream) -> None:
+            unpacked = {name: tensor.unpack() for name, tensor in zip(names, tensors, strict=True)}
+            self._executor.load_state_dict({agent: state}, {agent: unpacked})
+            stream.result(agent, None, self._executor.policy_versions[agent])
+
+        yield from EventStream().run(run)
+
+    def save(self, agent: str) -> Iterator[Event]:
+        """Give the files of a Hugging Face folder in pieces: path, bytes."""
+
+        def run(stream: EventStream) -> None:
+            folder = Path(tempfile.mkdtemp(prefix="hacrl-save-"))
+            try:
+                self._executor.save(agent, folder)
+                for path in sorted(folder.rglob("*")):
+                    if path.is_file():
+                        for piece in _pieces(path):
+                            stream.result(agent, (path.relative_to(folder).as_posix(), piece), 0)
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+
+        yield from EventStream().run(run)
+
+    def close(self) -> None:
+        """End engines, further ranks and the verifier's processes."""
+        try:
+            if self._found is not None:
+                self._found.release()
+        finally:
+            if self._task is not None:
+                self._task.close()
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        yield file.read(CHUNK)
+        while piece := file.read(CHUNK):
+            yield piece

@@ -1,0 +1,5 @@
+"""The fixture of whole runs."""
+
+from tests.training.runs import runs
+
+__all__ = ["runs"]
