@@ -68,6 +68,8 @@ def check_agents(config: RunConfig, loaded: Collection[str]) -> dict[str, str]:
             devices[agent.name] = agent_device(config, agent)
             key = "device" if agent.device is None else f"agents.{agent.name}.device"
             check_device(devices[agent.name], key)
+            for number, device in enumerate(agent.replicas.devices or ()):
+                check_device(device, f"agents.{agent.name}.replicas.devices[{number}]")
     check_ranks(config, loaded)
     if not is_placed:
         check_rank_devices(config, devices)

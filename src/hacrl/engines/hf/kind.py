@@ -16,7 +16,7 @@ from hacrl.engines.kinds import EngineKind, EngineSpec
 from hacrl.engines.replicas.engine import ReplicaEngine
 from hacrl.engines.replicas.fleet import FleetSettings
 from hacrl.engines.replicas.placement import LocalPlacement
-from hacrl.models.device import check_device, rank_devices
+from hacrl.models.device import rank_devices
 from hacrl.models.footprint import Footprint
 from hacrl.models.sharding import sharding_of
 
@@ -80,11 +80,6 @@ class ReplicaKind(EngineKind):
             timeout=timeout,
         )
         return ReplicaEngine(agent, spec.probes, fleet, spec.placement or LocalPlacement(spec.folder))
-
-    def check(self, settings: AgentSettings) -> None:
-        """Check that the copies' devices exist."""
-        for number, device in enumerate(settings.replicas.devices or ()):
-            check_device(device, f"agents.{settings.name}.replicas.devices[{number}]")
 
     def memory(
         self, footprint: Footprint, settings: AgentSettings, device: torch.device, available: int

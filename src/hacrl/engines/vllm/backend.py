@@ -58,6 +58,30 @@ class Backend(Protocol):
         """
         ...
 
+    @property
+    def updates_while_generating(self) -> bool:
+        """Return whether weights can be sent between :meth:`pause` and :meth:`resume` of running requests."""
+        ...
+
+    def generate_live(self, requests: Sequence[Request], most: int) -> Iterator[IndexedSamples]:
+        """Yield responses with the policy versions of their tokens; weights may be updated meanwhile.
+
+        At most ``most`` requests are at the engine at a time, so that others need not wait for all of them.
+        """
+        ...
+
+    def pause(self) -> None:
+        """Sample no further token, and keep running requests with their keys and values."""
+        ...
+
+    def resume(self) -> None:
+        """Go on with the requests that :meth:`pause` stopped."""
+        ...
+
+    def set_version(self, version: int) -> None:
+        """Note the policy version of the engine's weights."""
+        ...
+
     def call(self, method: str, *arguments: str) -> list[Any]:
         """Call a method of hacrl's worker extension; return one result per worker."""
         ...

@@ -115,6 +115,24 @@ class ChildBackend:
         if remaining:
             raise EngineError(f"{self.name} left {remaining} of {len(requests)} requests without an answer")
 
+    @property
+    def updates_while_generating(self) -> bool:
+        """Return False: any message ends the generation under way."""
+        return False
+
+    def generate_live(self, requests: Sequence[Request], most: int) -> Iterator[IndexedSamples]:
+        """Yield responses; weights are not updated meanwhile."""
+        return self.generate(requests)
+
+    def pause(self) -> None:
+        """Do nothing: nothing is being generated when weights are sent."""
+
+    def resume(self) -> None:
+        """Do nothing."""
+
+    def set_version(self, version: int) -> None:
+        """Do nothing: all tokens of a response come from the weights at its start."""
+
     def call(self, method: str, *arguments: str) -> list[Any]:
         """Call a method of hacrl's worker extension; return one result per worker."""
         results: list[Any] = self._request(method, {"do": "call", "method": method, "arguments": arguments})

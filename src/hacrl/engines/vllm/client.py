@@ -8,16 +8,19 @@ import queue
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from hacrl.engines.base import Sample
 from hacrl.engines.sync_check import EngineError
 from hacrl.engines.vllm.backend import EngineLostError, IndexedSamples, Request, sampling_fields
+from hacrl.types import merged_spans
 
 ANSWER_SECONDS = 30.0  # a healthy server answers small requests at once
 RPC_SECONDS = 1800.0  # enough for weights of a large model over a slow network
 HEALTH_EVERY = 2.0  # seconds
 HEALTH_MISSES = 5  # in a row, until a server counts as lost
+GENERATE_PATH = "/inference/v1/generate"  # of servers that say which weights sampled which tokens
 _DONE = object()
 _Result = TypeVar("_Result")
 
@@ -33,6 +36,7 @@ class ServerClient:
         self.url = url.rstrip("/")
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._model = model
+        self.version_label = "0"  # of the policy whose weights the server has
         self.is_alive: Callable[[], bool] = lambda: True  # replaced where hacrl supervises the process
 
     def is_healthy(self) -> bool:
@@ -61,12 +65,25 @@ class ServerClient:
         except (KeyError, TypeError) as error:
             raise EngineError(f"{self.name} does not say its version: is it a vLLM server?") from error
 
+    def reports_versions(self) -> bool:
+        """Return whether the server says which weights sampled which tokens."""
+        try:
+            self._answer("POST", GENERATE_PATH, {})
+        except EngineLostError:
+            raise
+        except EngineError as error:  # a request without tokens is refused, a path that is missing not found
+            return "HTTP 404" not in str(error)
+        return True
+
     def post(self, path: str, body: Any = None, seconds: float | None = None) -> Any:
         """Send a request; return the JSON answer."""
         return self._request("POST", path, body, seconds)
 
-    def generate(self, requests: Sequence[Request]) -> Iterator[IndexedSamples]:
-        """Send all requests at once; yield responses as they finish. Cancel the rest if the caller stops."""
+    def generate(self, requests: Sequence[Request], most: int | None = None) -> Iterator[IndexedSamples]:
+        """Send all requests at once; yield responses as they finish. Cancel the rest if the caller stops.
+
+        ``most``: send at most so many at a time, and return responses with the versions of their tokens.
+        """
         self.served_model()
         finished: queue.SimpleQueue[Any] = queue.SimpleQueue()
         cancel: list[Callable[[], Any]] = []
@@ -77,7 +94,7 @@ class ServerClient:
             assert task is not None
             cancel.append(lambda: loop.call_soon_threadsafe(task.cancel))
             is_started.set()
-            await self._generate(requests, finished)
+            await self._generate(requests, finished, most)
 
         def run() -> None:
             try:
@@ -144,15 +161,20 @@ class ServerClient:
             raise EngineLostError(f"{self.name} cannot work (HTTP {status} for {path}).")
         raise EngineError(f"{self.name} answered {path} with HTTP {status}: {_reason(text)}")
 
-    async def _generate(self, requests: Sequence[Request], finished: queue.SimpleQueue[Any]) -> None:
+    async def _generate(
+        self, requests: Sequence[Request], finished: queue.SimpleQueue[Any], most: int | None
+    ) -> None:
         import aiohttp
 
         connector = aiohttp.TCPConnector(limit=0)  # no limit: one connection per request
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=ANSWER_SECONDS)
         async with aiohttp.ClientSession(connector=connector, headers=self._headers, timeout=timeout) as http:
             watching = asyncio.create_task(self._watch_health(http))
+            complete = (
+                self._complete if most is None else partial(self._complete_live, asyncio.Semaphore(most))
+            )
             generating = [
-                asyncio.create_task(self._complete(http, index, request, finished))
+                asyncio.create_task(complete(http, index, request, finished))
                 for index, request in enumerate(requests)
             ]
             answered = asyncio.gather(*generating)
@@ -173,9 +195,6 @@ class ServerClient:
     async def _complete(
         self, http: Any, index: int, request: Request, finished: queue.SimpleQueue[Any]
     ) -> None:
-        import aiohttp
-
-        path = "/v1/completions"
         body = {
             "model": self._model,
             "prompt": list(request.prompt_ids),
@@ -183,6 +202,32 @@ class ServerClient:
             "seed": request.seed,
             **sampling_fields(request),
         }
+        answer = await self._ask(http, "/v1/completions", body)
+        finished.put((index, _completion(answer)))
+
+    async def _complete_live(
+        self,
+        free: asyncio.Semaphore,
+        http: Any,
+        index: int,
+        request: Request,
+        finished: queue.SimpleQueue[Any],
+    ) -> None:
+        async with free:
+            body = {
+                "model": self._model,
+                "token_ids": list(request.prompt_ids),
+                "sampling_params": {"seed": request.seed, "detokenize": False, **sampling_fields(request)},
+                # cached keys and values of older weights must not serve requests to newer ones
+                "cache_salt": f"policy {self.version_label}",
+            }
+            answer = await self._ask(http, GENERATE_PATH, body)
+        finished.put((index, _generated(answer)))
+
+    async def _ask(self, http: Any, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Post a request for a response; return the answer's JSON."""
+        import aiohttp
+
         try:
             async with http.post(self.url + path, json=body) as answer:
                 status, text = answer.status, await answer.text()
@@ -193,7 +238,8 @@ class ServerClient:
         if status == 500:  # vLLM's answer to running requests when its engine dies
             raise EngineLostError(f"{self.name} failed while generating: {_reason(text)}.")
         self._check(status, text, path)
-        finished.put((index, _completion(json.loads(text))))
+        found: dict[str, Any] = json.loads(text)
+        return found
 
     async def _watch_health(self, http: Any) -> None:
         """Raise once the server fails its health checks: a server that hangs keeps its connections open."""
@@ -235,6 +281,13 @@ def _run_in_thread(work: Coroutine[Any, Any, _Result]) -> _Result:
 def _completion(answer: dict[str, Any]) -> Sample:
     choice = answer["choices"][0]
     return Sample(tuple(choice["token_ids"]), tuple(choice["logprobs"]["token_logprobs"]))
+
+
+def _generated(answer: dict[str, Any]) -> Sample:
+    choice = answer["choices"][0]
+    logprobs = tuple(float(entry["logprob"]) for entry in choice["logprobs"]["content"])
+    spans = ((int(span["version"]), span["end"] - span["start"]) for span in choice["weight_versions"])
+    return Sample(tuple(choice["token_ids"]), logprobs, merged_spans(spans))
 
 
 def _reason(text: str) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,8 +37,6 @@ class VllmEngine:
     """Keeps a vLLM engine at a policy, samples from it, and restarts it if it dies."""
 
     shares_weights = False
-    updates_while_generating = False
-    follows_policy = True
 
     def __init__(
         self,
@@ -51,6 +50,7 @@ class VllmEngine:
         starts_alone: bool = True,  # the engine measures the free memory when it starts
     ) -> None:
         self.policy = policy
+        self.follows_policy = True
         self.backend = backend
         self.restarts = 0
         self._notes: list[str] = []
@@ -66,12 +66,18 @@ class VllmEngine:
         self._is_closed = False
         self._version: int | None = None  # the policy version whose weights were sent
         self._report: SyncReport | None = None  # set when these weights are proven to have arrived
+        self._has_old_cache = False  # keys and values of older weights, which salted requests do not see
         self._max_length: int | None = None  # tokens of a prompt with its response, as the engine reports
 
     @property
     def runs_concurrently(self) -> bool:
         """Return False if the engine sleeps on a GPU that it shares."""
         return not self.backend.can_sleep
+
+    @property
+    def updates_while_generating(self) -> bool:
+        """Return whether running requests can be paused while weights are sent."""
+        return self.backend.updates_while_generating
 
     def sync(self, proven: bool = True) -> SyncReport | None:
         """Start the engine if necessary and send it the policy's weights if it has others."""
@@ -84,8 +90,9 @@ class VllmEngine:
 
     def generate(self, request: GenerationRequest, on_finished: OnFinished | None = None) -> list[Sample]:
         """See :class:`hacrl.engines.base.Engine`. What had finished before a crash is kept."""
-        # A seeded response must not depend on whether a proof runs beside it.
-        self.sync(proven=self._settings.seeded)
+        if self.follows_policy or not self._is_started:
+            # A seeded response must not depend on whether a proof runs beside it.
+            self.sync(proven=self._settings.seeded or not self.follows_policy)
         requests = self._requests(request)
         is_greedy = request.sampling.temperature == 0  # then every token has probability 1
         samples: dict[int, Sample] = {}
@@ -95,14 +102,17 @@ class VllmEngine:
                 raise TrainingError(f"{self.backend.name} gave a response without a token")
             if is_greedy:
                 finished = [
-                    (index, Sample(sample.token_ids, (0.0,) * len(sample.token_ids)))
+                    (index, replace(sample, logprobs=(0.0,) * len(sample.token_ids)))
                     for index, sample in finished
                 ]
             samples.update(finished)
             if on_finished is not None and finished:
                 on_finished(finished)
 
-        self._run(requests, take)
+        if self.follows_policy:
+            self._run(requests, take)
+        else:
+            self._run_live(requests, take)
         return [samples[index] for index in range(request.num_samples)]
 
     def _start_or_send_weights(self) -> None:
@@ -142,6 +152,20 @@ class VllmEngine:
                 has_failed_check = True
                 self._notes.append(f"{error}. The weights were sent once more; none of its samples was used")
 
+    def _run_live(self, requests: Sequence[Request], take: Callable[[IndexedSamples], None]) -> None:
+        """Serve all requests with the weights that :meth:`sync` sent last, while the policy is trained.
+
+        The learner's weights must not be read here, so an engine that dies is not started again.
+        """
+        try:
+            for finished in self.backend.generate_live(requests, self._settings.max_sequences):
+                take(finished)
+        except EngineLostError as error:
+            raise EngineError(
+                f"{error} Its agent is being trained, so its weights could not be sent to a new engine: "
+                "hacrl resume goes on from the last checkpoint"
+            ) from error
+
     def _run_once(self, unserved: dict[int, Request], take: Callable[[IndexedSamples], None]) -> None:
         """Serve requests until all are served, and remove each from ``unserved`` when it is.
 
@@ -153,7 +177,12 @@ class VllmEngine:
         held_back: IndexedSamples = []
         if not probes and not unserved:
             return
-        for finished in self.backend.generate([*probes, *unserved.values()]):
+        if self._has_old_cache and not self._is_live:
+            self.backend.reset_prefix_cache()
+            self._has_old_cache = False
+        everything = [*probes, *unserved.values()]
+        generate = partial(self.backend.generate_live, most=len(everything))
+        for finished in (generate if self._is_live else self.backend.generate)(everything):
             for position, sample in finished:
                 if position >= len(probes):
                     held_back.append((indices[position - len(probes)], sample))
@@ -244,13 +273,31 @@ class VllmEngine:
             if self._transport is None:
                 self._transport = self._connect()
             copies = is_adapted(self.policy.model) or self._transport.name == "files"
-            with _COPY_LOCK if copies else nullcontext():
-                self._transport.send(exported_weights(self.policy.model), self.backend)
+            with self._paused() if self._is_live else nullcontext():
+                with _COPY_LOCK if copies else nullcontext():
+                    self._transport.send(exported_weights(self.policy.model), self.backend)
+                self.backend.set_version(self.policy.policy_version)
             if self._is_asleep:
                 self.backend.wake("kv_cache")
                 self._is_asleep = False
-            self.backend.reset_prefix_cache()
+            self._has_old_cache = self._is_live  # running requests use it
+            if not self._is_live:
+                self.backend.reset_prefix_cache()
         self._version = self.policy.policy_version
+
+    @property
+    def _is_live(self) -> bool:
+        """Whether weights may be sent while responses are generated."""
+        return not self.follows_policy and self.backend.updates_while_generating
+
+    @contextmanager
+    def _paused(self) -> Iterator[None]:
+        """Within the block no token is sampled."""
+        self.backend.pause()
+        try:
+            yield
+        finally:
+            self.backend.resume()
 
     def _connect(self) -> Transport:
         """Check the engine's model and return the fastest transport to its workers."""

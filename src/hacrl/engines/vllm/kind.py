@@ -25,6 +25,7 @@ class VllmKind(EngineKind):
     """An engine with weights of its own, which the learner sends after every step."""
 
     takes_gpu_share = True
+    samples_beside_learning = True
 
     def make(self, spec: EngineSpec) -> VllmEngine:
         """Return an engine that starts at its first use."""

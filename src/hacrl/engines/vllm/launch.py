@@ -100,12 +100,14 @@ def _own_server(
         START_SECONDS,
     )
     client = ServerClient(where, f"http://{LOCALHOST}:{port}", key, model=arguments["model"])
-    return ServerBackend(client, process, can_sleep)
+    return ServerBackend(client, process, can_sleep, has_weight_transfer(settings))
 
 
 def server_command(python: str, arguments: dict[str, Any], host: str, port: int) -> list[str]:
     """Return the command of vLLM's own server with hacrl's worker extension."""
     options = {**arguments, "worker_extension_cls": WORKER, "host": host, "port": port}
+    if "weight_transfer_config" in arguments:  # a version whose tokens are labelled with their weights
+        options["enable_scale_out"] = True
     options["generation_config"] = "vllm"  # requests carry sampling settings; the model's are ignored
     command = [python, "-m", "vllm.entrypoints.openai.api_server", "--disable-uvicorn-access-log"]
     for key, value in options.items():

@@ -24,7 +24,14 @@ SERVER_HINT = (
 class ServerBackend:
     """A vLLM server. With ``process``, hacrl starts, watches and ends the server."""
 
-    def __init__(self, client: ServerClient, process: SupervisedProcess | None, can_sleep: bool) -> None:
+    def __init__(
+        self,
+        client: ServerClient,
+        process: SupervisedProcess | None,
+        can_sleep: bool,
+        reports_versions: bool | None = None,  # None: ask the server
+    ) -> None:
+        self._reports_versions = reports_versions
         self.name = client.name
         self.can_sleep = can_sleep
         self._client = client
@@ -46,6 +53,31 @@ class ServerBackend:
     def generate(self, requests: Sequence[Request]) -> Iterator[IndexedSamples]:
         """Yield responses as they finish."""
         return self._client.generate(requests)
+
+    @property
+    def updates_while_generating(self) -> bool:
+        """Whether the server says which weights sampled which tokens. A server that sleeps gives up both."""
+        if self._reports_versions is None:
+            self._reports_versions = self._client.reports_versions()
+        return self._reports_versions and not self.can_sleep
+
+    def generate_live(self, requests: Sequence[Request], most: int) -> Iterator[IndexedSamples]:
+        """Yield responses with the policy versions of their tokens."""
+        return self._client.generate(requests, most)
+
+    def pause(self) -> None:
+        """Sample no further token, and keep running requests."""
+        self._client.post("/pause?mode=keep&clear_cache=false", seconds=RPC_SECONDS)
+
+    def resume(self) -> None:
+        """Go on with running requests."""
+        self._client.post("/resume", seconds=RPC_SECONDS)
+
+    def set_version(self, version: int) -> None:
+        """Let the server label tokens with the version, if it can."""
+        self._client.version_label = str(version)
+        if self.updates_while_generating:
+            self._client.post("/update_weight_version", {"new_version": str(version)})
 
     def call(self, method: str, *arguments: str) -> list[Any]:
         """Call a method of hacrl's worker extension; return one result per worker."""
