@@ -28,6 +28,7 @@ def check_plugin_method(config: RunConfig) -> None:
 
 
 def _check_method(config: RunConfig) -> None:
+    _check_method_agents(config)
     _check_group_sizes(config)
     _check_number_of_updates(config)
     _check_clip_schedule(config)
@@ -35,8 +36,7 @@ def _check_method(config: RunConfig) -> None:
 
 def updates_per_step(config: RunConfig) -> int:
     """Return the number of parameter updates of each learner in a step."""
-    sources = len(config.agents) if config.method.shares_rollouts else 1
-    return config.learning.updates(sources)
+    return config.learning.updates(config.method.sources(len(config.agents)))
 
 
 def _check_agent_names(config: RunConfig) -> None:
@@ -56,6 +56,13 @@ def _check_overlong_buffer(config: RunConfig) -> None:
             f"learning.overlong_buffer={buffer} is more than rollout.max_new_tokens={longest}, the longest "
             f"response; a fifth of that is usual, {max(1, longest // 5)}"
         )
+
+
+def _check_method_agents(config: RunConfig) -> None:
+    try:
+        config.method.check_agents([agent.name for agent in config.agents])
+    except ValueError as error:
+        raise ConfigError(f"method.{error}") from error
 
 
 def _check_group_sizes(config: RunConfig) -> None:

@@ -30,18 +30,23 @@ from hacrl.config.learning import (
     Schedule,
 )
 from hacrl.config.method import (
-    Aggregation,
     AnyMethodSettings,
-    CapabilityMeasure,
     GrpoSettings,
     GspoSettings,
     HacpoSettings,
-    MethodSettings,
-    MinibatchOrder,
     NaiveSettings,
     PluginMethodSettings,
     SingleAgentSettings,
     check_schedule,
+)
+from hacrl.config.method_base import Aggregation, CapabilityMeasure, MethodSettings, MinibatchOrder
+from hacrl.config.rules import (
+    AlignedSettings,
+    FtisSettings,
+    S2lpoSettings,
+    SapoSettings,
+    SuccessGatedSettings,
+    XgrpoSettings,
 )
 from hacrl.config.settings import Settings
 from hacrl.config.task import TaskSettings, VerifierSettings
@@ -58,6 +63,7 @@ __all__ = [
     "WEIGHTS_LEAVE",
     "AgentSettings",
     "Aggregation",
+    "AlignedSettings",
     "AnyMethodSettings",
     "BenchmarkSettings",
     "CapabilityMeasure",
@@ -65,6 +71,7 @@ __all__ = [
     "EngineName",
     "EvaluationSettings",
     "FsdpSettings",
+    "FtisSettings",
     "GrpoSettings",
     "GspoSettings",
     "HacpoSettings",
@@ -81,13 +88,17 @@ __all__ = [
     "Precision",
     "RolloutSettings",
     "RunConfig",
+    "S2lpoSettings",
+    "SapoSettings",
     "Schedule",
     "SingleAgentSettings",
+    "SuccessGatedSettings",
     "TaskSettings",
     "VerifierSettings",
     "VllmMode",
     "VllmSettings",
     "WeightSync",
+    "XgrpoSettings",
     "check_schedule",
 ]
 
