@@ -78,7 +78,13 @@ def test_a_method_brings_its_own_defaults():
         ({"method": {"name": "hacpo", "alfa": 1.0}}, ["method.alfa", "'alpha'"]),
         ({"method": {"name": "gspo", "alpha": 1.0}}, ["method.alpha", "unknown key"]),
         ({"agents": [{"name": "a", "model": "m", "lora": {"rnk": 3}}]}, ["agents.0.lora.rnk", "'rank'"]),
-        ({"method": {"name": "ppo"}}, ["method.name", "grpo, gspo, naive, hacpo, not 'ppo'"]),
+        (
+            {"method": {"name": "ppo"}},
+            [
+                "method.name",
+                "grpo, gspo, naive, hacpo, success_gated, xgrpo, ftis, sapo, s2l_po, aligned, not 'ppo'",
+            ],
+        ),
         ({"method": "hacp"}, ["method.name", "not 'hacp'; did you mean 'hacpo'?"]),
         ({"method": 3}, ["method: must be a mapping of keys to values, not 3"]),
         ({"task": 3}, ["task: must be a mapping of keys to values, not 3"]),
