@@ -1,4 +1,8 @@
-"""pi_old of own responses, recomputed by the learner's forward pass for samplers with other numerics."""
+"""pi_old of responses, computed by the learner's forward pass before the step's first update.
+
+Of own responses for samplers with other numerics; of other agents' responses for methods whose ratios compare
+with the learner's own policy.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +15,33 @@ from hacrl.types import LearnerSample
 
 
 class OldPolicyLogprobs:
-    """log pi_old per token of one step's own responses, at the weights before the step's first update.
+    """log pi_old per token of one step's responses, at the weights before the step's first update.
 
     The first update's own forward pass gives pi_old of its responses, so they need no pass before it. Their
     log-probabilities are remembered because a response may come again in a later update.
+
+    ``own``, ``cross``: whether pi_old of the learner's own responses and of others' is recomputed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, own: bool = True, cross: bool = False) -> None:
+        self._own, self._cross = own, cross
         self._logprobs: dict[int, Tensor] = {}  # by id(sample): two rollouts may have equal tokens
 
+    def covers(self, sample: LearnerSample) -> bool:
+        """Return whether pi_old of the response is recomputed."""
+        return self._own if sample.is_own else self._cross
+
     def remember(self, samples: Sequence[LearnerSample], logprobs_BT: Tensor) -> None:
-        """Store the own rows of a forward pass that was made before the first update."""
+        """Store the covered rows of a forward pass that was made before the first update."""
         for sample, logprobs_T in zip(samples, logprobs_BT.detach(), strict=True):
-            if sample.is_own and id(sample) not in self._logprobs:
+            if self.covers(sample) and id(sample) not in self._logprobs:
                 self._logprobs[id(sample)] = logprobs_T[: len(sample.response_ids)].clone()
 
-    def replace_own(self, behaviour_BT: Tensor, samples: Sequence[LearnerSample]) -> Tensor:
-        """Return ``behaviour_BT`` with own rows replaced by log pi_old, (B, T)."""
+    def replace(self, behaviour_BT: Tensor, samples: Sequence[LearnerSample]) -> Tensor:
+        """Return ``behaviour_BT`` with covered rows replaced by log pi_old, (B, T)."""
         old_BT = behaviour_BT.clone()
         for row, sample in enumerate(samples):
-            if sample.is_own:
+            if self.covers(sample):
                 assert id(sample) in self._logprobs, "no forward pass over this response before the update"
                 logprobs_T = self._logprobs[id(sample)]
                 old_BT[row, : len(logprobs_T)] = logprobs_T

@@ -47,6 +47,10 @@ class ShardedAdamW(MasterWeightAdamW):
         for parameter in self._sharded:
             parameter.grad = None
 
+    def summed_gradients(self) -> list[Tensor | None]:
+        """Return the gradients of this rank's shards; FSDP2 has averaged them over ranks."""
+        return [None if parameter.grad is None else parameter.grad.to_local() for parameter in self._sharded]
+
     @torch.no_grad()
     def clip_gradients(self, max_norm: float) -> float:
         """Scale the gradients down to ``max_norm``; return their norm over all ranks before.

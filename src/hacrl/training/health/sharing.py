@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hacrl.config.method import CrossRange
+from hacrl.config.method_base import CrossRange
 from hacrl.training.health.symptoms import Check, StepView, Symptom
 from hacrl.training.metrics import AgentReport, SourceReport
 
