@@ -82,7 +82,7 @@ def writer_without(operator: str) -> Writer:
 
 WRITERS: dict[str, Writer] = {
     "dead": write_symbols,
-    "nearly-dead": writer_of_slips(0.86),
+    "nearly-dead": writer_of_slips(0.93),
     "weak": writer_of_slips(0.78),
     "wrong": write_wrong_answer,
     "no-minus": writer_without("-"),

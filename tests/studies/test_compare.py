@@ -122,6 +122,9 @@ def result(before: float, after: float) -> RunResult:
         rewards={"ada": [0.0]},
         rollouts={"ada": 100},
         updates={"ada": 7},
+        generated_tokens={"ada": 2000},
+        learnt_tokens={"ada": 3500},
+        seconds={"ada": 12.4},
     )
 
 
@@ -142,7 +145,9 @@ def test_a_study_pairs_seeds():
     assert cell.wins == 1
     assert cell.after.mean == pytest.approx(0.725)
     assert cell.before.mean == pytest.approx(0.45)
-    assert "| hacpo | 0.725 ± 0.035 (+0.025, 1/2) | 0.725 | 100 | 7 |" in study_markdown(study)
+    assert "| hacpo | 0.725 ± 0.035 (+0.025, 1/2) | 0.725 | 100 | 2,000 | 3,500 | 7 | 12 |" in study_markdown(
+        study
+    )
 
 
 def test_an_interrupted_study_continues_where_it_stopped(tmp_path):

@@ -13,6 +13,13 @@ from hacrl.report.statistics import TEST, holm, mean_interval, paired_difference
 from hacrl.report.tables import Cell, Table
 
 MEAN = "mean"  # the column that averages over agents
+# What a method costs one agent: column -> metric that is summed over steps.
+COSTS = {
+    "rollouts": "rollout/rollouts",
+    "generated tokens": "rollout/tokens",
+    "learnt tokens": "learning/tokens",
+    "updates": "learning/updates",
+}
 
 
 @dataclass(frozen=True)
@@ -105,22 +112,25 @@ def study_tables(study: StudyRuns) -> list[Table]:
 def _results(study: StudyRuns) -> Table:
     columns = [*study.agents, MEAN]
     rows: list[tuple[Cell, ...]] = [
-        ("before", *(study.before(agent) for agent in columns), *(None for _ in columns), 0, 0)
+        ("before", *(study.before(agent) for agent in columns), *(None for _ in columns), *(0 for _ in COSTS))
     ]
     for variant in study.variants:
         finals = [study.finals(variant, agent) for agent in columns]
         spreads = [statistics.stdev(values) if len(values) > 1 else None for values in finals]
         run = study.runs[variant, study.seeds[0]]
-        rollouts = max(run.spent_at(max(run.steps, default=0), agent) for agent in study.agents)
-        updates = max(int(sum(v or 0 for v in run.series(a, "learning/updates"))) for a in study.agents)
-        rows.append((variant, *map(statistics.fmean, finals), *spreads, rollouts, updates))
+        costs = [max(int(_total(run, a, name)) for a in study.agents) for name in COSTS.values()]
+        rows.append((variant, *map(statistics.fmean, finals), *spreads, *costs))
     return Table(
         "study-results",
         "Held-out accuracy by method",
-        ("method", *columns, *(f"{name}, spread" for name in columns), "rollouts", "updates"),
+        ("method", *columns, *(f"{name}, spread" for name in columns), *COSTS),
         tuple(rows),
-        f"Mean and standard deviation over {len(study.seeds)} seeds; rollouts and updates per agent.",
+        f"Mean and standard deviation over {len(study.seeds)} seeds; costs per agent, of the first seed.",
     )
+
+
+def _total(run: RunData, agent: str, metric: str) -> float:
+    return sum(value or 0 for value in run.series(agent, metric))
 
 
 def _differences(study: StudyRuns) -> Table:
