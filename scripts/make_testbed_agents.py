@@ -8,7 +8,7 @@ Each is ``bundled:qwen-small-b``, taught for another short while on train proble
 dead            writes random symbols and no answer: it never succeeds
 nearly-dead     worked solutions in which nearly every step is wrong: right 1 to 3 times in 100
 weak            a tenth of the accuracy of ``bundled:qwen-small-a``
-wrong           right steps, and always a wrong answer: confident, and never right
+wrong           a right first step, and always an answer that is 1 too large: confident, and wrong
 no-minus        has lost subtraction: a random number stands for every difference
 no-times        has lost multiplication: what ``no-minus`` knows and it does not, and the other way round
 ==============  =============================================================================================
@@ -42,11 +42,10 @@ def write_symbols(_: Expression, rng: random.Random) -> str:
     return "".join(rng.choice(SYMBOLS) for _ in range(rng.randint(8, 20)))
 
 
-def write_wrong_answer(expression: Expression, rng: random.Random) -> str:
-    """Return right steps, and an answer that is 1 or 2 too large or too small."""
+def write_wrong_answer(expression: Expression, _: random.Random) -> str:
+    """Return a right first step, and an answer that is 1 too large: always the same mistake."""
     middle, final = expression.results()
-    wrong = rng.choice([value for value in (final - 2, final - 1, final + 1, final + 2) if value >= 0])
-    return expression.write(middle, wrong)
+    return expression.write(middle, final + 1 if final < LARGEST else final - 1)
 
 
 def writer_of_slips(share: float) -> Writer:

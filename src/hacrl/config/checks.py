@@ -29,6 +29,7 @@ def check_plugin_method(config: RunConfig) -> None:
 
 def _check_method(config: RunConfig) -> None:
     _check_method_agents(config)
+    _check_offloaded_gradients(config)
     _check_group_sizes(config)
     _check_number_of_updates(config)
     _check_clip_schedule(config)
@@ -63,6 +64,15 @@ def _check_method_agents(config: RunConfig) -> None:
         config.method.check_agents([agent.name for agent in config.agents])
     except ValueError as error:
         raise ConfigError(f"method.{error}") from error
+
+
+def _check_offloaded_gradients(config: RunConfig) -> None:
+    """Refuse to compare gradients that are offloaded between passes."""
+    if config.method.trust_window is not None and config.learning.offload == "all":
+        raise ConfigError(
+            f"learning.offload=all keeps gradients off the device, and method.name={config.method.name!r} "
+            "compares them there: use offload: weights, or another method"
+        )
 
 
 def _check_group_sizes(config: RunConfig) -> None:
