@@ -14,6 +14,7 @@ from hacrl.algorithms.advantage import (
     ratio_of_sums_baseline,
 )
 from hacrl.algorithms.alignment import Alignment, TrustTracker
+from hacrl.algorithms.capability import CapabilityTracker
 from hacrl.algorithms.context import StepContext
 from hacrl.algorithms.methods import make_method
 from hacrl.config.schema import AlignedSettings, GspoSettings
@@ -39,6 +40,20 @@ def test_ratio_of_sums() -> None:
     # nobody succeeds: the own mean
     nobody = {"a": 0.0, "b": 0.0}
     assert ratio_of_sums_baseline({"a": (1.0, 0.0), "b": (0.0,)}, "a", nobody) == 0.5
+    # rewards from -1 on: -1 + 0.6 * (1.75 + 1.25) / 0.9 = 1
+    assert ratio_of_sums_baseline({k: REWARDS[k] for k in "ab"}, "a", dead, -1.0) == pytest.approx(1.0)
+
+
+def test_an_agent_at_the_floor_of_capabilities_expects_nothing_exactly() -> None:
+    # as the tracker has them: a mean of floored steps
+    tracker = CapabilityTracker(["a", "b"])
+    for _ in range(3):
+        tracker.record({"a": [0.0, 0.0], "b": [1.0, 0.0]})
+    context = StepContext(capabilities=tracker.current.values, trusted=frozenset({"b"}))
+    method = make_method(AlignedSettings(), normaliser=EXACT).at(context)
+    found = method.advantages({"a": (0.0, 0.0), "b": (1.0, 1.0)}, "a", equal_capability)
+    # no gradient of its own, not even one of 1e-8 that a cosine would take at its word; mu = 0, sigma = 1/2
+    assert found == {"a": (0.0, 0.0), "b": (2.0, 2.0)}
 
 
 def test_with_equal_capabilities_it_is_the_papers_baseline() -> None:

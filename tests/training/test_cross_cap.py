@@ -285,9 +285,9 @@ def test_draws_differ_by_run_learner_and_step(runs: Runs, monkeypatch: pytest.Mo
     seeds: list[int] = []
     build_samples = SampleBuilder.build
 
-    def build(self: SampleBuilder, groups, ratio, seed: int = 0) -> LearnerSamples:
+    def build(self: SampleBuilder, groups, ratio, seed: int, context) -> LearnerSamples:
         seeds.append(seed)
-        return build_samples(self, groups, ratio, seed)
+        return build_samples(self, groups, ratio, seed, context)
 
     monkeypatch.setattr(SampleBuilder, "build", build)
     for seed in (0, 1):

@@ -18,6 +18,7 @@ from typing import Literal
 # Largest relative error of a baseline by rounding, which causes about 1e-15. A baseline of 0/1 rewards that
 # is not 1 differs by more than 1e-10, even with thousands of responses.
 ROUNDING = 1e-12
+NO_CAPABILITY = 1e-7  # above the floor of capabilities, 1e-8, and below any success in a thousand steps
 PromptRewards = Mapping[str, Sequence[float]]  # agent -> rewards of its responses to one prompt
 CapabilityRatio = Callable[[str, str], float]  # omega(k, j)
 # source agent -> advantage of each of its responses to one prompt; None: the learner does not train on it
@@ -72,20 +73,25 @@ def capability_aware_baseline(
     return max_reward if baseline - max_reward <= ROUNDING * magnitude else means[agent]
 
 
-def ratio_of_sums_baseline(rewards: PromptRewards, agent: str, capabilities: Mapping[str, float]) -> float:
+def ratio_of_sums_baseline(
+    rewards: PromptRewards, agent: str, capabilities: Mapping[str, float], min_reward: float = 0.0
+) -> float:
     """Return mu_k = P_k * sum_j m_j / sum_j P_j, with m_j the mean reward of agent j's responses.
 
-    It is eq. 6 where all capabilities are equal. Where every E[m_j] is proportional to P_j, it is unbiased
-    like eq. 6, also with agents of capability 0: a ratio of capabilities never stands alone. Every agent
-    weighs as much as it succeeds. If all capabilities are 0, it is the agent's own mean.
+    Rewards count from ``min_reward``, as capabilities do. The baseline is eq. 6 where all capabilities are
+    equal. Where every E[m_j] is proportional to P_j, it is unbiased like eq. 6, also with agents of
+    capability 0: a ratio of capabilities never stands alone. Every agent weighs as much as it succeeds.
     """
     means = {source: math.fsum(values) / len(values) for source, values in rewards.items()}
     if len(means) == 1:
         return means[agent]  # exactly GSPO's
     total = math.fsum(capabilities[source] for source in means)
-    if total <= 0:
-        return means[agent]
-    return capabilities[agent] * math.fsum(means.values()) / total
+    if total <= len(means) * NO_CAPABILITY:
+        return means[agent]  # nobody has succeeded: there is nothing to compare with
+    if capabilities[agent] <= NO_CAPABILITY:
+        return min_reward  # exactly, so that failures of an agent that never succeeds have advantage 0
+    earned = math.fsum(mean - min_reward for mean in means.values())
+    return min_reward + capabilities[agent] * earned / total
 
 
 def is_uniform(rewards: PromptRewards) -> bool:

@@ -42,11 +42,11 @@ from hacrl.types import LossBatch, LossTerms
 
 
 def advantages(
-    _: AlignedSettings,
+    settings: AlignedSettings,
     normaliser: Normaliser,
     rewards: PromptRewards,
     learner: str,
-    __: CapabilityRatio,
+    _: CapabilityRatio,
     context: StepContext = StepContext(),  # noqa: B008 - immutable
 ) -> Advantages:
     """Return the advantages of all responses.
@@ -54,22 +54,25 @@ def advantages(
     Those of a partner that is not trusted are as if it were: its gradient is measured with them.
     """
     circle = _circle(rewards, learner, context)
-    found = dict(_within(circle, normaliser, learner, context))
+    found = dict(_within(circle, settings, normaliser, learner, context))
     for source, values in rewards.items():
         if source not in circle:
-            found[source] = _within({**circle, source: values}, normaliser, learner, context)[source]
+            found[source] = _within({**circle, source: values}, settings, normaliser, learner, context)[
+                source
+            ]
     return found
 
 
 def baseline(
-    _: AlignedSettings,
+    settings: AlignedSettings,
     rewards: PromptRewards,
     learner: str,
-    __: CapabilityRatio,
+    _: CapabilityRatio,
     context: StepContext = StepContext(),  # noqa: B008 - immutable
 ) -> float:
     """Return mu_k."""
-    return ratio_of_sums_baseline(_circle(rewards, learner, context), learner, context.capabilities)
+    circle = _circle(rewards, learner, context)
+    return ratio_of_sums_baseline(circle, learner, context.capabilities, settings.min_reward)
 
 
 def _circle(rewards: PromptRewards, learner: str, context: StepContext) -> PromptRewards:
@@ -80,14 +83,16 @@ def _circle(rewards: PromptRewards, learner: str, context: StepContext) -> Promp
 
 
 def _within(
-    circle: PromptRewards, normaliser: Normaliser, learner: str, context: StepContext
+    circle: PromptRewards,
+    settings: AlignedSettings,
+    normaliser: Normaliser,
+    learner: str,
+    context: StepContext,
 ) -> dict[str, tuple[float, ...]]:
     if is_uniform(circle):
         return zero_advantages(circle)
-    mu, std = (
-        ratio_of_sums_baseline(circle, learner, context.capabilities),
-        joint_std(circle, normaliser.unbiased),
-    )
+    mu = ratio_of_sums_baseline(circle, learner, context.capabilities, settings.min_reward)
+    std = joint_std(circle, normaliser.unbiased)
     return {
         source: normalised_advantages(values, mu, std, normaliser.epsilon)
         for source, values in circle.items()
