@@ -233,3 +233,12 @@ def test_the_resolved_config_has_a_vllm_section_where_it_means_something():
     assert sections(engine="vllm")["vllm"]["max_sequences"] == 256
     assert sections(vllm={"memory": 0.25})["vllm"]["memory"] == 0.25  # has no effect, but is not lost
     assert "vllm" in resolved(rollout={"engine": "vllm"})["agents"][0]
+
+
+def test_gradients_that_are_compared_are_not_offloaded():
+    message = refusal(recipe(method="aligned", learning={"offload": "all"}))
+    assert "learning.offload=all" in message
+    assert "use offload: weights" in message
+    assert (
+        build_config(recipe(method="aligned", learning={"offload": "weights"})).learning.offload == "weights"
+    )

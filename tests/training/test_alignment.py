@@ -14,6 +14,8 @@ from hacrl.config.schema import AlignedSettings, GspoSettings, LearningSettings
 from hacrl.errors import TrainingError
 from hacrl.models.agent import Agent
 from hacrl.training.learner import Learner
+from hacrl.training.metrics import learn_report
+from hacrl.training.samples import LearnerSamples
 from hacrl.types import LearnerSample
 from tests.support.forward import plain_logprobs
 from tests.support.late_transfers import LateTransfers
@@ -92,6 +94,9 @@ def test_probes_leave_no_trace() -> None:
     assert (with_probes.losses, with_probes.grad_norms) == (without.losses, without.grad_norms)
     assert list(with_probes.sources) == [agent.name]
     assert list(with_probes.alignments) == ["bob"]
+    report = learn_report(agent.name, with_probes, LearnerSamples(samples=[*own, *probes]))
+    assert [learnt.fate for learnt in report.learnt if learnt.agent == "bob"] == ["not_shared"] * 2
+    assert (report.trusted, report.probe_tokens) == ({"bob": 0}, 8 + 2)  # tokens of responses 3 and 4
 
 
 def test_own_responses_alone_make_gspos_updates() -> None:
