@@ -83,7 +83,7 @@ class _PromptState:
         """Store the sample. If another agent's response was dropped, try the next reserve instead."""
         if isinstance(sample, LearnerSample):
             self.samples[candidate.source, candidate.index] = sample
-        elif not is_own and self.reserves:
+        elif not is_own and not candidate.is_probe and self.reserves:
             self.to_try.append(self.reserves.pop(0))
 
 
@@ -180,12 +180,12 @@ class SampleBuilder:
         ratio: CapabilityRatio,
         seed: int,
         trusted: frozenset[str] | None,
-        probes: bool,
+        has_probes: bool,
     ) -> _PromptState:
         """Choose which responses to the prompt to try first, and which are reserves.
 
         ``trusted``: partners that are not trusted have probes at most; None: the method does not ask for
-        trust. ``probes``: whether they have probes on this prompt.
+        trust. ``has_probes``: whether they have probes on this prompt.
         """
         rewards = self._rewards(group)
         candidates: list[Candidate] = []
@@ -194,17 +194,21 @@ class SampleBuilder:
             is_probe = trusted is not None and source != self._learner.name and source not in trusted
             for index, advantage in enumerate(advantages):
                 candidate = Candidate(source, index, rewards[source][index], advantage or 0.0, is_probe)
-                left_out = advantage is None or (is_probe and not probes)
+                left_out = advantage is None or (is_probe and not has_probes)
                 (not_shared if left_out else candidates).append(candidate)
         has_signal = any(candidate.advantage for candidate in candidates if not candidate.is_probe)
         limit = self._max_cross_rollouts
         if limit is None:
             return _PromptState(group, candidates, [], has_signal, not_shared)
         own = [candidate for candidate in candidates if candidate.source == self._learner.name]
-        cross = [candidate for candidate in candidates if candidate.source != self._learner.name]
+        cross = [c for c in candidates if c.source != self._learner.name and not c.is_probe]
+        probes = [candidate for candidate in candidates if candidate.is_probe]
         if len(cross) > limit:
             cross = most_useful_first(cross, seed, group.problem.id)
-        return _PromptState(group, own + cross[:limit], cross[limit:], has_signal, not_shared)
+        if len(probes) > limit:  # chosen like responses that are trained on, and beside them
+            probes = most_useful_first(probes, seed, group.problem.id)
+        to_try = own + cross[:limit] + probes[:limit]
+        return _PromptState(group, to_try, cross[limit:], has_signal, not_shared + probes[limit:])
 
     def _rewards(self, group: PromptGroup) -> dict[str, tuple[float, ...]]:
         """Return the rewards that advantages compare: the verdicts', less for overlong responses."""

@@ -156,7 +156,8 @@ class AgentWorker:
         """Write all rollouts in the agent's tokens, with its advantages. Needs no device."""
         seed = derive_seed(self.settings.seed, "choose", self.name, step)
         progress = (step - 1) / max(1, self.settings.steps)
-        context = StepContext(progress, capabilities.values, self.trust.trusted)
+        present = frozenset(name for group in groups for name in group.responses)  # not paused
+        context = StepContext(progress, capabilities.values, self.trust.trusted & present)
         return self.builder.build(groups, capabilities.ratio, seed, context)
 
     def update(self, samples: LearnerSamples, step: int) -> LearnReport:
