@@ -30,7 +30,8 @@ Role = Literal["system", "user", "assistant"]
 # What became of a rollout at one learner. "used": its gradient is in an update, at least in part.
 # "clipped_below", "clipped_above": clipping removed all of its gradient, because the ratio was below or above
 # the clip range. "no_signal": the advantage is 0. "bad_update": the update was left out, because it was not
-# finite. "over_limit": more than learning.max_cross_rollouts. The others are reasons to drop a rollout.
+# finite. "over_limit": more than learning.max_cross_rollouts. "not_shared": the method's rule for sharing
+# leaves it out. The others are reasons to drop a rollout.
 Fate = Literal[
     "used",
     "clipped_below",
@@ -38,6 +39,7 @@ Fate = Literal[
     "no_signal",
     "bad_update",
     "over_limit",
+    "not_shared",
     "too_long",
     "not_representable",
     "non_finite",
@@ -264,6 +266,7 @@ class LearnerSample:
     # those that the learner would compute, numerics aside. Without effect for other agents' responses.
     is_current: bool = True
     step: int | None = None  # that the response was sampled for; None: the step that is learnt
+    is_probe: bool = False  # its source's gradient is measured, but not trained on
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "loss_mask", full_loss_mask(self.response_ids, self.loss_mask))

@@ -13,7 +13,8 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from hacrl.config.method import MethodSettings, method_names, method_settings
+from hacrl.config.method import method_names, method_settings
+from hacrl.config.method_base import MethodSettings
 from hacrl.config.schema import RunConfig
 from hacrl.config.trl_names import config_answer
 from hacrl.config.values import one_line, shown, shown_key

@@ -38,20 +38,25 @@ from hacrl.config.learning import (
     Schedule,
 )
 from hacrl.config.method import (
-    Aggregation,
     AnyMethodSettings,
-    CapabilityMeasure,
     GrpoSettings,
     GspoSettings,
     HacpoSettings,
-    MethodSettings,
-    MinibatchOrder,
     NaiveSettings,
     PluginMethodSettings,
     SingleAgentSettings,
     check_schedule,
 )
+from hacrl.config.method_base import Aggregation, CapabilityMeasure, MethodSettings, MinibatchOrder
 from hacrl.config.ray import OnLoss, PlaceSettings, RaySettings
+from hacrl.config.rules import (
+    AlignedSettings,
+    FtisSettings,
+    S2lpoSettings,
+    SapoSettings,
+    SuccessGatedSettings,
+    XgrpoSettings,
+)
 from hacrl.config.settings import Settings
 from hacrl.config.task import TaskSettings, VerifierSettings
 from hacrl.types import Sampling
@@ -67,6 +72,7 @@ __all__ = [
     "WEIGHTS_LEAVE",
     "AgentSettings",
     "Aggregation",
+    "AlignedSettings",
     "AnyMethodSettings",
     "AsynchronousSettings",
     "BenchmarkSettings",
@@ -75,6 +81,7 @@ __all__ = [
     "EngineName",
     "EvaluationSettings",
     "FsdpSettings",
+    "FtisSettings",
     "GrpoSettings",
     "GspoSettings",
     "HacpoSettings",
@@ -95,13 +102,17 @@ __all__ = [
     "ReplicaSettings",
     "RolloutSettings",
     "RunConfig",
+    "S2lpoSettings",
+    "SapoSettings",
     "Schedule",
     "SingleAgentSettings",
+    "SuccessGatedSettings",
     "TaskSettings",
     "VerifierSettings",
     "VllmMode",
     "VllmSettings",
     "WeightSync",
+    "XgrpoSettings",
     "check_schedule",
 ]
 

@@ -163,7 +163,9 @@ def make_worker(
         retokeniser,
         mask_truncated=learning.mask_truncated,
         overlong=(rollout.max_new_tokens, learning.overlong_buffer),
+        probe_share=learning.epochs / learning.updates(1),
     )
+    trust_window = config.method.trust_window
     worker_settings = WorkerSettings(
         seed=config.seed,
         rollouts_per_prompt=config.rollouts_per_prompt(settings),
@@ -171,6 +173,12 @@ def make_worker(
         evaluation_samples=config.evaluation.samples_per_problem,
         evaluation_sampling=config.evaluation.sampling(rollout.sampling),
         updates_per_step=updates_per_step(config),
+        updates_by_trust=tuple(
+            learning.updates(1 + trusted)
+            for trusted in range(0 if trust_window is None else len(config.agents))
+        ),
+        trust_window=trust_window or 2,
+        steps=config.steps,
         lr_schedule=LearningRateSchedule.of(config),
     )
     return AgentWorker(agent, engine, learner, builder, checked.task, worker_settings, verify_lock)

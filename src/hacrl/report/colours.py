@@ -22,6 +22,12 @@ METHOD_COLOURS = {
     "hacpo_alpha_3": "#44AA99",
     "hacpo_no_clip": "#AA4499",
     "hacpo_no_stepwise": "#661100",
+    "success_gated": "#6699CC",
+    "xgrpo": "#888888",
+    "ftis": "#DDCC77",
+    "sapo": "#CC6677",
+    "s2l_po": "#88CCEE",
+    "aligned": "#000000",
 }
 AGENT_COLOURS = (
     "#332288",

@@ -15,6 +15,13 @@ from hacrl.report.statistics import TEST, holm, mean_interval, paired_difference
 from hacrl.report.tables import Cell, Spread, Table
 
 MEAN = "mean"  # the column that averages over agents
+# What a method costs one agent: column -> metric that is summed over steps.
+COSTS = {
+    "rollouts": "rollout/rollouts",
+    "generated tokens": "rollout/tokens",
+    "learnt tokens": "learning/tokens",
+    "updates": "learning/updates",
+}
 
 
 @dataclass(frozen=True)
@@ -118,22 +125,25 @@ def study_tables(study: StudyRuns) -> list[Table]:
 def _results(study: StudyRuns) -> Table:
     columns = [*study.agents, MEAN]
     rows: list[tuple[Cell, ...]] = [
-        ("before", *(Spread(study.before(agent), None) for agent in columns), 0, 0)
+        ("before", *(Spread(study.before(agent), None) for agent in columns), *(0 for _ in COSTS))
     ]
     for variant in study.variants:
         finals = [spread_over_seeds(study.finals(variant, agent)) for agent in columns]
         run = study.runs[variant, study.seeds[0]]
-        rollouts = max(run.spent_at(max(run.steps, default=0), agent) for agent in study.agents)
-        updates = max(int(sum(v or 0 for v in run.series(a, "learning/updates"))) for a in study.agents)
-        rows.append((variant, *finals, rollouts, updates))
+        costs = [max(int(_total(run, a, name)) for a in study.agents) for name in COSTS.values()]
+        rows.append((variant, *finals, *costs))
     return Table(
         "study-results",
         "Held-out accuracy by method",
-        ("method", *columns, "rollouts", "updates"),
+        ("method", *columns, *COSTS),
         tuple(rows),
-        f"±: standard deviation over {len(study.seeds)} seeds. Rollouts and updates are per agent.",
+        f"±: standard deviation over {len(study.seeds)} seeds. Costs are per agent, of the first seed.",
         kind="study",
     )
+
+
+def _total(run: RunData, agent: str, metric: str) -> float:
+    return sum(value or 0 for value in run.series(agent, metric))
 
 
 def _differences(study: StudyRuns) -> Table:

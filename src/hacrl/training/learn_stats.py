@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from hacrl.algorithms.alignment import Alignment
 from hacrl.algorithms.importance import sequence_ratio
 from hacrl.algorithms.kl import k3_divergence
 from hacrl.models.device import HostCopy
@@ -208,6 +209,7 @@ class LearnStats:
     own: OwnStats = field(default_factory=OwnStats)
     # cosine between the gradients of own and of others' responses, in one update; None: not compared
     alignment: float | None = None
+    alignments: dict[str, Alignment] = field(default_factory=dict)  # by source, at the first update
     bad_updates: int = 0  # left out because their loss or gradient was not finite
     oom_retries: int = 0  # attempts at an update that were repeated because memory ran out
     notes: list[str] = field(default_factory=list)  # sentences for the user
@@ -263,6 +265,7 @@ class LearnStats:
         self.own.add(update.own)
         if update.alignment is not None:
             self.alignment = update.alignment
+        self.alignments = {**update.alignments, **self.alignments}
 
     def of_all_ranks(self, ranks: Ranks) -> LearnStats:
         """Return the numbers of an update from all ranks together, which are the same on every rank.
@@ -287,6 +290,7 @@ class LearnStats:
             "sources": {source: asdict(numbers) for source, numbers in self.sources.items()},
             "own": asdict(self.own),
             "first_uses": first_uses,
+            "alignments": {},  # they are measured over all ranks
         }
 
     def add_bad(self, update: LearnStats) -> None:

@@ -118,6 +118,11 @@ class LearnReport:
     without_signal: float = 0.0  # share of prompts in which every advantage is zero
     # source -> rollouts not learnt from because of learning.max_cross_rollouts
     left_out: dict[str, int] = field(default_factory=dict)
+    # Where the method asks for trust, by source: cosine between its gradient and the learner's own at the
+    # step's first update, and whether the learner trusted the source in this step (1 or 0).
+    alignment: dict[str, float] = field(default_factory=dict)
+    trusted: dict[str, int] = field(default_factory=dict)
+    probe_tokens: int = 0  # of sources that are not trusted, run to measure their gradients only
     notes: tuple[str, ...] = ()  # sentences for the user; no part of the metrics
     learnt: tuple[LearntRollout, ...] = ()  # for the rollout log; no part of the metrics
 
@@ -265,6 +270,9 @@ def learn_report(learner: str, stats: LearnStats, samples: LearnerSamples) -> Le
         baseline=_mean_if_any(samples.baselines),
         without_signal=mean(not has_signal for has_signal in samples.has_signal),
         left_out=dict(sorted(samples.left_out.items())),
+        alignment={source: measured.cosine for source, measured in sorted(stats.alignments.items())},
+        probe_tokens=sum(s.loss_tokens for s in samples.samples if s.is_probe and s.advantage),
+        trusted={source: int(source in samples.trusted) for source in sorted(stats.alignments)},
         notes=tuple(stats.notes),
         learnt=learnt_rollouts(learner, stats, samples),
     )

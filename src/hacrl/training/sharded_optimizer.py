@@ -48,6 +48,10 @@ class ShardedAdamW(MasterWeightAdamW):
         for parameter in self._sharded:
             parameter.grad = None
 
+    def summed_gradients(self) -> list[Tensor | None]:
+        """Return the gradients of this rank's shards; FSDP2 has averaged them over ranks."""
+        return [None if parameter.grad is None else parameter.grad.to_local() for parameter in self._sharded]
+
     @torch.no_grad()
     def sampled_gradients(self, most: int) -> Tensor:
         """Return up to ``most`` evenly spaced numbers of this rank's gradients, averaged over ranks."""
