@@ -69,7 +69,19 @@ class Recovery:
         """What the recipe asks for when an agent is lost."""
         return self._config.ray.on_loss
 
-    def count(self, lost: Mapping[str, str]) -> None:
+    def bring_back(self, lost: Mapping[str, str], rebuild: Callable[[str], None]) -> None:
+        """Call ``rebuild`` for every lost agent, and again for those that are lost meanwhile."""
+        waiting = dict(lost)
+        while waiting:
+            self._count(waiting)
+            agents, waiting = list(waiting), {}
+            for agent in agents:
+                try:
+                    rebuild(agent)
+                except WorkerLostError as again:
+                    waiting |= again.lost
+
+    def _count(self, lost: Mapping[str, str]) -> None:
         """Count a loss of these agents. Raise TrainingError if one has been lost too often."""
         self._losses.update(lost.keys())
         limit = self._config.ray.max_rebuilds

@@ -306,16 +306,14 @@ class Trainer:
         if self.recovery.on_loss == "drop":
             self._drop(error.lost)
             return
-        versions, lost = dict(self.executor.policy_versions), dict(error.lost)
-        while lost:
-            self.recovery.count(lost)
-            agents, lost = list(lost), {}
-            for agent in agents:
-                steps = self.steps_done + (self._progress is not None and agent in self._progress.reports)
-                try:
-                    self.recovery.rebuild(self.executor, agent, steps, versions[agent], self.reporter)
-                except WorkerLostError as again:
-                    lost |= again.lost
+        versions = self.executor.policy_versions  # before any agent is placed again
+
+        def rebuild(agent: str) -> None:
+            assert self.recovery is not None
+            steps = self.steps_done + (self._progress is not None and agent in self._progress.reports)
+            self.recovery.rebuild(self.executor, agent, steps, versions[agent], self.reporter)
+
+        self.recovery.bring_back(error.lost, rebuild)
 
     def _drop(self, agents: Iterable[str]) -> None:
         for agent in agents:

@@ -268,14 +268,7 @@ class AsynchronousTrainer(Trainer):
             for name in lost.keys() & self._schedule.agents.keys():
                 self._schedule.pause(name)
             return
-        while lost:
-            self.recovery.count(lost)
-            names, lost = list(lost), {}
-            for name in names:
-                try:
-                    self._rebuild(name)
-                except WorkerLostError as again:
-                    lost |= again.lost
+        self.recovery.bring_back(lost, self._rebuild)
 
     def _end_lanes(self, lost: Mapping[str, str]) -> dict[str, str]:
         """Wait until all calls of lost agents have ended; return all that are lost by then."""
