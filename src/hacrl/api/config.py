@@ -20,6 +20,7 @@ from hacrl.config.schema import (
     HacpoSettings,
     KeepRollouts,
     LearningSettings,
+    RaySettings,
     RolloutSettings,
     RunConfig,
 )
@@ -45,7 +46,9 @@ class HACRLConfig:
     device: str = "auto"
     """Where hacrl puts the models it loads: ``cpu``, ``cuda``, ``cuda:1``; ``auto``: a GPU if any."""
     executor: str = "local"
-    """Where the agents' workers run: ``local``, an installed package's, or ``module:function``."""
+    """Where the agents' workers run: ``local``, ``ray``, an installed package's, or ``module:function``."""
+    ray: RaySettings | Section = field(default_factory=dict)
+    """The cluster of ``executor="ray"``."""
     threads: int | None = None
     """CPU threads of torch; None: torch's default."""
     method: str | AnyMethodSettings | Section = HacpoSettings.name
@@ -104,6 +107,7 @@ class HACRLConfig:
             "rollout": plain_section(self.rollout),
             "learning": plain_section(self.learning),
             "asynchronous": plain_section(self.asynchronous),
+            "ray": plain_section(self.ray),
             "evaluation": evaluation,
             "checkpoint": plain_section(self.checkpoint),
         }

@@ -89,7 +89,10 @@ class HACRLTrainer:
 
     @property
     def agents(self) -> dict[str, Agent]:
-        """Name -> agent, with its ``model`` and ``tokenizer`` as they are now."""
+        """Name -> agent, with its ``model`` and ``tokenizer`` as they are now.
+
+        None with ``executor: ray``, where agents live in other processes.
+        """
         return self._run.trainer.executor.agents
 
     @property
@@ -184,13 +187,13 @@ class HACRLTrainer:
         folder = Path(self.config.output) / "agents" if output_dir is None else Path(output_dir)
         saved = {}
         with self._library_bars():
-            for name, agent in self.agents.items():
+            for name in self._run.trainer.remaining:
                 saved[name] = folder / name
                 try:
                     saved[name].mkdir(parents=True, exist_ok=True)
                 except OSError as error:
                     raise ConfigError(f"save_model: cannot write to {folder}: {error.strerror}") from error
-                agent.save(saved[name])
+                self._run.trainer.save_agent(name, saved[name])
         return saved
 
     def stop(self) -> None:

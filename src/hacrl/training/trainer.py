@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -327,12 +326,7 @@ class Trainer:
 
     def save_agent(self, agent: str, folder: Path) -> None:
         """Write one agent as a plain Hugging Face folder."""
-
-        def save() -> None:
-            shutil.rmtree(folder, ignore_errors=True)  # of an attempt in which the agent was lost
-            self.executor.save(agent, folder)
-
-        self._in_spite_of_losses(save)
+        self._in_spite_of_losses(lambda: self.executor.save(agent, folder))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that the rest of the run depends on, without tensors; JSON-ready.

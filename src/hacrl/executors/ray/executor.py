@@ -88,6 +88,7 @@ class RayExecutor:
         self._placed: dict[str, _Placed] = {}  # by agent
         self._ending = threading.Lock()  # in an asynchronous run two calls notice that a process is gone
         self.notes: tuple[str, ...] = ()
+        self._is_released = False
         try:
             self._place(parties)
         except WorkerLostError as error:
@@ -234,6 +235,11 @@ class RayExecutor:
 
     def _parties(self, agents: Sequence[str]) -> list[_Placed]:
         """Return the agents' parties, each once. Raise for agents without processes."""
+        if self._is_released:
+            raise TrainingError(
+                "the run is closed, and its agents have left the cluster; `hacrl eval "
+                f"{self._config.output}` evaluates the saved ones"
+            )
         missing = [name for name in agents if name not in self._placed]
         if missing:
             raise WorkerLostError(dict.fromkeys(missing, "it has no process"))
@@ -345,12 +351,14 @@ class RayExecutor:
     def save(self, agent: str, folder: Path) -> None:
         """Write one agent's files, which its process sends in pieces: no disk need be shared."""
         (one,) = self._parties([agent])
+        begun: set[str] = set()
         for result in self._results({agent: one.host.save.options(**_STREAMING).remote(agent)}, None):
             name, piece = result.value
             path = folder / PurePosixPath(name)
             path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("ab") as file:
+            with path.open("ab" if name in begun else "wb") as file:
                 file.write(piece)
+            begun.add(name)
 
     def release(self) -> None:
         """End all processes, and the cluster if hacrl started it."""
@@ -360,6 +368,7 @@ class RayExecutor:
             self._ray.wait(closing, num_returns=len(closing), timeout=CLOSE_SECONDS)
         for one in placed:
             self._end(one)
+        self._is_released = True
         self._cluster.disconnect()
 
 
