@@ -65,8 +65,9 @@ ASSUMED: dict[str, tuple[Any, ...]] = {  # key -> values that the audit covers, 
     "method.cross_baseline": ("source",), "method.baseline_overshoot": ("own_mean",),
     "method.discrepancy": (True,), "method.cross_clip": (True,), "method.cross_upper": (1,),
     "rollout.engine": ("transformers",), "rollout.temperature": (1,), "rollout.top_k": (0,),
-    "rollout.top_p": (1,), "learning.epochs": (1,), "learning.max_cross_rollouts": (None,),
-    "learning.old_policy": ("auto", "sampler"), "asynchronous.max_staleness": (0,),
+    "rollout.top_p": (1,), "rollout.resample": (0,), "learning.epochs": (1,),
+    "learning.max_cross_rollouts": (None,), "learning.old_policy": ("auto", "sampler"),
+    "asynchronous.max_staleness": (0,),
 }  # fmt: skip
 ASSUMED_OF_AGENTS = {"lora": (None,), "precision": ("auto", "float32"), "engine": (None, "transformers")}
 RECORDED = {  # quantity -> its path in a step's metrics of an agent, and the tolerance; {} is a source
@@ -176,7 +177,8 @@ class Response:
     def __init__(self, row: dict[str, Any], segment: dict[str, Any]) -> None:
         self.source, self.problem, self.reward = row["agent"], row["problem"], row["reward"]
         self.turns = [*row.get("context", ()), {"role": "user", "content": row["prompt"]}]
-        self.text, self.stopped = row["text"], row["finish_reason"] == "stop"  # stopped: by its stop token
+        self.stopped = row["finish_reason"] == "stop"  # by its stop token
+        self.text = row["text"] + segment.get("stop_text", "")  # learners learn to write a stop string
         self.tokenizer = row["tokenizer"]  # fingerprint: agents with equal ones have equal token ids
         self.prompt_ids, self.ids = row["prompt_ids"], segment["token_ids"]  # in the source's tokens
         self.logprobs = segment["token_logprobs"]  # log pi_j_old of each token

@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
-BUNDLED = Path(__file__).parent.parent / "src" / "hacrl" / "agents" / "bundled"
+BUNDLED = Path(__file__).parent.parent / "src" / "hacrl" / "models" / "bundled"
 STEPS, PROMPTS, G, MAX_NEW_TOKENS = 16, 16, 8, 32
 LEARNING_RATE, UPDATES_PER_SOURCE = 5e-5, 2
 EPS = 0.05  # own responses are clipped to [1 - EPS, 1 + EPS]

@@ -42,7 +42,7 @@ from transformers import (
 
 from hacrl.tasks.arithmetic import ArithmeticTask
 
-BUNDLED = Path(__file__).resolve().parents[1] / "src" / "hacrl" / "agents" / "bundled"
+BUNDLED = Path(__file__).resolve().parents[1] / "src" / "hacrl" / "models" / "bundled"
 PAD, EOS, UNK, BOS = "<pad>", "<eos>", "<unk>", "<bos>"
 SYMBOLS = "+-*()=;:#"
 MAX_LENGTH = 128

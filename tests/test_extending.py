@@ -309,7 +309,7 @@ def test_installed_packages_offer_methods(folder: Path, monkeypatch: pytest.Monk
     config = build_config(recipe(method={"name": "mine", "options": {"weight": 0.125}}))
     assert config.method.make().weight == 0.125
     sys.modules.pop("sharing")
-    with pytest.raises(ConfigError, match=r"method\.name: must be .*hacpo, mine, not 'mines'; .*'mine'"):
+    with pytest.raises(ConfigError, match=r"method\.name: must be .*hacpo, .*, mine, not 'mines'; .*'mine'"):
         build_config(recipe(method="mines"))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hacrl.config.load import load_config
+from hacrl.config.method import METHOD_SETTINGS
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "hacrl"
@@ -88,7 +89,7 @@ def test_no_branch_on_the_algorithm_outside_its_lookup():
             if not isinstance(node, ast.Compare):
                 continue
             constants = {c.value for c in ast.walk(node) if isinstance(c, ast.Constant)}
-            if constants & {"hacpo", "gspo", "grpo", "naive"} and path.name != "variants.py":
+            if constants & set(METHOD_SETTINGS) and path.name != "variants.py":
                 wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}")
     assert wrong == []
 

@@ -21,7 +21,8 @@ from hacrl.json_values import is_plain_json
 if TYPE_CHECKING:
     from torch import Tensor
 
-FinishReason = Literal["stop", "length"]
+# "stop": by a stop token. "stop_string": by one of rollout.stop. "length": cut by rollout.max_new_tokens
+FinishReason = Literal["stop", "stop_string", "length"]
 SegmentKind = Literal["action", "observation"]
 # "scored": a reward function gave a number that does not mean right or wrong
 VerdictLabel = Literal["correct", "wrong", "unparsable", "timeout", "crash", "scored"]
@@ -29,7 +30,8 @@ Role = Literal["system", "user", "assistant"]
 # What became of a rollout at one learner. "used": its gradient is in an update, at least in part.
 # "clipped_below", "clipped_above": clipping removed all of its gradient, because the ratio was below or above
 # the clip range. "no_signal": the advantage is 0. "bad_update": the update was left out, because it was not
-# finite. "over_limit": more than learning.max_cross_rollouts. The others are reasons to drop a rollout.
+# finite. "over_limit": more than learning.max_cross_rollouts. "not_shared": the method's rule for sharing
+# leaves it out. The others are reasons to drop a rollout.
 Fate = Literal[
     "used",
     "clipped_below",
@@ -37,6 +39,7 @@ Fate = Literal[
     "no_signal",
     "bad_update",
     "over_limit",
+    "not_shared",
     "too_long",
     "not_representable",
     "non_finite",
@@ -58,6 +61,7 @@ class Sampling:
     temperature: float = 1.0
     top_k: int = 0  # 0: no limit
     top_p: float = 1.0  # 1: no limit
+    stop: tuple[str, ...] = ()  # texts that end a response; they change no probability
 
 
 class Turn(NamedTuple):
@@ -106,7 +110,7 @@ class Verdict:
 class Segment:
     """One part of a rollout: an action that the policy sampled, or an observation from the environment.
 
-    ``text`` is the decoded ``token_ids``, without the stop token of the last action.
+    ``text`` and ``stop_text`` are the decoded ``token_ids``, without the stop token of the last action.
     Log-probabilities are under the sampling distribution: temperature, top-k and top-p included.
     """
 
@@ -116,6 +120,8 @@ class Segment:
     token_logprobs: tuple[float, ...] = ()  # one per token of an action; empty for an observation
     # Set if the weights were updated while the action was sampled. Empty: the rollout's policy_version.
     versions: VersionSpans = ()
+    # the stop string that ended the last action, and what its last token wrote after it; no verifier sees it
+    stop_text: str = ""
 
     def __post_init__(self) -> None:
         expected = len(self.token_ids) if self.kind == "action" else 0
@@ -142,14 +148,17 @@ class Rollout:
     problem: Problem
     agent: str  # name of the source agent
     segments: tuple[Segment, ...]
-    finish_reason: FinishReason  # "stop": the last segment is an action whose last token is a stop token
+    # "stop", "stop_string": the last segment is an action that ends with a stop token, or a stop string
+    finish_reason: FinishReason
     policy_version: int  # number of updates the source had made when it sampled the first token
     tokenizer: str  # the source's tokenizer fingerprint (TextCodec.tokenizer_fingerprint)
     prompt_ids: tuple[int, ...] = ()  # the prompt as sampled, in the source's token space
 
     def __post_init__(self) -> None:
-        if self.finish_reason == "stop" and (not self.segments or self.segments[-1].kind != "action"):
-            raise ValueError("a rollout with finish_reason 'stop' must end with an action segment")
+        if self.finish_reason != "length" and (not self.segments or self.segments[-1].kind != "action"):
+            raise ValueError(
+                f"a rollout with finish_reason {self.finish_reason!r} must end with an action segment"
+            )
 
     @classmethod
     def single_turn(
@@ -164,14 +173,15 @@ class Rollout:
         tokenizer: str,
         prompt_ids: tuple[int, ...] = (),
         versions: VersionSpans = (),
+        stop_text: str = "",
     ) -> Rollout:
         """Return a rollout of one action segment."""
-        segment = Segment("action", text, token_ids, token_logprobs, versions)
+        segment = Segment("action", text, token_ids, token_logprobs, versions, stop_text)
         return cls(problem, agent, (segment,), finish_reason, policy_version, tokenizer, prompt_ids)
 
     @property
     def text(self) -> str:
-        """The text of all segments."""
+        """The text of all segments, without the stop string that ended the last one."""
         return "".join([segment.text for segment in self.segments])
 
     @property
@@ -256,6 +266,7 @@ class LearnerSample:
     # those that the learner would compute, numerics aside. Without effect for other agents' responses.
     is_current: bool = True
     step: int | None = None  # that the response was sampled for; None: the step that is learnt
+    is_probe: bool = False  # its source's gradient is measured, but not trained on
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "loss_mask", full_loss_mask(self.response_ids, self.loss_mask))
@@ -304,6 +315,15 @@ def merged_spans(spans: Iterable[tuple[int, int]]) -> VersionSpans:
         elif tokens:
             merged.append((version, tokens))
     return tuple(merged)
+
+
+def first_tokens(spans: VersionSpans, tokens: int) -> VersionSpans:
+    """Return the spans of the first so many tokens."""
+    kept = []
+    for version, count in spans:
+        kept.append((version, min(count, tokens)))
+        tokens -= kept[-1][1]
+    return merged_spans(kept)
 
 
 def full_loss_mask(response_ids: Sequence[int], loss_mask: tuple[bool, ...]) -> tuple[bool, ...]:

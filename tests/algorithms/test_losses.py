@@ -9,7 +9,16 @@ import pytest
 import torch
 
 from hacrl.algorithms.methods import make_method
-from hacrl.config.schema import GrpoSettings, GspoSettings, HacpoSettings, NaiveSettings
+from hacrl.config.schema import (
+    AlignedSettings,
+    FtisSettings,
+    GrpoSettings,
+    GspoSettings,
+    HacpoSettings,
+    NaiveSettings,
+    SapoSettings,
+    SuccessGatedSettings,
+)
 
 from .batches import Row, loss_and_gradient, make_batch, row_with_ratio
 
@@ -153,7 +162,20 @@ def test_gradient_against_finite_differences(settings) -> None:
     )
 
 
-@pytest.mark.parametrize("settings", [GrpoSettings(), GspoSettings(), NaiveSettings(), HacpoSettings()])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        GrpoSettings(),
+        GspoSettings(),
+        NaiveSettings(),
+        HacpoSettings(),
+        SuccessGatedSettings(),
+        FtisSettings(),
+        SapoSettings(),
+        AlignedSettings(),
+    ],
+    ids=lambda settings: settings.name,
+)
 @pytest.mark.parametrize("padding", [math.nan, -math.inf])
 @pytest.mark.parametrize("kl_coefficient", [0.0, 0.1])
 def test_padding_never_leaks_into_loss_or_gradient(settings, padding: float, kl_coefficient: float) -> None:
@@ -161,7 +183,7 @@ def test_padding_never_leaks_into_loss_or_gradient(settings, padding: float, kl_
         replace(tokens_with_ratios([0.9], 1.0), reference=[-0.4]),
         replace(tokens_with_ratios([0.9, 0.95, 1.1], -1.0), reference=[-0.4, -0.5, -0.6]),
     ]
-    if settings.name in ("naive", "hacpo"):
+    if settings.shares_rollouts:
         rows.append(row_with_ratio(0.9, 1.0, tokens=2, source_length=3, reference=[-0.4, -0.5]))
     method = make_method(replace(settings, kl_coefficient=kl_coefficient))
     clean, dirty = (

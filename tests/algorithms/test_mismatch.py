@@ -12,14 +12,30 @@ import torch
 
 from hacrl.algorithms.methods import make_method
 from hacrl.algorithms.mismatch import sequence_weight, token_weight
-from hacrl.config.schema import GrpoSettings, GspoSettings, HacpoSettings, NaiveSettings
+from hacrl.config.schema import (
+    AlignedSettings,
+    FtisSettings,
+    GrpoSettings,
+    GspoSettings,
+    HacpoSettings,
+    NaiveSettings,
+    SuccessGatedSettings,
+)
 from hacrl.types import LossBatch
 
 from . import independent
 from .batches import Row, gradient, loss_and_gradient, make_batch
 
 WIDE = {"clip_low": 0.2, "clip_high": 0.28}
-ALL_METHODS = [GrpoSettings(), GspoSettings(**WIDE), NaiveSettings(**WIDE), HacpoSettings(**WIDE)]
+ALL_METHODS = [
+    GrpoSettings(),
+    GspoSettings(**WIDE),
+    NaiveSettings(**WIDE),
+    HacpoSettings(**WIDE),
+    SuccessGatedSettings(**WIDE),
+    FtisSettings(**WIDE),
+    AlignedSettings(**WIDE),
+]
 SEQUENCE_METHODS = ALL_METHODS[1:]
 
 

@@ -21,7 +21,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from hacrl.algorithms.advantage import capability_aware_baseline, equal_capability
+from hacrl.algorithms.advantage import (
+    capability_aware_baseline,
+    equal_capability,
+    ratio_of_sums_baseline,
+)
+from hacrl.algorithms.capability import FLOOR, RATIO_MAX, RATIO_MIN, Capabilities
 
 Z_999 = 3.2905  # two-sided 99.9% of the normal distribution
 PROMPTS = 8_000
@@ -134,3 +139,36 @@ def test_falling_back_to_the_own_mean_is_biased() -> None:
     replaced = simulate(np.random.default_rng(45), chances, responses, "a", ratio_of(chance), "own_mean")
     assert abs(kept.mean() - 0.9) < half_width(kept)
     assert abs(replaced.mean() - 0.72045) < half_width(replaced)
+
+
+# Success rates of the learner and of its partner, and E[mu] of the paper's baseline, clamp included:
+# (p_k + omega * p_j) / 2 with omega = p_k / p_j, at least 0.1 and at most 10.
+EXTREMES = [
+    (0.7, 0.0, 0.35),  # omega = 10: (0.7 + 0) / 2, half of what it should be
+    (0.7, 0.01, 0.4),  # omega = 70, clamped to 10: (0.7 + 0.1) / 2
+    (0.7, 1.0, 0.7),
+    (0.0, 0.7, 0.035),  # omega = 0.1: (0 + 0.07) / 2
+    (0.01, 0.7, 0.04),  # omega = 1/70, clamped to 0.1: (0.01 + 0.07) / 2
+    (1.0, 0.7, 1.0),
+    (1.0, 0.0, 0.5),
+    (0.01, 0.01, 0.01),
+    (0.0, 0.0, 0.0),  # capabilities are floored: omega = 1
+]
+
+
+@pytest.mark.parametrize(("own", "partner", "of_the_paper"), EXTREMES)
+def test_both_baselines_at_extreme_capabilities(own: float, partner: float, of_the_paper: float) -> None:
+    rng = np.random.default_rng([46, int(100 * own), int(100 * partner)])
+    chance = {"a": own, "b": partner}
+    capabilities = {agent: max(p, FLOOR) for agent, p in chance.items()}
+    drawn = {agent: (rng.random((PROMPTS, 8)) < p).astype(float).tolist() for agent, p in chance.items()}
+    prompts = [{agent: drawn[agent][i] for agent in drawn} for i in range(PROMPTS)]
+
+    sums = np.array([ratio_of_sums_baseline(rewards, "a", capabilities) for rewards in prompts])
+    assert abs(sums.mean() - own) <= half_width(sums) + 1e-6  # the floor's share
+
+    ratio = Capabilities(capabilities, RATIO_MIN, RATIO_MAX).ratio
+    paper = np.array([capability_aware_baseline(rewards, "a", ratio, "keep") for rewards in prompts])
+    assert abs(paper.mean() - of_the_paper) <= half_width(paper) + 1e-6
+    if of_the_paper != own:
+        assert abs(paper.mean() - own) > 5 * half_width(paper)  # the test can tell

@@ -219,7 +219,14 @@ REWARD = {"reward_funcs": has_digit, "train_dataset": ROWS}
         ({}, {"steps": "ten"}, ["HACRLConfig", "steps", "'ten'"]),
         ({}, {"learning": {"learning_rate": 1}}, ["learning.learning_rate: unknown key"]),
         ({}, {"rollout": LearningSettings(lr=0.5)}, ["rollout.lr: unknown key"]),
-        ({}, {"method": "ppo"}, ["method.name: must be one of grpo, gspo, naive, hacpo"]),
+        (
+            {},
+            {"method": "ppo"},
+            [
+                "method.name: must be one of grpo, gspo, naive, hacpo, "
+                "success_gated, xgrpo, ftis, sapo, s2l_po, aligned"
+            ],
+        ),
         ({}, {"evaluation": {"problems": 10**6}}, ["evaluation.problems=1000000"]),
         ({}, {"trackers": "tensorbord"}, ["trackers", "did you mean 'tensorboard'"]),
         ({}, {"device": "toaster"}, ["device", "toaster"]),

@@ -78,7 +78,13 @@ def test_a_method_brings_its_own_defaults():
         ({"method": {"name": "hacpo", "alfa": 1.0}}, ["method.alfa", "'alpha'"]),
         ({"method": {"name": "gspo", "alpha": 1.0}}, ["method.alpha", "unknown key"]),
         ({"agents": [{"name": "a", "model": "m", "lora": {"rnk": 3}}]}, ["agents.0.lora.rnk", "'rank'"]),
-        ({"method": {"name": "ppo"}}, ["method.name", "grpo, gspo, naive, hacpo, not 'ppo'"]),
+        (
+            {"method": {"name": "ppo"}},
+            [
+                "method.name",
+                "grpo, gspo, naive, hacpo, success_gated, xgrpo, ftis, sapo, s2l_po, aligned, not 'ppo'",
+            ],
+        ),
         ({"method": "hacp"}, ["method.name", "not 'hacp'; did you mean 'hacpo'?"]),
         ({"method": 3}, ["method: must be a mapping of keys to values, not 3"]),
         ({"task": 3}, ["task: must be a mapping of keys to values, not 3"]),
@@ -227,3 +233,31 @@ def test_the_resolved_config_has_a_vllm_section_where_it_means_something():
     assert sections(engine="vllm")["vllm"]["max_sequences"] == 256
     assert sections(vllm={"memory": 0.25})["vllm"]["memory"] == 0.25  # has no effect, but is not lost
     assert "vllm" in resolved(rollout={"engine": "vllm"})["agents"][0]
+
+
+@pytest.mark.parametrize(
+    ("rollout", "said"),
+    [
+        ({"stop": 3}, "rollout.stop: must be text or a list, not 3"),
+        ({"stop": ["a", 3]}, "rollout.stop.1: must be text, not 3"),
+    ],
+)
+def test_a_value_that_may_be_of_several_kinds_is_one_problem(rollout, said):
+    data = {"agents": [{"name": "ada", "model": "m"}], "output": "unused", "rollout": rollout}
+    with pytest.raises(ConfigError) as caught:
+        build_config(data)
+    assert str(caught.value).splitlines()[1:] == [f"  {said}"]
+
+
+def test_an_unknown_key_is_named_even_if_it_is_the_name_of_a_kind():
+    with pytest.raises(ConfigError, match=r"rollout\.int: unknown key"):
+        build_config({"agents": [{"name": "ada", "model": "m"}], "output": "x", "rollout": {"int": 3}})
+
+
+def test_gradients_that_are_compared_are_not_offloaded():
+    message = refusal(recipe(method="aligned", learning={"offload": "all"}))
+    assert "learning.offload=all" in message
+    assert "use offload: weights" in message
+    assert (
+        build_config(recipe(method="aligned", learning={"offload": "weights"})).learning.offload == "weights"
+    )

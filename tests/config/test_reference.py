@@ -9,12 +9,12 @@ from typing import Literal
 
 import pytest
 
-from hacrl.config import agent, engine, evaluation, learning, method, schema, task
+from hacrl.config import agent, engine, evaluation, learning, method, method_base, rules, schema, task
 from hacrl.config.load import build_config, config_to_yaml, parse_yaml
 from hacrl.config.reference import configuration_page, describe_settings, field_descriptions
 from hacrl.config.settings import Settings
 
-MODULES = (agent, engine, evaluation, learning, method, schema, task)
+MODULES = (agent, engine, evaluation, learning, method, method_base, rules, schema, task)
 RECORDS = {
     value
     for module in MODULES
@@ -84,13 +84,18 @@ def test_some_descriptions() -> None:
     assert described["learning.betas"].type == "list of 2: number, number"
     assert described["learning.betas"].default == "[0.9, 0.999]"
     assert described["agents[].vllm.devices"].type == "list of whole number"
-    assert described["method.name"].type == "grpo or gspo or naive or hacpo or module:attribute"
+    assert described["method.name"].type == (
+        "grpo or gspo or naive or hacpo or success_gated or xgrpo or ftis or sapo or s2l_po or aligned "
+        "or module:attribute"
+    )
     assert described["method.options"].type == "mapping"
     assert described["method.options"].description.endswith("Only methods of your own.")
     assert described["method.clip_low"].default == "0.0003"
     assert described["method.clip_low"].description.endswith("Default of grpo: 0.2.")
     assert described["method.ratio_length"].type == "source or own"
-    assert described["method.ratio_length"].description.endswith("Only hacpo and naive.")
+    assert described["method.ratio_length"].description.endswith(
+        "Only aligned and ftis and hacpo and naive and s2l_po and success_gated."
+    )
     assert described["method.alpha"].description.endswith("Only hacpo.")
     assert not described["method.reading"].description.endswith("hacpo.")
 

@@ -109,6 +109,22 @@ class EngineContract:
         assert before_the_last[MODELS_OWN_EOS] > 50
         assert all(r.token_ids[-1] == 1 or r.num_tokens == 20 for r in rollouts)
 
+    def test_a_stop_string_ends_a_response(self, engine_of: EngineOf) -> None:
+        agent = engine_agent(leaning={"5": 1.5, "7": 1.5, "<eos>": -100.0})
+        sampling = Sampling(24, stop=("57", "="))
+        rollouts = sample_rollouts(engine_of(agent), PROBLEMS, 6, sampling, seed=3)
+        ended = [rollout for rollout in rollouts if rollout.finish_reason == "stop_string"]
+        assert len({rollout.num_tokens for rollout in ended}) > 1
+        for rollout in rollouts:
+            whole = agent.tokenizer.decode(rollout.token_ids)
+            assert rollout.text + rollout.segments[0].stop_text == whole
+            assert not {"57", "="} & {rollout.text[i : i + n] for i in range(24) for n in (1, 2)}
+            assert rollout.finish_reason == ("stop_string" if whole.endswith(("57", "=")) else "length")
+            assert rollout.segments[0].stop_text in (("57", "=") if rollout in ended else ("",))
+            assert rollout in ended or rollout.num_tokens == 24
+        assert logprob_gap(agent, rollouts, sampling) < EXACT
+        assert {rollout.segments[0].stop_text for rollout in ended} == {"57", "="}
+
     def test_a_response_that_never_ends_is_cut(self, engine_of: EngineOf) -> None:
         agent = engine_agent(leaning={"<eos>": -100.0})
         for said in sample_rollouts(engine_of(agent), PROBLEMS, 2, Sampling(17), seed=0):

@@ -220,10 +220,10 @@ def test_adapters(tmp_path: Path) -> None:
 def test_a_replica_that_cannot_start_is_named_with_its_log(tmp_path: Path) -> None:
     engine = replica_engine(engine_agent(), tmp_path, count=1)
     (tmp_path / "model" / "config.json").write_text("{}")
-    expected = (
-        r"replica 0 of agent 'ada' does not start: its process is gone \(exit code 1\)[\s\S]*model_type"
-    )
-    with pytest.raises(EngineError, match=expected):
+    with pytest.raises(
+        EngineError,
+        match=r"replica 0 of agent 'ada' does not start: its process is gone \(exit code 1\)[\s\S]*model_t",
+    ):
         engine.sync()
     engine.close()
 

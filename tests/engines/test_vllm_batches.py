@@ -16,7 +16,7 @@ from hacrl.engines.numbers_as_text import (
     integers_from_text,
     integers_to_text,
 )
-from hacrl.engines.vllm.backend import EngineLostError, IndexedSamples, Request
+from hacrl.engines.vllm.backend import EngineLostError, IndexedSamples, Request, sampling_fields
 from hacrl.engines.vllm.child import _grouped
 from hacrl.engines.vllm.engine import VllmEngine
 from hacrl.types import Rollout, Sampling
@@ -55,6 +55,22 @@ class Batches:
         assert ask.seed is not None
         ids = (*reversed(ask.prompt_ids), *([STOP] if len(ask.prompt_ids) % 2 == 0 else []))
         return Sample(ids, tuple(-float(ask.seed % 1000) - place for place in range(len(ids))))
+
+
+def test_stop_strings_are_searched_in_the_whole_text() -> None:
+    """Requests without stop strings, such as those of the weight check, ask for no text at all."""
+    plain = Request((1, 2), Sampling(8), (STOP,), None)
+    stopping = Request((1, 2), Sampling(8, stop=("#", "57")), (STOP,), None)
+    more = {
+        key: value for key, value in sampling_fields(stopping).items() if key not in sampling_fields(plain)
+    }
+    assert more == {
+        "stop": ["#", "57"],
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": False,
+        "spaces_between_special_tokens": False,
+    }
+    assert len(_grouped([plain, stopping, stopping])) == 2
 
 
 def test_responses_that_end_together_go_where_they_belong(monkeypatch: pytest.MonkeyPatch) -> None:

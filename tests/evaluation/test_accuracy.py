@@ -57,7 +57,9 @@ def test_samples_are_grouped_by_problem() -> None:
 
 
 def test_evaluation_samples_without_top_k_or_top_p() -> None:
-    assert EvaluationSettings(temperature=0.7).sampling(9) == Sampling(9, 0.7, top_k=0, top_p=1.0)
+    assert EvaluationSettings(temperature=0.7).sampling(Sampling(9, top_p=0.5, stop=("#",))) == Sampling(
+        9, 0.7, top_k=0, top_p=1.0, stop=("#",)
+    )
 
 
 @pytest.mark.parametrize(

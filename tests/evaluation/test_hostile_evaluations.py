@@ -26,6 +26,7 @@ RECORD = PairRecord(
     samples=2,
     temperature=1.0,
     top_p=1.0,
+    stop="[]",
     max_new_tokens=8,
     seed=0,
     batch=4,

@@ -70,6 +70,7 @@ def pair(label: str, rewards: list[float], stage: str | None = None, benchmark: 
         source="s",
         temperature=0.0,
         top_p=1.0,
+        stop=(),
         score=found,
     )
 

@@ -14,16 +14,18 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from hacrl.algorithms.capability import Capabilities
-from hacrl.config.schema import RunConfig
+from hacrl.config.schema import ReplicaSettings, RunConfig
 from hacrl.errors import TaskError
 from hacrl.rollouts.groups import PromptGroup, group_by_prompt
 from hacrl.runs.run import LocalRun, run_locally
+from hacrl.training.asynchronous.schedule import Job
 from hacrl.training.executor import Executor
 from hacrl.training.observer import Observer, Phase
 from hacrl.training.reporter import Reporter, TrainingInterrupted
 from hacrl.training.worker import Assignment
 from hacrl.types import Rollout, Verdict, VerifiedRollout
 from tests.support.chaos import chaos_config, differing_files
+from tests.training.asynchronous.orders import Order, delayed, finish, lines, logged
 
 AGENTS = ["small", "llama"]
 EQUAL = Capabilities({"small": 0.5, "llama": 0.5}, 0.1, 10.0)
@@ -76,6 +78,46 @@ class ExecutorContract:
         run_locally(replace(chaos_config(tmp_path / "other", 2), **self.settings))
         assert len((tmp_path / "local" / "metrics.jsonl").read_text().splitlines()) == 2
         assert differing_files(tmp_path / "local", tmp_path / "other") == []
+
+    def test_an_asynchronous_run_without_overlap_is_the_synchronous_one(self, tmp_path: Path) -> None:
+        """No batch is sampled before the weights of the step before it are published."""
+        run_locally(asynchronous(tmp_path / "local", 0))
+        config = replace(asynchronous(tmp_path / "other", 1), **self.settings)
+
+        def is_early(job: Job) -> bool:
+            return job.kind == "sample" and ("publish", job.agent, job.step - 1) not in order.ran
+
+        order = Order(delayed(is_early))
+        finish(config, order)
+        assert differing_files(tmp_path / "local", tmp_path / "other") == ["metrics.jsonl"]
+        expected, found = (lines(tmp_path / which, "metrics.jsonl") for which in ("local", "other"))
+        for line in found:
+            for report in line["agents"].values():
+                staleness = report.pop("asynchronous")["staleness"]
+                assert {one["steps_max"] for one in staleness.values()} == {0}
+        assert found == expected
+
+    def test_an_asynchronous_run_samples_beside_learning(self, tmp_path: Path) -> None:
+        config = replace(asynchronous(tmp_path / "run", 1), **self.settings)
+        seen = Seen()
+        run_locally(config, [seen])
+        steps = lines(tmp_path / "run", "metrics.jsonl")
+        assert [line["step"] for line in steps] == [1, 2, 3]
+        oldest = [
+            line["agents"][name]["asynchronous"]["staleness"][name]["steps_max"]
+            for line in steps
+            for name in AGENTS
+        ]
+        assert oldest[:2] == [0, 0]
+        assert max(oldest) <= 1
+        assert seen.phases["rollout", "small"] == seen.phases["learn", "small"] == 3
+        for step in (1, 2, 3):
+            for name in AGENTS:
+                keys = [
+                    (row["agent"], row["problem"], row["sample"])
+                    for row in logged(config, step, name, learnt=True)
+                ]
+                assert len(set(keys)) == len(keys) == len(AGENTS) * PER_STEP
 
     def test_agents_answer_every_problem(
         self, executor: Executor, run: LocalRun, rollouts: dict[str, list[VerifiedRollout]]
@@ -165,6 +207,13 @@ class ExecutorContract:
             assert list(executor.state_dict()) == list(executor.tensors()) == ["llama"]
             found = dict(executor.answer(assignment(run), ["llama"], Reporter()))
             assert len(found["llama"].rollouts) == PER_STEP
+
+
+def asynchronous(output: Path, staleness: int) -> RunConfig:
+    """Return a run whose agents sample with copies of their weights."""
+    base = chaos_config(output, 3, asynchronous={"max_staleness": staleness})
+    copies = ReplicaSettings(count=1)
+    return replace(base, agents=tuple(replace(agent, replicas=copies) for agent in base.agents))
 
 
 class BrokenTask:

@@ -53,6 +53,19 @@ def test_stop_token_of_the_learner_not_of_the_source() -> None:
     assert tokens == LearnerTokens((4, 21), (4, 4, 12, 20), False)
 
 
+def test_a_stop_string_is_learnt_and_no_stop_token_is_added() -> None:
+    """The source wrote 11 9; its stop string is 9. In characters: 4 4 12, and nothing after it."""
+    whole = rollout(PAIR, "119", stopped=False)
+    segment = replace(whole.segments[0], text="11", stop_text="9")
+    said = replace(whole, segments=(segment,), finish_reason="stop_string")
+    assert (said.text, said.token_ids) == ("11", (33, 12))
+    tokens = learner_tokens(CHAR, said, same_tokenizer=False)
+    assert tokens == LearnerTokens((4, 21), (4, 4, 12), False)
+    assert learner_tokens(PAIR, said, same_tokenizer=True) == LearnerTokens((4, 21), (33, 12), True)
+    broken = replace(segment, stop_text="\ufffd")  # lost bytes in the stop text count, too
+    assert learner_tokens(CHAR, replace(said, segments=(broken,)), False) == "not_representable"
+
+
 def test_empty_response_is_its_stop_token() -> None:
     tokens = learner_tokens(CHAR, rollout(PAIR, ""), same_tokenizer=False)
     assert tokens == LearnerTokens((4, 21), (1,), False)

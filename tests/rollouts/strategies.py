@@ -45,7 +45,9 @@ def actions(draw: st.DrawFn) -> Segment:
     cut = draw(st.integers(0, len(pairs)))
     version = draw(st.integers(0, 2**40))
     versions = ((version, cut), (version + 1, len(pairs) - cut)) if 0 < cut < len(pairs) else ()
-    return Segment("action", draw(TEXT), tuple(t for t, _ in pairs), tuple(p for _, p in pairs), versions)
+    return Segment(
+        "action", draw(TEXT), tuple(t for t, _ in pairs), tuple(p for _, p in pairs), versions, draw(TEXT)
+    )
 
 
 @st.composite
@@ -56,7 +58,7 @@ def rollouts(draw: st.DrawFn, problem: Problem | None = None, agent: str | None 
         problem=draw(PROBLEMS) if problem is None else problem,
         agent=draw(TEXT) if agent is None else agent,
         segments=tuple(segments),
-        finish_reason=draw(st.sampled_from(["stop", "length"])),
+        finish_reason=draw(st.sampled_from(["stop", "stop_string", "length"])),
         policy_version=draw(st.integers(0, 2**40)),
         tokenizer=draw(TEXT),
         prompt_ids=draw(tuples(TOKENS)),

@@ -89,3 +89,17 @@ def test_gold_answers_are_measured_without_solutions(tmp_path: Path) -> None:
     Path(data["task"]["options"]["train"]).write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     (warning,) = dry_run(build_config(data)).warnings
     assert warning.startswith("rollout.max_new_tokens=2 is too short: 100% of the task's gold answers")
+
+
+@pytest.mark.parametrize(("column", "measured"), [("solution", "solutions"), ("answer", "gold answers")])
+def test_half_a_character_in_an_answer_does_not_end_the_run(
+    column: str, measured: str, tmp_path: Path
+) -> None:
+    r"""JSON files can hold one, as ``\ud83d``; tokenizers cannot read it."""
+    data = recipe(tmp_path, max_new_tokens=4)
+    rows = [{"problem": f"{i}+{i}", "answer": "5", column: "12345"} for i in range(10)]
+    rows[3][column] = "1234\ud83d"
+    Path(data["task"]["options"]["train"]).write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    folder = run_locally(build_config(data)).folder
+    (note,) = [note for note in (folder / "notes.txt").read_text("utf-8").splitlines() if "too short" in note]
+    assert f"100% of the task's {measured} (9 measured)" in note

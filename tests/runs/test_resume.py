@@ -246,9 +246,10 @@ def test_the_recipe_says_which_rollouts_are_kept(tmp_path, keep, left):
         {"method": {"name": "gspo", "kl_coefficient": 0.1}},
         {"agent_defaults": {"lora": {"rank": 2}}},
         {"agent_defaults": {"precision": "bfloat16"}},
+        {"method": {"name": "aligned", "clip_low": 0.2, "clip_high": 0.28}},
         {"method": {"name": "grpo"}, "learning": {"lr": 2e-4, "weight_decay": 0.1, "epochs": 2}},
     ],
-    ids=["background", "every-2", "reference", "lora", "bfloat16", "grpo"],
+    ids=["background", "every-2", "reference", "lora", "bfloat16", "trust", "grpo"],
 )
 def test_every_kind_of_state_is_kept(tmp_path, changes):
     whole, parts = (chaos_config(tmp_path / name, STEPS, **changes) for name in ("whole", "parts"))

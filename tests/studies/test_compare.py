@@ -9,14 +9,16 @@ import pytest
 from hacrl.config.checks import updates_per_step
 from hacrl.config.load import build_config, read_recipe
 from hacrl.errors import ConfigError
-from hacrl.report.colours import BEFORE_COLOUR, METHOD_COLOURS, OTHER_COLOUR, method_colour
+from hacrl.report.colours import BEFORE_COLOUR, METHOD_COLOURS, OTHER_COLOUR, line_styles, method_colour
 from hacrl.runs.results import RunResult
 from hacrl.studies.compare import plan_runs, run_study
-from hacrl.studies.plots import line_styles
 from hacrl.studies.tables import make_study, study_markdown
 from hacrl.studies.variants import VARIANTS, variant_recipe
 from hacrl.training.metrics import Accuracy
 from tests.support.tiny import save_agents
+
+# every variant of the demo's recipe; S2L-PO must be told who explores
+ALL = [f"{name}@method.explorer=small" if name == "s2l_po" else name for name in VARIANTS]
 
 
 def built(variant: str):
@@ -27,7 +29,18 @@ def test_variants_change_what_they_say_and_keep_the_rest():
     # the demo: 3 agents, G = 8, 2 updates per source
     costs = {
         name: (built(name).rollout.rollouts_per_prompt, updates_per_step(built(name)))
-        for name in ("hacpo", "naive", "gspo", "gspo_x2", "gspo_same_updates")
+        for name in (
+            "hacpo",
+            "naive",
+            "gspo",
+            "gspo_x2",
+            "gspo_same_updates",
+            "success_gated",
+            "xgrpo",
+            "ftis",
+            "sapo",
+            "s2l_po@method.explorer=small",
+        )
     }
     assert costs == {
         "hacpo": (8, 6),
@@ -35,6 +48,11 @@ def test_variants_change_what_they_say_and_keep_the_rest():
         "gspo": (8, 2),
         "gspo_x2": (16, 4),
         "gspo_same_updates": (8, 6),
+        "success_gated": (8, 2),
+        "xgrpo": (8, 2),
+        "ftis": (8, 6),
+        "sapo": (8, 6),
+        "s2l_po@method.explorer=small": (8, 2),
     }
     assert built("hacpo").method.alpha == 1.0
     assert built("hacpo_alpha_3").method.alpha == 3.0
@@ -47,7 +65,7 @@ def test_variants_change_what_they_say_and_keep_the_rest():
     assert built("grpo").method.clip_low == 0.2
     assert built("gspo@lr=1e-3@steps=7").learning.lr == 1e-3
     assert built("gspo@lr=1e-3@steps=7").steps == 7
-    for name in VARIANTS:
+    for name in ALL:
         assert built(name).learning.lr == 2e-4
 
 
@@ -61,7 +79,7 @@ def test_gspo_x2_doubles_an_agents_own_group_too():
 def test_variants_keep_the_recipes_reading_of_the_paper():
     recipe = read_recipe(Path("demo"))
     recipe["method"] |= {"reading": "public", "learn_stop_token": True}
-    for name in VARIANTS:
+    for name in ALL:
         method = build_config({**variant_recipe(recipe, name), "output": "x"}).method
         choices = method.choices
         assert (method.reading, choices.learn_stop_token, choices.minibatch_order) == (
@@ -79,6 +97,18 @@ def test_a_method_given_by_its_name_alone_can_be_varied():
     assert variant_recipe(recipe, "naive")["method"] == {"name": "naive"}
 
 
+@pytest.mark.parametrize(
+    ("explorer", "message"),
+    [
+        ("", "method.explorer: name the agent that explores for the others, of small, large, llama"),
+        ("@method.explorer=nobody", "there is no agent 'nobody', there are small, large, llama"),
+    ],
+)
+def test_s2l_po_needs_an_agent_that_explores(explorer: str, message: str):
+    with pytest.raises(ConfigError, match=message):
+        built(f"s2l_po{explorer}")
+
+
 def test_unknown_variants_are_named():
     with pytest.raises(ConfigError, match=r"no variant 'gspo3'.*gspo_x2"):
         variant_recipe({}, "gspo3")
@@ -91,6 +121,9 @@ def result(before: float, after: float) -> RunResult:
         rewards={"ada": [0.0]},
         rollouts={"ada": 100},
         updates={"ada": 7},
+        generated_tokens={"ada": 2000},
+        learnt_tokens={"ada": 3500},
+        seconds={"ada": 12.4},
     )
 
 
@@ -111,7 +144,9 @@ def test_a_study_pairs_seeds():
     assert cell.wins == 1
     assert cell.after.mean == pytest.approx(0.725)
     assert cell.before.mean == pytest.approx(0.45)
-    assert "| hacpo | 0.725 ± 0.035 (+0.025, 1/2) | 0.725 | 100 | 7 |" in study_markdown(study)
+    assert "| hacpo | 0.725 ± 0.035 (+0.025, 1/2) | 0.725 | 100 | 2,000 | 3,500 | 7 | 12 |" in study_markdown(
+        study
+    )
 
 
 def test_an_interrupted_study_continues_where_it_stopped(tmp_path):
@@ -191,7 +226,7 @@ def test_a_study_keeps_no_checkpoints_unless_asked_to(tmp_path):
 def test_a_method_has_one_colour_in_every_plot():
     """All variants differ in colour; overrides keep the colour and change the line style."""
     colours = [method_colour(variant) for variant in VARIANTS]
-    assert len(set(colours)) == len(VARIANTS) == 13
+    assert len(set(colours)) == len(VARIANTS) == 19
     assert {OTHER_COLOUR, BEFORE_COLOUR}.isdisjoint(colours)
     assert method_colour("gspo@lr=1e-4@steps=50") == METHOD_COLOURS["gspo"] == "#0072B2"
     assert method_colour("hacpo") == "#D55E00"

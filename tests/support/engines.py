@@ -13,6 +13,7 @@ from hacrl.engines.answering import decode_rollouts
 from hacrl.engines.base import Engine, GenerationRequest, Sample, SyncReport
 from hacrl.engines.vllm.engine import VllmEngine
 from hacrl.models.agent import Agent
+from hacrl.models.stop_strings import StopStrings
 from hacrl.types import Problem, Rollout, Sampling
 from tests.support.forward import plain_logprobs, warped
 from tests.support.sevens import problem
@@ -38,17 +39,18 @@ def sample_rollouts(
     agent = engine.policy
     assert isinstance(agent, Agent)
     prompts = [agent.encode_prompt(problem) for problem in problems]
-    request = GenerationRequest(prompts, samples, sampling, frozenset(agent.stop_ids), seed)
+    stop_strings = StopStrings(agent, sampling.stop) if sampling.stop else None
+    request = GenerationRequest(prompts, samples, sampling, frozenset(agent.stop_ids), seed, stop_strings)
 
     def decode(finished: Sequence[tuple[int, Sample]]) -> None:
         answered = [(problems[index // samples], sample) for index, sample in finished]
-        for (index, _), rollout in zip(finished, decode_rollouts(agent, answered), strict=True):
+        decoded = decode_rollouts(agent, answered, stop_strings)
+        for (index, _), rollout in zip(finished, decoded, strict=True):
             on_finished(index, rollout)
 
     found = engine.generate(request, None if on_finished is None else decode)
-    return decode_rollouts(
-        agent, [(problems[index // samples], sample) for index, sample in enumerate(found)]
-    )
+    answered = [(problems[index // samples], sample) for index, sample in enumerate(found)]
+    return decode_rollouts(agent, answered, stop_strings)
 
 
 def probe_prompts(agent: Agent) -> list[tuple[int, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -36,9 +37,13 @@ class Killer(Observer):
         self.waiting = list(moments)
         self.killed: list[Moment] = []
         self.notes: list[str] = []
+        self.seconds: list[float] = []  # from each kill to the agent's next phase
         self.run: LocalRun | None = None
+        self._lost_at: dict[str, float] = {}
 
     def on_phase(self, step: int, phase: Phase, agent: str) -> None:
+        if agent in self._lost_at:
+            self.seconds.append(time.monotonic() - self._lost_at.pop(agent))
         moment = (step, phase, agent)
         if moment in self.waiting:
             self.waiting.remove(moment)
@@ -47,17 +52,18 @@ class Killer(Observer):
             executor = self.run.trainer.executor
             assert isinstance(executor, RayExecutor)
             os.kill(executor.processes[agent].pid, signal.SIGKILL)
+            self._lost_at[agent] = time.monotonic()
 
     def on_note(self, step: int, note: str) -> None:
         self.notes.append(note)
 
 
-def rank_processes() -> list[int]:
-    """Return the process ids of all actors that are further ranks."""
+def member_processes() -> list[int]:
+    """Return the process ids of all actors that are further processes of agents."""
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             with suppress(OSError):  # the process has ended meanwhile
-                if b"ray::RankActor" in (folder / "cmdline").read_bytes():
+                if b"ray::MemberActor" in (folder / "cmdline").read_bytes():
                     found.append(int(folder.name))
     return found

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -43,6 +43,9 @@ class MadeUpRun:
     every: int = 2  # steps between evaluations
     texts: Sequence[str] = ()  # of responses, in turn; default: made of words
     gain: float = 0.3
+    noise: float = 0.0  # standard deviation of what seed and agent add to accuracies after training
+    options: Mapping[str, object] = field(default_factory=dict)  # of the method, besides its clip ranges
+    clip: float = 0.05  # of own ratios, which are as narrow
     models: Sequence[str] = ()  # bundled ones; then responses are arithmetic in the models' own tokens
 
     def write(self, folder: Path, until: int | None = None) -> Path:
@@ -106,8 +109,8 @@ class MadeUpRun:
         own = learner == agent
         if not own and rng.random() < 0.05:
             return LearntRollout(learner, agent, problem, sample, "not_representable", advantage)
-        ratio = math.exp(rng.gauss(0.0 if own else -0.1, 0.02 if own else 0.1))
-        low, high = (0.95, 1.05) if own else (0.8, 1.0)
+        ratio = math.exp(rng.gauss(0.0 if own else -0.1, 0.4 * self.clip if own else 0.1))
+        low, high = (1 - self.clip, 1 + self.clip) if own else (0.8, 1.0)
         is_clipped = not low <= ratio <= high
         fate = "used" if not is_clipped else "clipped_below" if ratio < low else "clipped_above"
         return LearntRollout(
@@ -142,14 +145,19 @@ class MadeUpRun:
             f"steps: {self.steps}",
             f"seed: {self.seed}",
             "task: {name: arithmetic, options: {}}",
-            f"method: {{name: {self.method}, clip_low: 0.05, clip_high: 0.05, delta: 0.2, cross_upper: 1.0}}",
+            f"method: {json.dumps(self._method())}",
         ]
         (folder / "config.yaml").write_text("\n".join(lines) + "\n")
+
+    def _method(self) -> dict[str, object]:
+        clips = {"clip_low": self.clip, "clip_high": self.clip, "delta": 0.2, "cross_upper": 1.0}
+        return {"name": self.method, **clips, **self.options}
 
     def accuracy(self, agent: str, step: int) -> float:
         """Return what the agent's evaluation after a step finds."""
         start = 0.2 + 0.1 * list(self.agents).index(agent)
-        return start + self.gain * step / self.steps + 0.01 * (self.seed % 3) * (step > 0)
+        noise = random.Random(f"{self.seed} {agent} {self.gain}").gauss(0, self.noise) if step else 0.0
+        return start + self.gain * step / self.steps + 0.01 * (self.seed % 3) * (step > 0) + noise
 
     def _evaluation(self, step: int) -> dict[str, object]:
         agents = {
@@ -192,6 +200,7 @@ class MadeUpRun:
                 "learning": {
                     "updates": 4,
                     "loss": rng.gauss(0, 0.1),
+                    "gradient_alignment": rng.uniform(0.2, 0.7) if len(self.agents) > 1 else None,
                     "grad_norm": rng.uniform(0.1, 1.0),
                     "skipped": 2,
                     "dropped": {other: {"too_long": 1} for other in self.agents if other != name},
@@ -236,13 +245,51 @@ def _tokenizer(bundled: str) -> Tokenizer:
     return Tokenizer.from_file(str(bundled_agents()[bundled] / "tokenizer.json"))
 
 
+# variant -> method and its options, as in hacrl.studies.variants
+OPTIONS: dict[str, tuple[str, dict[str, object]]] = {
+    "hacpo_no_baseline": ("hacpo", {"capability_baseline": False}),
+    "hacpo_no_discrepancy": ("hacpo", {"discrepancy": False}),
+    "hacpo_no_clip": ("hacpo", {"cross_clip": False}),
+    "hacpo_alpha_0": ("hacpo", {"alpha": 0.0}),
+    "hacpo_alpha_2": ("hacpo", {"alpha": 2.0}),
+    "hacpo_alpha_3": ("hacpo", {"alpha": 3.0}),
+}
+HACPO = {"alpha": 1.0, "capability_baseline": True, "discrepancy": True, "cross_clip": True}
+
+
 def write_study(folder: Path, variants: Sequence[str], seeds: int, **settings: object) -> Path:
     """Write the runs of a study; later variants gain more."""
     for number, variant in enumerate(variants):
+        method, options = OPTIONS.get(variant, (variant, {}))
+        options = {**(HACPO if method == "hacpo" else {}), **options}
         for seed in range(seeds):
-            run = MadeUpRun(method=variant, seed=seed, gain=0.3 + 0.02 * number, **settings)  # type: ignore[arg-type]
+            run = MadeUpRun(
+                method=method,
+                seed=seed,
+                gain=0.3 + 0.02 * number,
+                options=options,
+                **settings,  # type: ignore[arg-type]
+            )
             run.write(folder / variant / f"seed-{seed}")
     return folder
+
+
+def write_evaluation(folder: Path, scores: Sequence[tuple[str | None, int | None, str, str, float]]) -> None:
+    """Write results of ``hacrl eval``: variant, seed (both None: before training), agent, benchmark, mean."""
+    results = [
+        {
+            "agent": agent,
+            "stage": "before" if seed is None else "after",
+            "variant": variant,
+            "run_seed": seed,
+            "benchmark": benchmark,
+            "average": {"mean": mean, "low": mean - 0.02, "high": mean + 0.02, "stderr": 0.01},
+        }
+        for variant, seed, agent, benchmark, mean in scores
+    ]
+    path = folder / "evaluations" / "math500+gsm8k"
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "results.json").write_text(json.dumps({"format": 1, "results": results}))
 
 
 def _write_lines(path: Path, rows: Sequence[dict[str, object]]) -> None:

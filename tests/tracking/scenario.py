@@ -23,6 +23,7 @@ from hacrl.types import Problem, Rollout, Turn, Verdict, VerifiedRollout
 AGENTS = ("qwen", "llama")
 # Text that Markdown or HTML changes: a heading, a tag, emphasis, a fence, a table, an entity, a blank line.
 NASTY = "<think>#42 *a* _b_</think>\n\n```py\nx\n```\n# head\n|a|b|\n|-|-|\n&lt; $x^2$ </pre> \\(y\\) ~~~"
+NOTES = {1: f"agent qwen learns nothing from 90% of {NASTY}", 2: "the policy of llama moves"}
 SECONDS = {"rollout/qwen": 0.5, "learn/llama": 0.25, "whole": 0.75}
 
 
@@ -134,6 +135,7 @@ def play(observer: Observer, saved: bool = True) -> None:
             observer.on_phase(step, "rollout", agent)
             observer.on_rollouts(step, agent, rollouts(agent))
         observer.on_step(report(step), SECONDS)
+        observer.on_note(step, NOTES[step])
     observer.on_evaluation(2, accuracies(2))
     for agent in AGENTS if saved else ():
         observer.on_phase(2, "save", agent)

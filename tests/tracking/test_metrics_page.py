@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hacrl.config.schema import GrpoSettings, GspoSettings, LoraSettings, NaiveSettings
+from hacrl.config.schema import AlignedSettings, GrpoSettings, GspoSettings, LoraSettings, NaiveSettings
 from hacrl.engines.base import SyncReport
 from hacrl.engines.hf.engine import TransformersEngine
 from hacrl.runs.run import run_locally
@@ -79,8 +79,8 @@ def tracker_name(path: tuple[str, ...]) -> str:
             return f"{agent}/from/{source}/{key}"
         case ["learning", ("retokenised" | "dropped") as group, source, key]:
             return f"{agent}/from/{source}/{group}/{key}"
-        case ["learning", "left_out", source]:
-            return f"{agent}/from/{source}/left_out"
+        case ["learning", "left_out" | "alignment" | "trusted" as key, source]:
+            return f"{agent}/from/{source}/{key}"
         case ["capability_ratios", source]:
             return f"{agent}/from/{source}/capability_ratio"
         case ["asynchronous", "staleness", source, key]:
@@ -112,6 +112,7 @@ def test_the_page_has_exactly_what_runs_write(runs: Runs, monkeypatch) -> None:
         runs.config("char", lora, "pair", method=NaiveSettings(), learning={"max_cross_rollouts": 2}),
         runs.config("char", method=GspoSettings(), learning={"old_policy": "learner"}),
         runs.config("pair", method=GrpoSettings(), learning={"mask_truncated": True}),
+        runs.config("char", "twin", method=AlignedSettings()),
     ]
     recorder = Recorder()
     written = set()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from hacrl.config.load import config_to_yaml
+from hacrl.plain_text import printable
 from hacrl.tracking.mlflow import flat_params
 from hacrl.tracking.registry import make_trackers
-from tests.tracking.scenario import EXPECTED, SHOWN, config, play
+from tests.tracking.scenario import EXPECTED, NOTES, SHOWN, config, play
 
 needs_mlflow = pytest.mark.filterwarnings("ignore")  # its own imports warn
 
@@ -53,4 +54,6 @@ def test_a_run_in_a_database(tmp_path, monkeypatch, succeeded):
     for step in (1, 2):
         text = read(f"{found.info.artifact_uri}/rollouts/step_{step:06d}.txt")
         assert all(response in text for _, response in SHOWN)
+    notes = "".join(f"step {step}: {printable(note)}\n" for step, note in NOTES.items())
+    assert read(f"{found.info.artifact_uri}/notes.txt") == notes
     assert mlflow.active_run() is None  # the process's own run is left alone

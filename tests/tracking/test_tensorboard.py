@@ -10,7 +10,7 @@ import pytest
 
 from hacrl.config.load import config_to_yaml
 from hacrl.tracking.registry import make_trackers
-from tests.tracking.scenario import AGENTS, EXPECTED, NASTY, SHOWN, config, play
+from tests.tracking.scenario import AGENTS, EXPECTED, NASTY, NOTES, SHOWN, config, play
 
 pytest.importorskip("tensorboard")
 
@@ -102,6 +102,12 @@ def test_without_escaping_the_text_would_be_changed():
     bare = _html(NASTY)
     assert "<h1>head</h1>" in bare
     assert "```" not in bare
+
+
+def test_notes_are_shown_unchanged(tracked):
+    _, accumulator = tracked
+    found = {step: shown(markdown) for step, markdown in texts(accumulator, "notes").items()}
+    assert found == {step: [note] for step, note in NOTES.items()}
 
 
 def test_the_config_is_there(tracked):

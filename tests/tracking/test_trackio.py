@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.tracking.scenario import EXPECTED, SHOWN
+from hacrl.plain_text import printable
+from tests.tracking.scenario import EXPECTED, NOTES, SHOWN
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,5 +51,8 @@ def test_a_local_run(tmp_path):
     assert found["config"]["learning"]["lr"] == 0.125
     tables = {row["step"]: row["rollouts"]["_value"] for row in found["logs"] if "rollouts" in row}
     assert sorted(tables) == [1, 2]
+    notes = [row["notes"]["_value"] for row in found["logs"] if "notes" in row]
+    listed = [{"step": step, "note": printable(note)} for step, note in NOTES.items()]
+    assert notes == [listed[:1], listed]  # the newest table has all notes
     for table in tables.values():
         assert [(row["agent"], row["response"]) for row in table] == SHOWN

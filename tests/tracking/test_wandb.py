@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.tracking.scenario import EXPECTED, SHOWN
+from hacrl.plain_text import printable
+from tests.tracking.scenario import EXPECTED, NOTES, SHOWN
 
 ROOT = Path(__file__).parents[2]
 
@@ -93,8 +94,12 @@ def test_a_run_offline(tmp_path, saved):
     tables = [
         json.loads(file.read_text()) for file in tmp_path.glob("wandb/offline-run-*/files/media/table/*.json")
     ]
-    assert len(tables) == 2  # one per step
-    for table in tables:
+    notes = [table["data"] for table in tables if table["columns"] == ["step", "note"]]
+    listed = [[step, printable(note)] for step, note in NOTES.items()]
+    assert sorted(notes, key=len) == [listed[:1], listed]  # the newest table has all notes
+    shown = [table for table in tables if "response" in table["columns"]]
+    assert len(shown) == 2  # one per step
+    for table in shown:
         agent, response = table["columns"].index("agent"), table["columns"].index("response")
         assert [(row[agent], row[response]) for row in table["data"]] == SHOWN
 

@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hacrl.algorithms.advantage import Normaliser
+from hacrl.algorithms.context import StepContext
 from hacrl.algorithms.methods import make_method
 from hacrl.config.schema import (
+    AlignedSettings,
     AnyMethodSettings,
     GspoSettings,
     HacpoSettings,
@@ -281,13 +283,28 @@ def test_a_run_with_a_limit_resumes_exactly(tmp_path, phases: int) -> None:
     assert differing_files(tmp_path / "whole", tmp_path / "parts") == []
 
 
+def test_probes_are_limited_beside_the_responses_that_are_trained_on() -> None:
+    context = StepContext(capabilities=dict.fromkeys(AGENTS, 0.5), trusted=frozenset({"bob"}))
+    for probe_share, prompts in ((1.0, 2), (0.5, 1), (0.0, 0)):
+        method = make_method(AlignedSettings(), normaliser=EXACT)
+        builder = SampleBuilder(AGENTS["ada"], method, max_cross_rollouts=1, probe_share=probe_share)
+        built = builder.build(MIXED, lambda *_: 1.0, 0, context)
+        kinds = Counter((one.source, one.is_probe) for one in built.samples)
+        # two prompts: two own responses and one of bob each; one of carl, who is not trusted, if probed
+        assert kinds == {("ada", False): 4, ("bob", False): 2} | (
+            {("carl", True): prompts} if prompts else {}
+        )
+        fates = Counter((one.agent, one.fate) for one in built.not_used)
+        assert fates == {("bob", "over_limit"): 2, ("carl", "not_shared"): 4 - prompts}
+
+
 def test_draws_differ_by_run_learner_and_step(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     seeds: list[int] = []
     build_samples = SampleBuilder.build
 
-    def build(self: SampleBuilder, groups, ratio, seed: int = 0) -> LearnerSamples:
+    def build(self: SampleBuilder, groups, ratio, seed: int, context) -> LearnerSamples:
         seeds.append(seed)
-        return build_samples(self, groups, ratio, seed)
+        return build_samples(self, groups, ratio, seed, context)
 
     monkeypatch.setattr(SampleBuilder, "build", build)
     for seed in (0, 1):

@@ -12,7 +12,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from tokenizers.decoders import Fuse
 from transformers import PreTrainedTokenizerFast
 
-from hacrl.config.schema import GspoSettings, HacpoSettings, NaiveSettings, RunConfig
+from hacrl.config.schema import AlignedSettings, GspoSettings, HacpoSettings, NaiveSettings, RunConfig
 from hacrl.engines.hf.engine import TransformersEngine
 from hacrl.models.agent import Agent
 from hacrl.runs.run import LocalRun, run_locally
@@ -342,3 +342,24 @@ def test_naive_sharing_names_its_own_bounds(runs: Runs, monkeypatch) -> None:
     monkeypatch.setitem(TASKS, "sevens", Alternating)
     method = NaiveSettings(clip_low=0.2, clip_high=0.3)
     assert method.cross_range == (0.8, 1.3, "method.clip_low", "method.clip_high")
+
+
+class OnlyChar(Alternating):
+    """Every second response of the agent "char" is right, and none of anybody else's."""
+
+    def verify(self, rollouts: Sequence[Rollout]) -> list[Verdict]:
+        verdicts = super().verify(rollouts)
+        return [
+            verdict if rollout.agent == "char" else Verdict(0.0, "wrong")
+            for rollout, verdict in zip(rollouts, verdicts, strict=True)
+        ]
+
+
+def test_a_partner_that_is_not_trusted(runs: Runs, monkeypatch) -> None:
+    monkeypatch.setitem(TASKS, "sevens", OnlyChar)
+    run = runs("char", "twin", method=AlignedSettings(clip_low=0.01, clip_high=0.01), steps=10)
+    (note,) = of(run.result.folder, "does not trust")
+    assert "agent char does not trust twin and learns nothing from it" in note
+    # twin has no gradient of its own, and nothing to lose: it trusts char after two measurements
+    trusted = [step["learning"]["trusted"]["char"] for step in run.of("twin")]
+    assert trusted == [0, 0, *[1] * 8]

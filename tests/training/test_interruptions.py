@@ -112,7 +112,7 @@ def test_one_worker_s_answer_is_verified_before_an_interruption(runs: Runs) -> N
     events = Events(("rollout", "char"))
     with LocalRun(runs.config("char", steps=1), [events]) as run:
         events.run = run
-        problems = run.trainer._stream.batch(0)
+        problems = run.trainer.stream.batch(0)
         worker = run.trainer.executor.workers["char"]
         answer = worker.answer(Assignment("rollout", problems, 1), run.trainer.reporter.agent("char"))
         assert len(answer.rollouts) == 4 * 4

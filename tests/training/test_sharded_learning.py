@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hacrl.algorithms.methods import make_method
-from hacrl.config.schema import AgentSettings, HacpoSettings, LearningSettings, LoraSettings
+from hacrl.config.schema import AgentSettings, AlignedSettings, HacpoSettings, LearningSettings, LoraSettings
 from hacrl.models import logprobs
 from hacrl.models.agent import Agent
 from hacrl.models.rank_group import RankGroup
@@ -102,6 +102,32 @@ VARIANTS = {
     # a log-probability is rounded by 0.01 or so; AdamW moves a weight with next to no gradient either way
     "bfloat16": Variant({"precision": "bfloat16"}, lr=1e-3, losses=0.03, norms=0.1, ratios=0.1, weights=0.02),
 }
+
+
+def measure_as_rank(group: RankGroup, agent: AgentSettings, given: list[LearnerSample]) -> list[list[float]]:
+    return measured(ShardedAgent.load_shards(agent, "cpu", group), given)
+
+
+def measured(agent: Agent, given: list[LearnerSample]) -> list[list[float]]:
+    """Cosines of a source that is trained on and of one that has probes, in two steps."""
+    method = AlignedSettings(clip_low=0.2, clip_high=0.3)
+    settings = LearningSettings(lr=1e-2, micro_batch_tokens=40, compile=False)
+    learner = Learner(agent, make_method(method), settings, SAMPLING)
+    probes = [replace(one, source="probed", is_probe=True, advantage=2.0) for one in given if not one.is_own]
+    return [
+        [found.cosine for _, found in sorted(learner.learn([*given, *probes], 2, seed).alignments.items())]
+        for seed in range(2)
+    ]
+
+
+def test_two_ranks_measure_the_alignment_that_one_process_measures(folder: Path) -> None:
+    given, agent = samples(folder), settings(folder)
+    expected = measured(Agent.load(agent, "cpu"), given)
+    found, follower = run_ranks(measure_as_rank, 2, agent, given)
+    assert found == follower  # or the ranks would not agree on what to train on
+    for one, other in zip(found, expected, strict=True):
+        assert one == pytest.approx(other, abs=1e-4)
+    assert max(abs(cosine) for row in expected for cosine in row) > 0.05
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -67,7 +67,9 @@ class TestVllmChild(EngineContract):
     @pytest.fixture(scope="class")
     def shared(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
         folder = tmp_path_factory.mktemp("child")
-        engine = make_vllm_engine(engine_agent(), SETTINGS, probe_prompts(engine_agent()), CONTEXT, folder)
+        engine = make_vllm_engine(
+            engine_agent(), SETTINGS, probe_prompts(engine_agent()), CONTEXT, folder, reads_text=True
+        )
         engine.sync()
         started = processes()
         assert len(engines()) == 1

@@ -9,6 +9,12 @@ import { CHROMIUM, launch, MISSING, makePages, open, python, ROOT, startPython }
 const AXE = createRequire(import.meta.url).resolve("axe-core/axe.min.js");
 let browser: Browser;
 let folder: string;
+const VIEWS = [
+  ["plain", "overview"],
+  ["plain", "curves"],
+  ["plain", "teaching"],
+  ["plain", "rollouts"],
+] as const;
 const at = (name: string, view = "") => `file://${join(folder, `${name}.html`)}${view && `#/${view}`}`;
 
 if (!CHROMIUM) console.warn(MISSING);
@@ -57,7 +63,17 @@ describe.skipIf(!CHROMIUM)(CHROMIUM ? "the page" : `the page (${MISSING})`, () =
     const retokenised = answer.locator(".retokenised");
     expect(await retokenised.textContent()).toContain("as ada reads it");
     expect(await retokenised.locator(".token").count()).toBeGreaterThan(pieces);
-    expect(await retokenised.locator(".token").first().getAttribute("title")).toMatch(/learner log p −/);
+    const hint = page.locator(".hint-box");
+    await retokenised.locator(".token").nth(1).hover();
+    expect(await hint.textContent()).toMatch(/^token 2 "."\nlearner log p −\d/);
+    await answer.locator("header").hover();
+    expect(await hint.isVisible()).toBe(false);
+    await retokenised.locator(".tokens").focus();
+    await page.keyboard.press("ArrowRight");
+    await page.keyboard.press("ArrowRight");
+    expect(await hint.textContent()).toMatch(/^token 2 /);
+    await page.keyboard.press("Escape");
+    expect(await hint.isVisible()).toBe(false);
     await page.goBack();
     await expect.poll(() => page.url()).toContain("#/curves");
     expect(problems).toEqual([]);
@@ -145,6 +161,18 @@ describe.skipIf(!CHROMIUM)(CHROMIUM ? "the page" : `the page (${MISSING})`, () =
     expect((await saved("LaTeX")).content.toString()).toContain("\\toprule");
     const svg = await saved("Save the ratios of ada as SVG", page.locator("main"));
     expect(svg.content.toString()).toMatch(/^<svg [^>]*xmlns=/);
+    // the page's styles are in the file: a band in its colour, text of its size
+    expect(svg.content.toString()).toMatch(/class="clip-band"[^>]* fill="rgb\(223, 230, 241\)"/);
+    expect(svg.content.toString()).toMatch(/<text [^>]*font-size="11px"/);
+    const matrix = page.locator("section.panel", {
+      has: page.getByRole("heading", { name: "Capability ratio" }),
+    });
+    expect((await saved("CSV", matrix)).content.toString()).toMatch(/^learner,ada,bob\nada,1,/);
+    await page.goto(at("plain", "overview"));
+    const time = page.locator("figure", { has: page.getByRole("heading", { name: "Time by phase" }) });
+    expect((await saved("CSV", time)).content.toString()).toMatch(/^phase,agent,seconds/);
+    expect((await saved("SVG", time)).name).toBe("time-by-phase.svg");
+    await page.goto(at("plain", "teaching"));
     const png = await saved("as PNG", page.locator("main"));
     expect(png.content.subarray(1, 4).toString()).toBe("PNG");
   });
@@ -174,15 +202,102 @@ describe.skipIf(!CHROMIUM)(CHROMIUM ? "the page" : `the page (${MISSING})`, () =
   test("a study shows curves and tests", async () => {
     const { page, problems } = await open(browser, at("study"));
     expect(await page.locator("canvas").count()).toBe(4);
-    expect(await page.getByText("corrected by Holm's method").count()).toBe(1);
-    expect(await page.getByRole("row", { name: /^hacpo ada 0.02/ }).count()).toBe(1);
+    const table = (title: string) =>
+      page.locator(".table-panel", { has: page.getByRole("heading", { name: title, exact: true }) });
+    const differences = table("Difference from gspo, paired by seed");
+    expect(await differences.getByText("corrected by Holm's method").count()).toBe(1);
+    expect(await differences.getByRole("row", { name: /^hacpo ada 0.020/ }).count()).toBe(1);
+    // seeds are 0.5, 0.51 and 0.52
+    expect(await table("Held-out accuracy by method").getByText("0.510 ± 0.010").count()).toBe(1);
+    const cells = (name: string) => table(name).locator("tbody tr > :nth-child(2)").allTextContents();
+    expect(await cells("hacpo by alpha")).toEqual(["0", "1", "2"]);
+    expect(await cells("Ablations of hacpo")).toEqual(["–", "cross_clip = false"]);
+    expect(await table("Methods by benchmark").locator("thead th").allTextContents()).toEqual([
+      ...["agent", "method", "math500", "gsm8k", "average"],
+    ]);
+    // a run of the study has its own accuracies and tables
+    await page.getByLabel("Run", { exact: true }).selectOption("hacpo/seed-1");
+    await page.getByRole("link", { name: "Overview" }).click();
+    expect(await page.getByRole("img", { name: /^ada, hacpo\/seed-1: from 0.200 to 0.530/ }).count()).toBe(1);
+    expect(await page.locator(".table-panel h3").allTextContents()).toEqual([
+      "Held-out accuracy before and after 4 steps: hacpo/seed-1",
+    ]);
     expect(problems).toEqual([]);
+  });
+
+  test("clip ranges are as wide as a reader can see, also the paper's narrow one", async () => {
+    for (const name of ["plain", "paper"]) {
+      const { page } = await open(browser, at(name, "teaching"));
+      const figure = page.locator("figure", {
+        has: page.getByRole("heading", { name: "Importance ratios of ada" }),
+      });
+      const bands = figure.locator(".clip-band");
+      expect(await bands.count()).toBe(2); // own and cross
+      for (const band of await bands.all()) expect((await band.boundingBox())!.width).toBeGreaterThan(40);
+      expect(await figure.locator("svg").getAttribute("aria-label")).toMatch(/own, about \d+% within/);
+      const sizes = await figure
+        .locator("svg text")
+        .evaluateAll((texts) =>
+          texts.map(
+            (text) =>
+              (text.getBoundingClientRect().height / (text as SVGTextElement).getBBox().height) *
+              Number.parseFloat(getComputedStyle(text).fontSize),
+          ),
+        );
+      expect(Math.min(...sizes)).toBeGreaterThan(10); // of a letter, on the screen
+      expect(await page.getByRole("heading", { name: "Alignment of own and cross gradients" }).count()).toBe(
+        1,
+      );
+      await page.context().close();
+    }
+  });
+
+  test("a point of the accuracy curve goes to its step", async () => {
+    const { page } = await open(browser, at("plain", "curves"));
+    const chart = page.getByRole("application", { name: /^Held-out accuracy against rollouts/ });
+    await chart.focus();
+    await page.keyboard.press("End");
+    await page.keyboard.press("Enter");
+    await expect.poll(() => page.url()).toContain("#/rollouts?step=6");
+  });
+
+  test("print is black on white, whole and without controls", async () => {
+    for (const name of ["plain", "study"]) {
+      for (const view of name === "study" ? ["study"] : ["overview", "teaching", "rollouts"]) {
+        const { page } = await open(browser, at(name, view), { colorScheme: "dark" });
+        await page.waitForTimeout(300);
+        await page.emulateMedia({ media: "print", colorScheme: "dark" });
+        const style = (selector: string, property: string) =>
+          page
+            .locator(selector)
+            .first()
+            .evaluate((element, key) => getComputedStyle(element).getPropertyValue(key), property);
+        expect(await style("body", "background-color")).toBe("rgb(255, 255, 255)");
+        expect(await style("main", "color")).toBe("rgb(26, 34, 48)");
+        expect(await page.locator(".top, .toolbar, .actions:visible").filter({ visible: true }).count()).toBe(
+          0,
+        );
+        expect(await page.locator("h1").isVisible()).toBe(true);
+        await page.setViewportSize({ width: 700, height: 1000 }); // about A4; charts are still as wide as before
+        for (const chart of await page.locator("figure.chart").all()) {
+          const [figure, canvas] = [await chart.boundingBox(), await chart.locator("canvas").boundingBox()];
+          expect(canvas!.x + canvas!.width).toBeLessThanOrEqual(figure!.x + figure!.width);
+        }
+        for (const cell of await page.locator(".answer .fates").all()) {
+          const [card, table] = [await cell.locator("..").boundingBox(), await cell.boundingBox()];
+          expect(table!.x + table!.width).toBeLessThanOrEqual(card!.x + card!.width);
+        }
+        const paper = await page.pdf({ format: "A4" });
+        expect(paper.subarray(0, 4).toString()).toBe("%PDF");
+        await page.context().close();
+      }
+    }
   });
 
   for (const scheme of ["light", "dark"] as const) {
     test(`no serious finding of axe, ${scheme}`, async () => {
-      for (const view of ["overview", "curves", "teaching", "rollouts"]) {
-        const { page } = await open(browser, at("plain", view), { colorScheme: scheme, bypassCSP: true });
+      for (const [name, view] of [...VIEWS, ["study", "study"], ["hostile", "rollouts"]] as const) {
+        const { page } = await open(browser, at(name, view), { colorScheme: scheme, bypassCSP: true });
         await page.waitForTimeout(400);
         await page.addScriptTag({ path: AXE });
         const found = await page.evaluate(async () => {
@@ -197,7 +312,7 @@ describe.skipIf(!CHROMIUM)(CHROMIUM ? "the page" : `the page (${MISSING})`, () =
               ].join("\n"),
             );
         });
-        expect(found, view).toEqual([]);
+        expect(found, `${name}, ${view}`).toEqual([]);
         await page.context().close();
       }
     });
@@ -212,9 +327,11 @@ describe.skipIf(!CHROMIUM)(CHROMIUM ? "the page" : `the page (${MISSING})`, () =
   });
 
   test("a phone shows everything without scrolling sideways", async () => {
-    for (const view of ["overview", "curves", "teaching", "rollouts"]) {
-      const { page } = await open(browser, at("plain", view), { viewport: { width: 360, height: 740 } });
+    for (const [name, view] of [...VIEWS, ["study", "study"], ["hostile", "rollouts"]] as const) {
+      const { page } = await open(browser, at(name, view), { viewport: { width: 360, height: 740 } });
       await page.waitForTimeout(300);
+      const chosen = (await page.locator("nav [aria-current]").boundingBox())!;
+      expect(chosen.x + chosen.width, `the link of ${view}`).toBeLessThanOrEqual(360);
       const width = await page.evaluate(() => document.documentElement.scrollWidth);
       expect(width, view).toBeLessThanOrEqual(360);
       await page.context().close();
@@ -243,9 +360,24 @@ describe.skipIf(!CHROMIUM)(CHROMIUM ? "the page" : `the page (${MISSING})`, () =
       const viewers = [await open(browser, link), await open(browser, link)];
       const steps = (page: Page) => page.locator(".tile .value").first().textContent();
       for (const { page } of viewers) await expect.poll(() => steps(page)).toBe("2 of 6");
+      const { page: zoomed } = await open(browser, `${link}#/curves`);
+      const reward = zoomed.locator("figure", { has: zoomed.getByRole("heading", { name: "Reward" }) });
+      const plot = (await reward.locator(".u-over").boundingBox())!;
+      await zoomed.mouse.move(plot.x + plot.width * 0.3, plot.y + 40);
+      await zoomed.mouse.down();
+      await zoomed.mouse.move(plot.x + plot.width * 0.7, plot.y + 40, { steps: 5 });
+      await zoomed.mouse.up();
+      await expect.poll(() => reward.getByRole("button", { name: "Show all" }).count()).toBe(1);
       python(join(ROOT, "web/browser/go_on.py"), join(folder, "live"), "4");
       for (const { page } of viewers)
         await expect.poll(() => steps(page), { timeout: 15_000 }).toBe("4 of 6");
+      // the fourth step has arrived, and the reader still looks at the part between the first two
+      await expect.poll(() => reward.locator(".where").textContent(), { timeout: 15_000 }).toBe("step 4");
+      expect(await reward.getByRole("button", { name: "Show all" }).count()).toBe(1);
+      await reward.locator(".u-over").hover({ position: { x: plot.width - 3, y: 40 } });
+      await expect.poll(() => reward.locator(".where").textContent()).toBe("step 2");
+      await reward.getByRole("button", { name: "Show all" }).click();
+      await expect.poll(() => reward.getByRole("button", { name: "Show all" }).count()).toBe(0);
       python(join(ROOT, "web/browser/go_on.py"), join(folder, "live"), "3"); // resumed from an earlier checkpoint
       for (const { page } of viewers)
         await expect.poll(() => steps(page), { timeout: 15_000 }).toBe("3 of 6");

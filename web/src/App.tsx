@@ -80,10 +80,14 @@ export function App({ first, source }: { first: Summary; source: Source }) {
     [summary, route, isDark, version],
   );
   useEffect(() => {
+    // on a phone the links scroll sideways
+    document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+  }, [view]);
+  useEffect(() => {
     document.title = `${summary.study ? "study" : visibleLine(run.name)} · hacrl`;
   }, [run.name]);
   const saveTables = (suffix: "csv" | "tex") => {
-    for (const table of summary.tables) {
+    for (const table of summary.tables.filter((one) => one.run === null || one.run === number)) {
       save(
         suffix === "csv" ? asCsv(table) : asLatex(table),
         `${fileName(table.name)}.${suffix}`,
@@ -135,10 +139,10 @@ export function App({ first, source }: { first: Summary; source: Source }) {
             <summary>Export</summary>
             <div>
               <button type="button" onClick={() => saveTables("csv")}>
-                All tables as CSV
+                Tables as CSV
               </button>
               <button type="button" onClick={() => saveTables("tex")}>
-                All tables as LaTeX
+                Tables as LaTeX
               </button>
               <button type="button" onClick={() => print()}>
                 Print this view

@@ -3,22 +3,14 @@ import uPlot from "uplot";
 import { usePage } from "./context";
 import type { Series } from "./data";
 import { savePng } from "./export";
+import type { Line } from "./lines";
 import { compact } from "./numbers";
 import { visibleLine } from "./text";
-
-export interface Line {
-  label: string;
-  colour: string;
-  y: Series;
-  low?: Series; // a band around the line
-  high?: Series;
-  dash?: number[];
-  faint?: boolean;
-}
 
 interface Props {
   title: string;
   help?: string;
+  note?: string;
   x: number[];
   xLabel: string;
   lines: Line[];
@@ -38,17 +30,22 @@ export function Chart(props: Props) {
   const plot = useRef<uPlot | null>(null);
   const [at, setAt] = useState<number | null>(null);
   const [zoomed, setZoomed] = useState(false);
+  const zoom = useRef<[number, number] | null>(null); // kept when a live update draws the chart again
   const id = useId();
   const { x, lines, height = 200 } = props;
 
   useEffect(() => {
     const target = box.current!;
     const made = new uPlot(
-      options(props, page.isDark, Math.max(120, target.clientWidth), height, setAt, setZoomed),
+      options(props, page.isDark, Math.max(120, target.clientWidth), height, setAt, (range) => {
+        zoom.current = range;
+        setZoomed(range !== null);
+      }),
       chartData(props),
       target,
     );
     plot.current = made;
+    if (zoom.current) made.setScale("x", { min: zoom.current[0], max: zoom.current[1] });
     const resize = new ResizeObserver(() =>
       made.setSize({ width: Math.max(120, target.clientWidth), height }),
     );
@@ -116,13 +113,22 @@ export function Chart(props: Props) {
         </span>
         {values.map((line) => (
           <span key={line.label} class="key">
-            <i class="swatch" style={{ background: line.colour }} />
+            <Swatch colour={line.colour} isDashed={line.dash !== undefined} />
             {visibleLine(line.label)} <b>{compact(line.y[shown])}</b>
           </span>
         ))}
       </figcaption>
+      {props.note && <p class="note">{props.note}</p>}
     </figure>
   );
+}
+
+/** A line's colour, with gaps if the line has gaps. */
+function Swatch({ colour, isDashed }: { colour: string; isDashed: boolean }) {
+  const background = isDashed
+    ? `repeating-linear-gradient(90deg, ${colour} 0 3px, transparent 3px 5px)`
+    : colour;
+  return <i class="swatch" style={{ background }} />;
 }
 
 function showAll(chart: uPlot, x: number[]): void {
@@ -144,12 +150,13 @@ function options(
   width: number,
   height: number,
   setAt: (at: number | null) => void,
-  setZoomed: (zoomed: boolean) => void,
+  setZoom: (range: [number, number] | null) => void,
 ): uPlot.Options {
   const { x, lines } = props;
   const series: uPlot.Series[] = [{}];
   const bands: uPlot.Band[] = [];
   const few = x.length <= 40;
+  let isFirst = true; // the scale that a new chart begins with is nobody's choice
   for (const line of lines) {
     series.push({
       label: line.label,
@@ -172,7 +179,7 @@ function options(
   }
   const axis: uPlot.Axis = {
     stroke: isDark ? "#9aa4b2" : "#667085",
-    grid: { stroke: isDark ? "#2a3140" : "#eef0f4", width: 1 },
+    grid: { stroke: "#8080802b", width: 1 }, // seen on dark ground, and on paper
     ticks: { show: false },
     font: "11px system-ui, sans-serif",
     gap: 6,
@@ -201,7 +208,7 @@ function options(
     ],
     cursor: {
       y: false,
-      sync: props.steps ? { key: sync.key, scales: ["x", null] } : undefined,
+      sync: props.xLabel === "step" ? { key: sync.key, scales: ["x", null] } : undefined,
       drag: { x: true, y: false, dist: 6 },
       points: { size: 8 },
     },
@@ -210,8 +217,10 @@ function options(
       setScale: [
         (chart, key) => {
           if (key !== "x") return;
-          const { min, max } = chart.scales.x!;
-          setZoomed((min ?? x[0]!) > x[0]! || (max ?? x.at(-1)!) < x.at(-1)!);
+          const min = chart.scales.x!.min ?? x[0]!;
+          const max = chart.scales.x!.max ?? x.at(-1)!;
+          if (isFirst) isFirst = false;
+          else setZoom(min > x[0]! || max < x.at(-1)! ? [min, max] : null);
         },
       ],
       ready: [

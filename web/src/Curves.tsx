@@ -1,7 +1,8 @@
 import { useState } from "preact/hooks";
-import { Chart, type Line } from "./Chart";
+import { Chart } from "./Chart";
 import { agentInk, usePage, variantInk } from "./context";
 import type { Run, Series } from "./data";
+import { type Line, withDashes } from "./lines";
 import { spentAt } from "./teaching";
 import { visibleLine } from "./text";
 
@@ -58,10 +59,9 @@ export function Curves({ run }: { run: Run }) {
           colour: agentInk(page, name),
           y: smoothed(run.metrics[name]?.[key] ?? [], smooth),
         }))
-      : page.summary.runs.map((one, i) => ({
+      : page.summary.runs.map((one) => ({
           label: one.name,
           colour: variantInk(page, one.variant),
-          dash: i > 5 ? [4, 3] : undefined,
           y: smoothed(one.metrics[shownAgent]?.[key] ?? [], smooth),
         }));
   const keys = new Set(Object.values(run.metrics).flatMap((columns) => Object.keys(columns)));
@@ -83,7 +83,7 @@ export function Curves({ run }: { run: Run }) {
         xLabel="step"
         steps={x}
         range={metric.range}
-        lines={lines.map((line) => ({ ...line, y: padded(line.y, x.length) }))}
+        lines={withDashes(lines.map((line) => ({ ...line, y: padded(line.y, x.length) })))}
         onStep={goTo}
       />
     );
@@ -190,7 +190,12 @@ function AccuracyCharts({ run, by, agent }: { run: Run; by: "agent" | "run"; age
       help="Bands: 95% confidence over problems. Rollouts of one agent are the fair axis: methods differ in the rollouts that a step costs."
       x={x}
       xLabel="rollouts of the agent"
-      lines={lines}
+      lines={withDashes(lines)}
+      steps={x.map((spent) => {
+        const curve = curves.find((one) => one.x.includes(spent))!;
+        return Math.max(run.steps[0] ?? 1, curve.steps[curve.x.indexOf(spent)]!);
+      })}
+      onStep={(step) => page.go({ view: "rollouts", step, prompt: null })}
       height={260}
       points
     />

@@ -2,6 +2,7 @@ import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { agentInk, usePage } from "./context";
 import type { Answer, Prompt, Run, Series, View } from "./data";
 import { answerMatches, type Entry, EVERYTHING, type Filter, isSolved, matching } from "./filter";
+import { hideHint, hintAtEvent, hintByKey } from "./hint";
 import { compact, fixed, short, signed } from "./numbers";
 import { Text } from "./Text";
 import { visibleLine } from "./text";
@@ -50,6 +51,7 @@ export function Rollouts({ run, number }: { run: Run; number: number }) {
   );
   const kept = run.rollouts.reduce((sum, step) => sum + step.kept, 0);
   const total = run.rollouts.reduce((sum, step) => sum + step.total, 0);
+  const shortened = run.rollouts.reduce((sum, step) => sum + step.shortened, 0);
   const verdicts = useMemo(
     () => [...new Set(entries.flatMap(({ prompt }) => prompt.rollouts.map((one) => one.v)))].sort(),
     [entries],
@@ -260,6 +262,7 @@ export function Rollouts({ run, number }: { run: Run; number: number }) {
         {kept < total
           ? ": whole prompts with all answers, drawn at random in each step, as many as fit into a page of a convenient size."
           : ": all of them."}
+        {shortened > 0 && ` ${short(shortened)} of them are without single tokens, because they are long.`}
       </p>
     </div>
   );
@@ -417,6 +420,9 @@ function AnswerCard(props: {
           {answer.f === "length" && <b> · cut</b>}
         </span>
       </header>
+      {answer.x && colouring !== "none" && (
+        <p class="note">The page leaves out this answer's tokens, to stay small.</p>
+      )}
       <Tokens pieces={answer.p} text={answer.t} source={answer.l} learner={own} colouring={colouring} />
       {view?.p && colouring !== "none" && (
         <div class="retokenised">
@@ -501,7 +507,19 @@ function Tokens(props: {
     );
   }
   return (
-    <pre class="text tokens">
+    // biome-ignore lint/a11y/useSemanticElements: it is text, not a form's fields
+    <pre
+      class="text tokens"
+      // biome-ignore lint/a11y/noNoninteractiveTabindex: arrow keys read the tokens' numbers
+      tabIndex={0}
+      role="group"
+      aria-label="Tokens. Arrow keys read the numbers of each."
+      onPointerOver={hintAtEvent}
+      onClick={hintAtEvent}
+      onPointerLeave={hideHint}
+      onBlur={hideHint}
+      onKeyDown={hintByKey}
+    >
       {pieces.map((piece, i) => {
         const source = props.source?.[i] ?? null;
         const learner = props.learner?.[i] ?? null;
@@ -516,7 +534,7 @@ function Tokens(props: {
             key={i}
             class="token"
             style={tokenStyle(colouring, source, learner)}
-            title={hint.filter(Boolean).join("\n")}
+            data-hint={hint.filter(Boolean).join("\n")}
           >
             <Text text={piece} />
           </span>

@@ -1,13 +1,15 @@
 import { useState } from "preact/hooks";
 import { Chart } from "./Chart";
 import { agentInk, type Page, usePage } from "./context";
-import { DataTable } from "./DataTable";
-import type { Run } from "./data";
-import { saveSvg } from "./export";
+import { DataTable, TableButtons } from "./DataTable";
+import type { Run, Table } from "./data";
 import { compact, fixed, percent } from "./numbers";
+import { Ratios } from "./Ratios";
 import { Text } from "./Text";
-import { last, ratioBins, teaching } from "./teaching";
+import { last, teaching } from "./teaching";
 import { visibleLine } from "./text";
+
+const ALIGNMENT = "learning/gradient_alignment";
 
 export function TeachingView({ run }: { run: Run }) {
   const page = usePage();
@@ -47,7 +49,7 @@ export function TeachingView({ run }: { run: Run }) {
         </header>
         {/* biome-ignore lint/a11y/noNoninteractiveTabindex: a wide table scrolls by keyboard */}
         <section class="scroll" tabIndex={0} aria-label="Who taught whom">
-          <table class="matrix">
+          <table class="matrix" style={{ minWidth: `${120 * (names.length + 1)}px` }}>
             <thead>
               <tr>
                 <th scope="col">learner ↓ source →</th>
@@ -106,9 +108,11 @@ export function TeachingView({ run }: { run: Run }) {
           <Ratios key={learner} run={run} learner={learner} steps={steps} where={where} />
         ))}
       </div>
+      <Alignment run={run} />
       <div class="grid two">
         <NumberMatrix
           title="Capability ratio ω, last step"
+          name="capability-ratios"
           note="P of the learner over P of the source (equation 9). Above 1: the learner is ahead."
           names={names}
           value={(learner, source) => {
@@ -116,22 +120,48 @@ export function TeachingView({ run }: { run: Run }) {
             const other = last(run.metrics[source]?.capability);
             return own === null || !other ? null : own / other;
           }}
-          centre={1}
         />
         <NumberMatrix
           title={`Mean importance ratio, ${where}`}
+          name="importance-ratios"
           note="Of the source's rollouts under the learner's policy, length-normalised. Below 1: the learner would not have written them."
           names={names}
           value={(learner, source) => teaching(run, learner, source, positions)?.ratio ?? null}
-          centre={1}
         />
       </div>
       {page.summary.tables
-        .filter((table) => table.name.endsWith("teaching") && table.title.endsWith(run.name))
+        .filter((table) => table.kind === "teaching" && table.run === page.route.run)
         .map((table) => (
           <DataTable key={table.name} table={table} />
         ))}
     </div>
+  );
+}
+
+/** Theorem 4.3 in every step: the angle between what own and what others' rollouts ask for. */
+function Alignment({ run }: { run: Run }) {
+  const page = usePage();
+  const lines = run.agents.flatMap(({ name }) => {
+    const y = run.metrics[name]?.[ALIGNMENT];
+    return y?.some((value) => value !== null) ? [{ label: name, colour: agentInk(page, name), y }] : [];
+  });
+  if (!lines.length) return null;
+  const all = lines.flatMap(({ y }) => y.filter((value) => value !== null));
+  const means = lines.map(({ label, y }) => {
+    const found = y.filter((value) => value !== null);
+    return `${visibleLine(label)} ${fixed(found.reduce((a, b) => a + b, 0) / found.length, 2)}`;
+  });
+  return (
+    <Chart
+      title="Alignment of own and cross gradients"
+      note={`Cosine between the gradient of the learner's own rollouts and that of all others', in one update of each step. Above 0: others' rollouts push the learner the same way as its own do (theorem 4.3). One update has few rollouts, so look at the mean over steps: ${means.join(", ")}.`}
+      x={run.steps}
+      xLabel="step"
+      steps={run.steps}
+      range={[Math.floor(4 * Math.min(0, ...all)) / 4, 1]}
+      lines={lines}
+      onStep={(step) => page.go({ view: "rollouts", step, prompt: null })}
+    />
   );
 }
 
@@ -193,156 +223,38 @@ function Cell(props: { run: Run; learner: string; source: string; positions: num
   );
 }
 
-/** Own ratios upwards, cross ratios downwards, with the ranges in which they carry a gradient. */
-function Ratios(props: { run: Run; learner: string; steps: Set<number>; where: string }) {
-  const page = usePage();
-  const { run, learner, steps } = props;
-  const others = run.agents.map(({ name }) => name).filter((name) => name !== learner);
-  const own = ratioBins(run, learner, [learner], steps);
-  const cross = others.map((name) => ({ name, bins: ratioBins(run, learner, [name], steps) }));
-  const total = (bins: number[]) => bins.reduce((a, b) => a + b, 0);
-  const crossTotal = cross.reduce((sum, one) => sum + total(one.bins), 0);
-  const ownTotal = total(own);
-  if (!ownTotal && !crossTotal) return null;
-  const stacked = own.map(
-    (_, bin) => cross.reduce((sum, one) => sum + one.bins[bin]!, 0) / (crossTotal || 1),
-  );
-  const ownShare = own.map((count) => count / (ownTotal || 1));
-  const topOwn = Math.max(...ownShare, 1e-9);
-  const topCross = Math.max(...stacked, 1e-9);
-  const width = 520;
-  const half = 84;
-  const middle = half + 8;
-  const [first, end] = inSight(run, ownShare, stacked);
-  const bar = width / (end - first);
-  const x = (ratio: number) => (ratio / BIN - first) * bar;
-  const ticks = [0, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75].filter((tick) => x(tick) >= 0 && x(tick) <= width);
-  const band = (range: [number, number] | null, y: number) =>
-    range && (
-      <rect
-        class="clip-band"
-        x={Math.max(0, x(range[0]))}
-        width={Math.max(1, Math.min(width, x(range[1])) - Math.max(0, x(range[0])))}
-        y={y}
-        height={half}
-      />
-    );
-  return (
-    <figure class="panel">
-      <header class="panel-head">
-        <h3>Importance ratios of {visibleLine(learner)}</h3>
-        <div class="actions">
-          <button
-            type="button"
-            aria-label={`Save the ratios of ${learner} as SVG`}
-            onClick={(event) =>
-              saveSvg(event.currentTarget.closest("figure")!.querySelector("svg")!, `ratios-${learner}`)
-            }
-          >
-            SVG
-          </button>
-        </div>
-      </header>
-      <svg
-        viewBox={`0 0 ${width} ${2 * half + 40}`}
-        role="img"
-        aria-label={`Distribution of importance ratios of ${learner}, ${props.where}: ${ownTotal} own and ${crossTotal} cross rollouts`}
-      >
-        {band(run.clip.own, middle - half)}
-        {band(run.clip.cross, middle)}
-        {own.map((_, bin) => {
-          if (bin < first || bin >= end) return null;
-          let y = middle;
-          return (
-            <g key={bin}>
-              <rect
-                x={(bin - first) * bar + 0.5}
-                width={bar - 1}
-                y={middle - (ownShare[bin]! / topOwn) * (half - 6)}
-                height={(ownShare[bin]! / topOwn) * (half - 6)}
-                fill={agentInk(page, learner)}
-              />
-              {cross.map((one) => {
-                const height = (one.bins[bin]! / (crossTotal || 1) / topCross) * (half - 6);
-                const rect = (
-                  <rect
-                    key={one.name}
-                    x={(bin - first) * bar + 0.5}
-                    width={bar - 1}
-                    y={y}
-                    height={height}
-                    fill={agentInk(page, one.name)}
-                  />
-                );
-                y += height;
-                return rect;
-              })}
-            </g>
-          );
-        })}
-        <line class="axis" x1={0} x2={width} y1={middle} y2={middle} />
-        <line class="axis dashed" x1={x(1)} x2={x(1)} y1={8} y2={middle + half} />
-        <text class="tick" x={4} y={18}>
-          own, {compact(ownTotal)}
-        </text>
-        <text class="tick" x={4} y={middle + half - 4}>
-          cross, {compact(crossTotal)}
-        </text>
-        {ticks.map((tick) => (
-          <text
-            key={tick}
-            class="tick"
-            x={Math.min(width - 12, Math.max(8, x(tick)))}
-            y={2 * half + 30}
-            text-anchor="middle"
-          >
-            {tick}
-          </text>
-        ))}
-        {end > own.length - 1 && (
-          <text class="tick" x={width} y={2 * half + 30} text-anchor="end">
-            ≥ 2
-          </text>
-        )}
-      </svg>
-      <p class="note">
-        Shaded: the range in which a ratio carries a gradient
-        {run.clip.own && `, own ${fixed(run.clip.own[0], 2)} to ${fixed(run.clip.own[1], 2)}`}
-        {run.clip.cross &&
-          `, cross ${fixed(run.clip.cross[0], 2)} to ${fixed(run.clip.cross[1], 2)} in the first update`}
-        . Each half has a scale of its own.
-      </p>
-    </figure>
-  );
-}
-
-const BIN = 2 / 100; // the width of a bin of ratios; the last bin holds all above 2
-
-/** Return the first bin that is drawn and the one after the last: the clip ranges and all but rare ratios. */
-function inSight(run: Run, own: number[], cross: number[]): [number, number] {
-  const common = own.map((share, bin) => share > 0.002 || cross[bin]! > 0.002);
-  const ranges = [...(run.clip.own ?? []), ...(run.clip.cross ?? [])].map((ratio) => Math.round(ratio / BIN));
-  const low = Math.min(...ranges, common.indexOf(true), 0.6 / BIN);
-  const high = Math.max(...ranges, common.lastIndexOf(true), 1.2 / BIN);
-  return [Math.max(0, low - 2), Math.min(own.length, high + 3)];
-}
-
 function NumberMatrix(props: {
   title: string;
+  name: string;
   note: string;
   names: string[];
   value: (learner: string, source: string) => number | null;
-  centre: number;
 }) {
   const page = usePage();
+  const table: Table = {
+    name: props.name,
+    title: props.title,
+    note: props.note,
+    kind: "matrix",
+    run: page.route.run,
+    columns: ["learner", ...props.names],
+    rows: props.names.map((learner) => [
+      { t: learner, v: learner },
+      ...props.names.map((source) => {
+        const value = props.value(learner, source);
+        return { t: fixed(value, 3), v: value };
+      }),
+    ]),
+  };
   return (
     <section class="panel">
       <header class="panel-head">
         <h3>{props.title}</h3>
+        <TableButtons table={table} />
       </header>
       {/* biome-ignore lint/a11y/noNoninteractiveTabindex: a wide table scrolls by keyboard */}
       <section class="scroll" tabIndex={0} aria-label={props.title}>
-        <table class="matrix numbers">
+        <table class="matrix numbers" style={{ minWidth: `${96 * (props.names.length + 1)}px` }}>
           <thead>
             <tr>
               <th scope="col">learner ↓ source →</th>
@@ -354,19 +266,16 @@ function NumberMatrix(props: {
             </tr>
           </thead>
           <tbody>
-            {props.names.map((learner) => (
-              <tr key={learner}>
+            {table.rows.map(([learner, ...cells]) => (
+              <tr key={learner!.t}>
                 <th scope="row">
-                  <AgentName page={page} name={learner} />
+                  <AgentName page={page} name={learner!.t} />
                 </th>
-                {props.names.map((source) => {
-                  const value = props.value(learner, source);
-                  return (
-                    <td key={source} style={{ background: heat(value, props.centre) }}>
-                      {fixed(value, 3)}
-                    </td>
-                  );
-                })}
+                {cells.map(({ t, v }, i) => (
+                  <td key={props.names[i]} style={{ background: heat(v as number | null) }}>
+                    {t}
+                  </td>
+                ))}
               </tr>
             ))}
           </tbody>
@@ -377,10 +286,10 @@ function NumberMatrix(props: {
   );
 }
 
-/** Blue above the centre, orange below; colour-blind readers can tell them apart. */
-function heat(value: number | null, centre: number): string {
+/** Blue above 1, orange below; colour-blind readers can tell them apart. */
+function heat(value: number | null): string {
   if (value === null || value <= 0) return "transparent";
-  const distance = Math.log2(value / centre);
-  const strength = Math.min(0.5, Math.abs(distance) * 0.5);
+  const distance = Math.log2(value);
+  const strength = Math.min(0.5, Math.abs(distance));
   return distance >= 0 ? `rgb(0 114 178 / ${strength})` : `rgb(213 94 0 / ${strength})`;
 }

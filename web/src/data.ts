@@ -6,12 +6,15 @@ export type Columns = Record<string, Series>;
 export interface Cell {
   t: string; // as shown
   v: string | number | null;
+  s?: number | null; // the spread of a mean, which CSV has in a column of its own
 }
 
 export interface Table {
   name: string;
   title: string;
   note: string;
+  kind: string; // "study", "results", "teaching", "time", "benchmarks"
+  run: number | null; // the number of the run that it is about
   columns: string[];
   rows: Cell[][];
 }
@@ -29,6 +32,7 @@ export interface StepIndex {
   kept: number;
   prompts: number;
   keptPrompts: number;
+  shortened: number; // rollouts of which the page holds no tokens, because they are too large for it
   ratios: Record<string, [number, number][]>; // "learner>source" -> [bin, rollouts]
   fates: Record<string, Record<string, number>>;
 }
@@ -53,6 +57,7 @@ export interface Run {
   notes: string[];
   totals: Record<string, { rollouts: number; tokens: number; updates: number }>;
   clip: { own: [number, number] | null; cross: [number, number] | null };
+  bins: { own: [number, number]; cross: [number, number] }; // of ratios: where the first begins, their width
   rollouts: StepIndex[];
 }
 
@@ -102,6 +107,7 @@ export interface Answer {
   p: string[] | null; // token texts
   l: Series; // log-probabilities
   k: View[];
+  x?: 1; // its tokens were left out
 }
 
 export interface Prompt {

@@ -15,7 +15,14 @@ const LATEX: Record<string, string> = {
 };
 
 export function asCsv(table: Table): string {
-  const lines = [table.columns.map(quoted), ...table.rows.map((row) => row.map(csvCell))];
+  const spreads = table.columns.map((_, i) => table.rows.some((row) => row[i]?.s !== undefined));
+  const headings = table.columns.flatMap((name, i) => (spreads[i] ? [name, `${name}, ±`] : [name]));
+  const rows = table.rows.map((row) =>
+    row.flatMap((cell, i) =>
+      spreads[i] ? [csvCell(cell), csvCell({ t: "", v: cell.s ?? null })] : [csvCell(cell)],
+    ),
+  );
+  const lines = [headings.map(quoted), ...rows];
   return `${lines.map((cells) => cells.join(",")).join("\n")}\n`;
 }
 
@@ -65,14 +72,26 @@ export function save(content: string | Blob, name: string, type: string): void {
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
-/** Save an SVG element with its present colours. */
+const DRAWN = ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font-size", "font-weight"];
+
+/** Save an SVG element as it is drawn: what the page's styles say is written into its elements. */
 export function saveSvg(svg: SVGSVGElement, name: string): void {
   const copy = svg.cloneNode(true) as SVGSVGElement;
-  const ink = getComputedStyle(svg);
+  const copies = copy.querySelectorAll("*");
+  for (const [i, element] of [...svg.querySelectorAll("*")].entries()) {
+    const style = getComputedStyle(element);
+    for (const name of DRAWN) copies[i]!.setAttribute(name, style.getPropertyValue(name));
+  }
+  const { width, height } = svg.viewBox.baseVal;
+  const ground = document.createElementNS("http://www.w3.org/2000/svg", "rect");
+  ground.setAttribute("width", "100%");
+  ground.setAttribute("height", "100%");
+  ground.setAttribute("fill", getComputedStyle(document.body).getPropertyValue("--panel") || "#fff");
+  copy.prepend(ground);
   copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
-  copy.setAttribute("color", ink.color);
+  copy.setAttribute("width", String(width));
+  copy.setAttribute("height", String(height));
   copy.setAttribute("font-family", "sans-serif");
-  copy.setAttribute("font-size", "12");
   save(new XMLSerializer().serializeToString(copy), `${fileName(name)}.svg`, "image/svg+xml");
 }
 
@@ -86,26 +105,40 @@ export function savePng(
   const scale = window.devicePixelRatio || 1;
   const style = getComputedStyle(document.body);
   const head = 30 * scale;
-  const foot = 26 * scale;
+  const row = 18 * scale;
   const picture = document.createElement("canvas");
   picture.width = canvas.width;
-  picture.height = canvas.height + head + foot;
   const pen = picture.getContext("2d")!;
+  const font = `${12 * scale}px sans-serif`;
+  pen.font = font;
+  const entries = legend.map(({ label, colour }) => ({ label: visibleLine(label), colour, x: 0, line: 0 }));
+  let x = 10 * scale;
+  let line = 0;
+  for (const entry of entries) {
+    const wide = 26 * scale + pen.measureText(entry.label).width;
+    if (x > 10 * scale && x + wide > canvas.width) {
+      x = 10 * scale;
+      line++;
+    }
+    entry.x = x;
+    entry.line = line;
+    x += wide;
+  }
+  const foot = (line + 1) * row + 8 * scale;
+  picture.height = canvas.height + head + foot;
   pen.fillStyle = style.getPropertyValue("--panel") || "#fff";
   pen.fillRect(0, 0, picture.width, picture.height);
   pen.drawImage(canvas, 0, head);
   pen.fillStyle = style.color;
   pen.font = `600 ${13 * scale}px sans-serif`;
   pen.fillText(visibleLine(title), 10 * scale, 20 * scale);
-  pen.font = `${12 * scale}px sans-serif`;
-  let x = 10 * scale;
-  const y = canvas.height + head + 16 * scale;
-  for (const { label, colour } of legend) {
-    pen.fillStyle = colour;
-    pen.fillRect(x, y - 8 * scale, 10 * scale, 10 * scale);
+  pen.font = font;
+  for (const entry of entries) {
+    const y = canvas.height + head + 14 * scale + entry.line * row;
+    pen.fillStyle = entry.colour;
+    pen.fillRect(entry.x, y - 8 * scale, 10 * scale, 10 * scale);
     pen.fillStyle = style.color;
-    pen.fillText(visibleLine(label), x + 14 * scale, y);
-    x += 26 * scale + pen.measureText(visibleLine(label)).width;
+    pen.fillText(entry.label, entry.x + 14 * scale, y);
   }
   picture.toBlob((blob) => blob && save(blob, `${fileName(name)}.png`, "image/png"));
 }

@@ -2,7 +2,8 @@ import { describe, expect, test } from "vitest";
 import type { Answer, Prompt, Run, Table } from "./data";
 import { asCsv, asLatex, fileName } from "./export";
 import { type Entry, EVERYTHING, matching, rewardBin, solvers } from "./filter";
-import { compact, duration, percent, short, signed } from "./numbers";
+import { type Line, withDashes } from "./lines";
+import { compact, duration, percent, short, signed, ticks } from "./numbers";
 import { formatRoute, parseRoute } from "./route";
 import { ratioBins, spentAt, teaching } from "./teaching";
 import { visibleLine, visibleParts } from "./text";
@@ -144,6 +145,8 @@ test("tables as text", () => {
     name: "a/b",
     title: "T",
     note: "",
+    kind: "study",
+    run: null,
     columns: ["name", "x"],
     rows: [
       [
@@ -159,5 +162,31 @@ test("tables as text", () => {
   expect(asCsv(table)).toBe('name,x\n\'=1,0.123456\n"a ""b""_c & 5%",\n');
   expect(asLatex(table)).toContain("\\begin{tabular}{lr}");
   expect(asLatex(table)).toContain('a "b"\\_c \\& 5\\% & -- \\\\');
+  const spread: Table = {
+    ...table,
+    rows: [
+      [
+        { t: "a", v: "a" },
+        { t: "0.51 ± 0.01", v: 0.512, s: 0.0125 },
+      ],
+      [
+        { t: "b", v: "b" },
+        { t: "0.25", v: 0.25, s: null },
+      ],
+    ],
+  };
+  expect(asCsv(spread)).toBe('name,x,"x, ±"\na,0.512,0.0125\nb,0.25,\n');
+  expect(asLatex(spread)).toContain("a & 0.51 $\\pm$ 0.01 \\\\");
   expect([fileName("a/b c"), fileName("../..")]).toEqual(["a-b-c", "figure"]);
+});
+
+test("ticks are round numbers within the range", () => {
+  expect(ticks(0.42, 1.25)).toEqual([0.5, 0.75, 1, 1.25]);
+  expect(ticks(0.9972, 1.0028).map((tick) => tick.toFixed(3))).toEqual(["0.998", "1.000", "1.002"]);
+});
+
+test("lines of equal colour have other dashes", () => {
+  const line = (colour: string, faint = false): Line => ({ label: "", colour, y: [], faint });
+  const drawn = withDashes([line("#111111"), line("#222222"), line("#111111", true), line("#111111")]);
+  expect(drawn.map(({ dash }) => dash)).toEqual([undefined, undefined, undefined, [8, 4]]);
 });

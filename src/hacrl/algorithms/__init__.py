@@ -9,6 +9,9 @@ file                  mechanism                                              equ
 ``importance.py``     sequence ratio and exponential importance sampling     11, 12
 ``clipping.py``       asymmetric and stepwise clipping                       13, 14
 ``losses/``           GRPO, GSPO, Naive, HACPO                               47-53
+``rules/``            other rules for sharing, one file each                 of other papers
+``alignment.py``      trust by the measured alignment of gradients           theorem 4.3
+``context.py``        what some rules know of a step besides rewards         not in the paper
 ``mismatch.py``       weight for a sampler whose numerics differ             not in the paper
 ``kl.py``             penalty on the distance to a reference policy          not in the paper
 ``methods.py``        an advantage function and a loss function by name

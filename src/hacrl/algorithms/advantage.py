@@ -18,8 +18,11 @@ from typing import Literal
 # Largest relative error of a baseline by rounding, which causes about 1e-15. A baseline of 0/1 rewards that
 # is not 1 differs by more than 1e-10, even with thousands of responses.
 ROUNDING = 1e-12
+NO_CAPABILITY = 1e-7  # above the floor of capabilities, 1e-8, and below any success in a thousand steps
 PromptRewards = Mapping[str, Sequence[float]]  # agent -> rewards of its responses to one prompt
 CapabilityRatio = Callable[[str, str], float]  # omega(k, j)
+# source agent -> advantage of each of its responses to one prompt; None: the learner does not train on it
+Advantages = Mapping[str, Sequence[float | None]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +73,27 @@ def capability_aware_baseline(
     return max_reward if baseline - max_reward <= ROUNDING * magnitude else means[agent]
 
 
+def ratio_of_sums_baseline(
+    rewards: PromptRewards, agent: str, capabilities: Mapping[str, float], min_reward: float = 0.0
+) -> float:
+    """Return mu_k = P_k * sum_j m_j / sum_j P_j, with m_j the mean reward of agent j's responses.
+
+    Rewards count from ``min_reward``, as capabilities do. The baseline is eq. 6 where all capabilities are
+    equal. Where every E[m_j] is proportional to P_j, it is unbiased like eq. 6, also with agents of
+    capability 0: a ratio of capabilities never stands alone. Every agent weighs as much as it succeeds.
+    """
+    means = {source: math.fsum(values) / len(values) for source, values in rewards.items()}
+    if len(means) == 1:
+        return means[agent]  # exactly GSPO's
+    total = math.fsum(capabilities[source] for source in means)
+    if total <= len(means) * NO_CAPABILITY:
+        return means[agent]  # nobody has succeeded: there is nothing to compare with
+    if capabilities[agent] <= NO_CAPABILITY:
+        return min_reward  # exactly, so that failures of an agent that never succeeds have advantage 0
+    earned = math.fsum(mean - min_reward for mean in means.values())
+    return min_reward + capabilities[agent] * earned / total
+
+
 def is_uniform(rewards: PromptRewards) -> bool:
     """Return whether all responses to the prompt earned the same reward."""
     pooled = [reward for values in rewards.values() for reward in values]
@@ -86,3 +110,29 @@ def normalised_advantages(
 def zero_advantages(rewards: PromptRewards) -> dict[str, tuple[float, ...]]:
     """Return advantage 0 for every response."""
     return {agent: (0.0,) * len(values) for agent, values in rewards.items()}
+
+
+def joint_mean(rewards: PromptRewards, agent: str) -> float:
+    """Return the mean of all agents' mean rewards."""
+    return capability_aware_baseline(rewards, agent, equal_capability, overshoot="keep")
+
+
+def group_relative(rewards: PromptRewards, agent: str, normaliser: Normaliser | None) -> Advantages:
+    """Return (R - mean) / std of all responses; without a normaliser R - mean, as in Dr. GRPO."""
+    if is_uniform(rewards):
+        return zero_advantages(rewards)
+    baseline = joint_mean(rewards, agent)
+    std, epsilon = (
+        (1.0, 0.0) if normaliser is None else (joint_std(rewards, normaliser.unbiased), normaliser.epsilon)
+    )
+    return {
+        source: normalised_advantages(values, baseline, std, epsilon) for source, values in rewards.items()
+    }
+
+
+def group_relative_by_source(rewards: PromptRewards, normaliser: Normaliser) -> Advantages:
+    """Return the advantages of every agent's responses among that agent's own (F-TIS, SAPO)."""
+    return {
+        source: group_relative({source: values}, source, normaliser)[source]
+        for source, values in rewards.items()
+    }

@@ -12,33 +12,38 @@ from functools import partial
 from typing import Any, Protocol
 
 from hacrl.algorithms.advantage import (
+    Advantages,
     CapabilityRatio,
     Normaliser,
     PromptRewards,
     capability_aware_baseline,
     equal_capability,
+    group_relative,
     is_uniform,
+    joint_mean,
     joint_std,
     normalised_advantages,
     zero_advantages,
 )
 from hacrl.algorithms.aggregation import weighed_by_length
+from hacrl.algorithms.context import StepContext
 from hacrl.algorithms.discrepancy import scaled_by_discrepancy
 from hacrl.algorithms.kl import k3_divergence
 from hacrl.algorithms.losses.grpo import grpo_loss
 from hacrl.algorithms.losses.gspo import gspo_loss
 from hacrl.algorithms.losses.hacpo import hacpo_loss
 from hacrl.algorithms.losses.naive import naive_loss
+from hacrl.algorithms.rules import aligned, ftis, s2l_po, sapo, success_gated, xgrpo
 from hacrl.config.schema import (
     HacpoSettings,
     MethodSettings,
     PluginMethodSettings,
     SingleAgentSettings,
+    SuccessGatedSettings,
 )
 from hacrl.errors import TrainingError
 from hacrl.types import LossBatch, LossTerms
 
-Advantages = dict[str, tuple[float, ...]]  # source agent -> advantage of each of its responses to a prompt
 AdvantageFunction = Callable[[PromptRewards, str, CapabilityRatio], Advantages]
 BaselineFunction = Callable[[PromptRewards, str, CapabilityRatio], float]
 LossFunction = Callable[[LossBatch], LossTerms]
@@ -54,11 +59,25 @@ class Method:
     settings: MethodSettings
     # mu_k that the learner's own responses to a prompt are compared with; None: it does not say
     baseline: BaselineFunction | None = None
+    # Whether advantages and baseline also take the keyword ``context`` (:meth:`at`).
+    takes_context: bool = False
 
     @property
     def needs_reference(self) -> bool:
         """Whether the loss needs the log-probabilities of a frozen reference policy."""
         return self.settings.choices.kl_coefficient > 0
+
+    def at(self, context: StepContext) -> Method:
+        """Return the method as it is in one learner's step."""
+        if not self.takes_context:
+            return self
+        advantages: Callable[..., Advantages] = self.advantages
+        baseline: Callable[..., float] | None = self.baseline
+        return replace(
+            self,
+            advantages=partial(advantages, context=context),
+            baseline=None if baseline is None else partial(baseline, context=context),
+        )
 
 
 class OwnMethod(Protocol):
@@ -91,21 +110,17 @@ def own_advantages(
 ) -> Advantages:
     """Return group-relative advantages of the learner's own responses only (GRPO, GSPO)."""
     scale = normaliser if settings.divide_by_std else None
-    return _group_relative({learner: rewards[learner]}, learner, scale)
+    return group_relative({learner: rewards[learner]}, learner, scale)
 
 
 def own_baseline(_: MethodSettings, rewards: PromptRewards, learner: str, __: CapabilityRatio) -> float:
     """Return the mean reward of the learner's own responses."""
-    return _joint_mean({learner: rewards[learner]}, learner)
+    return joint_mean({learner: rewards[learner]}, learner)
 
 
 def joint_baseline(_: MethodSettings, rewards: PromptRewards, learner: str, __: CapabilityRatio) -> float:
     """Return the mean of all agents' mean rewards."""
-    return _joint_mean(rewards, learner)
-
-
-def _joint_mean(rewards: PromptRewards, learner: str) -> float:
-    return capability_aware_baseline(rewards, learner, equal_capability, overshoot="keep")
+    return joint_mean(rewards, learner)
 
 
 def hacpo_baseline(
@@ -126,20 +141,7 @@ def joint_advantages(
     __: CapabilityRatio,
 ) -> Advantages:
     """Return advantages of all responses against the mean of all agents' mean rewards (naive sharing)."""
-    return _group_relative(rewards, learner, normaliser)
-
-
-def _group_relative(rewards: PromptRewards, learner: str, normaliser: Normaliser | None) -> Advantages:
-    """Return (R - mean) / std; without a normaliser R - mean, as in Dr. GRPO."""
-    if is_uniform(rewards):
-        return zero_advantages(rewards)
-    baseline = _joint_mean(rewards, learner)
-    std, epsilon = (
-        (1.0, 0.0) if normaliser is None else (joint_std(rewards, normaliser.unbiased), normaliser.epsilon)
-    )
-    return {
-        source: normalised_advantages(values, baseline, std, epsilon) for source, values in rewards.items()
-    }
+    return group_relative(rewards, learner, normaliser)
 
 
 def hacpo_advantages(
@@ -154,7 +156,7 @@ def hacpo_advantages(
         return zero_advantages(rewards)
     discrepancy_ratio = capability_ratio if settings.discrepancy else equal_capability
     std = joint_std(rewards, normaliser.unbiased)
-    advantages: Advantages = {}
+    advantages: dict[str, tuple[float, ...]] = {}
     for source, values in rewards.items():
         baseline_agent = source if settings.choices.cross_baseline == "source" else learner
         baseline = hacpo_baseline(settings, rewards, baseline_agent, capability_ratio)
@@ -186,7 +188,7 @@ def plugin_advantages(
     capability_ratio: CapabilityRatio,
 ) -> Advantages:
     """Return the method's advantages. Raise TrainingError if they do not fit the responses."""
-    advantages = method.advantages(rewards, learner, capability_ratio)
+    advantages = dict(method.advantages(rewards, learner, capability_ratio))
     expected = {source: len(rewards[source]) for source in advantages if source in rewards}
     found = {source: len(values) for source, values in advantages.items()}
     if found != expected or not (method.shares_rollouts or set(found) <= {learner}):
@@ -218,7 +220,14 @@ _METHODS: dict[str, tuple[Callable[..., Advantages], Callable[..., float], Calla
     "gspo": (own_advantages, own_baseline, gspo_loss),
     "naive": (joint_advantages, joint_baseline, naive_loss),
     "hacpo": (hacpo_advantages, hacpo_baseline, hacpo_loss),
+    "success_gated": (success_gated.advantages, own_baseline, success_gated.loss),
+    "xgrpo": (xgrpo.advantages, joint_baseline, gspo_loss),
+    "ftis": (ftis.advantages, own_baseline, ftis.loss),
+    "sapo": (sapo.advantages, own_baseline, sapo.loss),
+    "s2l_po": (s2l_po.advantages, s2l_po.baseline, naive_loss),
+    "aligned": (aligned.advantages, aligned.baseline, aligned.loss),
 }
+_TAKE_CONTEXT = {"s2l_po", "aligned"}
 
 
 def make_method(
@@ -230,7 +239,7 @@ def make_method(
 
     ``max_reward`` is the task's largest reward; it is used if the settings name none.
     """
-    uses_range = isinstance(settings, HacpoSettings | PluginMethodSettings)
+    uses_range = isinstance(settings, HacpoSettings | SuccessGatedSettings | PluginMethodSettings)
     if uses_range and settings.max_reward is None and max_reward is not None:
         settings = replace(settings, reward_range=(settings.min_reward, max_reward))
     if isinstance(settings, PluginMethodSettings):
@@ -249,4 +258,5 @@ def make_method(
         loss=lambda batch: with_kl_penalty(loss, batch, settings),
         settings=settings,
         baseline=partial(baseline, settings),
+        takes_context=settings.name in _TAKE_CONTEXT,
     )

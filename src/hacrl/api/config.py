@@ -49,8 +49,8 @@ class HACRLConfig:
     threads: int | None = None
     """CPU threads of torch; None: torch's default."""
     method: str | AnyMethodSettings | Section = HacpoSettings.name
-    """``"hacpo"``, ``"gspo"``, ``"grpo"``, ``"naive"``, ``"module:attribute"``, its settings, or a mapping
-    with ``name``."""
+    """The name of a method (``"hacpo"``, ``"gspo"``, ``"aligned"``, ..., or ``"module:attribute"``), its
+    settings, or a mapping with ``name``."""
     agent_defaults: Section = field(default_factory=dict)
     """Settings of every agent that does not have its own, e.g. ``{"lora": {"rank": 16}}``."""
     rollout: RolloutSettings | Section = field(default_factory=dict)

@@ -147,6 +147,8 @@ def _step_lines(plan: DryRun) -> Iterator[str]:
     prompts = config.rollout.prompts_per_step
     generated = ", ".join(f"{name} {count:,}" for name, count in rollouts.items())
     yield f"{prompts} prompts; rollouts: {generated}"
+    if config.rollout.stop_strings:
+        yield f"responses end at {' or '.join(map(repr, config.rollout.stop_strings))}"
     source = "all agents' rollouts" if config.method.shares_rollouts else "its own rollouts"
     yield f"each agent trains on {source} in {plan.updates_per_step} updates"
     total, updates = sum(rollouts.values()) * config.steps, plan.updates_per_step * config.steps

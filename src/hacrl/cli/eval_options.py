@@ -65,6 +65,14 @@ Temperature = Annotated[
 TopP = Annotated[
     float, typer.Option(help="Top-p sampling: use the likeliest tokens with this total probability.")
 ]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TEXT",
+        help="Text that ends a response; may be given several times. Default: rollout.stop of the model's "
+        "run, else none.",
+    ),
+]
 MaxNewTokens = Annotated[
     int | None,
     typer.Option(

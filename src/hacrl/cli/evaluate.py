@@ -33,7 +33,7 @@ from hacrl.tracking.console import print_unstyled, unstyled
 SECONDS_BETWEEN_LINES = 30  # of progress, without a terminal
 _OPTIONAL_COLUMNS = ("wrong", "correct", "tokens", "stopped")  # dropped in this order if a table is too wide
 _LEGEND = {
-    "stopped": "stopped: share of responses that ended with the stop token.",
+    "stopped": "stopped: share of responses that ended with a stop token or a stop string.",
     "tokens": "tokens: mean length of a response.",
 }
 

@@ -136,8 +136,9 @@ def compare(
         typer.Option(
             "--methods",
             help="Variants to compare, separated by commas; the first one is the reference. Variants: hacpo, "
-            "gspo, grpo, naive, gspo_x2, gspo_same_updates, hacpo_no_baseline, hacpo_no_discrepancy, "
-            "hacpo_alpha_0, hacpo_alpha_2, hacpo_alpha_3, hacpo_no_clip, hacpo_no_stepwise. "
+            "gspo, grpo, naive, success_gated, xgrpo, ftis, sapo, s2l_po, aligned, gspo_x2, "
+            "gspo_same_updates, hacpo_no_baseline, hacpo_no_discrepancy, hacpo_alpha_0, hacpo_alpha_2, "
+            "hacpo_alpha_3, hacpo_no_clip, hacpo_no_stepwise. "
             "VARIANT@KEY=VALUE changes a key of the recipe, e.g. gspo@lr=1e-4.",
         ),
     ] = "gspo,gspo_same_updates,gspo_x2,naive,hacpo",
@@ -182,6 +183,7 @@ def eval_(
     pass_at: options.PassAt = None,
     temperature: options.Temperature = None,
     top_p: options.TopP = 1.0,
+    stop: options.Stop = None,
     max_new_tokens: options.MaxNewTokens = None,
     limit: options.Limit = None,
     prompt: options.Prompt = None,
@@ -205,6 +207,7 @@ def eval_(
         samples=samples,
         temperature=temperature,
         top_p=top_p,
+        stop=tuple(stop) if stop else None,
         max_new_tokens=max_new_tokens,
         limit=limit,
         batch=batch,

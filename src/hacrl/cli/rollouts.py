@@ -116,7 +116,7 @@ def _print_prompt(console: Console, rows: Sequence[Row]) -> None:
     if first["answer"]:
         console.print(Text(f"gold answer: {printable(first['answer'])}", style="bold"))
     for row in rows:
-        cut = "" if row["finish_reason"] == "stop" else ", cut at max_new_tokens"
+        cut = ", cut at max_new_tokens" if row["finish_reason"] == "length" else ""
         head = (
             f"{row['agent']} #{row['sample']}: reward {row['reward']:g}, {row['verdict']}, "
             f"{row['tokens']} tokens{cut}"

@@ -29,6 +29,8 @@ def check_plugin_method(config: RunConfig) -> None:
 
 
 def _check_method(config: RunConfig) -> None:
+    _check_method_agents(config)
+    _check_offloaded_gradients(config)
     _check_group_sizes(config)
     _check_number_of_updates(config)
     _check_clip_schedule(config)
@@ -36,8 +38,7 @@ def _check_method(config: RunConfig) -> None:
 
 def updates_per_step(config: RunConfig) -> int:
     """Return the number of parameter updates of each learner in a step."""
-    sources = len(config.agents) if config.method.shares_rollouts else 1
-    return config.learning.updates(sources)
+    return config.learning.updates(config.method.sources(len(config.agents)))
 
 
 def _check_agent_names(config: RunConfig) -> None:
@@ -70,12 +71,34 @@ def _check_asynchronous(config: RunConfig) -> None:
             f"work, but with asynchronous.max_staleness={staleness} all are at work at once: set "
             "learning.offload=never, and give agents devices of their own (agents[].device)"
         )
+    if config.rollout.resample:
+        raise ConfigError(
+            f"rollout.resample={config.rollout.resample} asks further prompts once all agents have answered "
+            f"a step's, but with asynchronous.max_staleness={staleness} they are at different steps: set "
+            "rollout.resample=0"
+        )
     for agent in config.agents:
         if agent.ranks > 1:
             raise ConfigError(
                 f"agents.{agent.name}.ranks={agent.ranks}: the ranks of an agent sample and learn in turns; "
                 f"set ranks=1, or asynchronous.max_staleness=0 instead of {staleness}"
             )
+
+
+def _check_method_agents(config: RunConfig) -> None:
+    try:
+        config.method.check_agents([agent.name for agent in config.agents])
+    except ValueError as error:
+        raise ConfigError(f"method.{error}") from error
+
+
+def _check_offloaded_gradients(config: RunConfig) -> None:
+    """Refuse to compare gradients that are offloaded between passes."""
+    if config.method.trust_window is not None and config.learning.offload == "all":
+        raise ConfigError(
+            f"learning.offload=all keeps gradients off the device, and method.name={config.method.name!r} "
+            "compares them there: use offload: weights, or another method"
+        )
 
 
 def _check_group_sizes(config: RunConfig) -> None:

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hacrl.config.settings import Settings
+from hacrl.plain_text import half_character
 from hacrl.types import Sampling
 
 DEFAULT_MAX_NEW_TOKENS = 8192  # the paper's length in benchmarks
 DEFAULT_PROBLEMS = 200  # most problems in a run's own evaluation, unless the recipe says how many
 DEFAULT_BATCH = 64  # responses decoded side by side in benchmarks: a KV cache for 8192 tokens of each
+
+
+def check_stop_strings(stop: Sequence[str]) -> None:
+    """Raise ValueError for stop strings that would end every response, or never one."""
+    for text in stop:
+        if not text:
+            raise ValueError("stop must not hold an empty text, which would end every response at once")
+        if "\ufffd" in text or half_character(text) is not None:
+            raise ValueError(f"stop {text!r} holds half a character, which no response has")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +55,10 @@ class EvaluationSettings(Settings):
         """Number of problems if the task holds out enough."""
         return DEFAULT_PROBLEMS if self.problems is None else self.problems
 
-    def sampling(self, max_new_tokens: int) -> Sampling:
-        """Return the distribution that responses are sampled from; ``max_new_tokens`` is training's."""
-        return Sampling(self.max_new_tokens or max_new_tokens, self.temperature)
+    def sampling(self, training: Sampling) -> Sampling:
+        """Return how responses are sampled: stop strings, and length unless set, as in ``training``."""
+        length = self.max_new_tokens or training.max_new_tokens
+        return Sampling(length, self.temperature, stop=training.stop)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +73,8 @@ class BenchmarkSettings(Settings):
     """Sampling temperature. Default: 0 (greedy) for one sample, 1 for several."""
     top_p: float = 1.0
     """Nucleus sampling: share of the probability that the sampled tokens come from."""
+    stop: tuple[str, ...] | None = None
+    """Texts that end a response. Default: `rollout.stop` of the model's run; none for other models."""
     max_new_tokens: int | None = None
     """Longest response in tokens. Default: 8192, or less where the model's context is shorter."""
     limit: int | None = None
@@ -82,6 +96,7 @@ class BenchmarkSettings(Settings):
             raise ValueError(f"temperature must not be negative, not {self.temperature}")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be in (0, 1], not {self.top_p}")
+        check_stop_strings(self.stop or ())
         if self.samples is not None and max(self.pass_at, default=1) > self.samples:
             raise ValueError(
                 f"pass_at {max(self.pass_at)} draws more responses than there are: samples is "
@@ -91,6 +106,10 @@ class BenchmarkSettings(Settings):
     def samples_of(self, default: int) -> int:
         """Return the responses per problem: ``samples``, else enough for avg@``default`` and every pass@k."""
         return self.samples or max(default, *self.pass_at, 1)
+
+    def stop_of(self, run: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the stop strings; ``run`` are those of the model's run."""
+        return run if self.stop is None else self.stop
 
     def temperature_of(self, samples: int) -> float:
         """Return the temperature for so many responses: several greedy ones would be equal."""

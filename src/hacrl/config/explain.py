@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import types
 import typing
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,8 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from hacrl.config.method import MethodSettings, method_names, method_settings
+from hacrl.config.method import method_names, method_settings
+from hacrl.config.method_base import MethodSettings
 from hacrl.config.schema import RunConfig
 from hacrl.config.trl_names import config_answer
 from hacrl.config.values import one_line, shown, shown_key
@@ -33,15 +35,32 @@ _MUST_BE = {  # pydantic's words are JSON's; a recipe is YAML or Python
 
 def explain(error: ValidationError, data: dict[str, Any]) -> Iterator[str]:
     """Yield one line per problem: the key, what is wrong with its value, and the fix."""
-    problems = error.errors(include_url=False)
-    for problem in problems[:_MOST_PROBLEMS]:
-        yield f"  {one_line(_sentence(problem, data))}"
-    if len(problems) > _MOST_PROBLEMS:
-        yield f"  and {len(problems) - _MOST_PROBLEMS:,} more"
+    groups = _by_value(error.errors(include_url=False))
+    for problems in groups[:_MOST_PROBLEMS]:
+        yield f"  {one_line(_sentence(problems, data))}"
+    if len(groups) > _MOST_PROBLEMS:
+        yield f"  and {len(groups) - _MOST_PROBLEMS:,} more"
 
 
-def _sentence(problem: ErrorDetails, data: dict[str, Any]) -> str:
-    location = _without_union_tags(problem["loc"])
+def _by_value(problems: Sequence[ErrorDetails]) -> list[list[ErrorDetails]]:
+    """Group the problems of one value: one that may be text or a list has a problem as each of them.
+
+    A list with a wrong entry has a problem as text, too; the entry's alone is kept.
+    """
+    groups: dict[tuple[str | int, ...], list[ErrorDetails]] = {}
+    for problem in problems:
+        groups.setdefault(tuple(_location(problem)), []).append(problem)
+    return [
+        group
+        for location, group in groups.items()
+        if not _is_union_member(group[0]["loc"][-1:])
+        or not any(other[: len(location)] == location for other in groups if other != location)
+    ]
+
+
+def _sentence(problems: Sequence[ErrorDetails], data: dict[str, Any]) -> str:
+    problem = problems[0]
+    location = _location(problem)
     key = shown_key(location)
     if problem["type"] in _UNKNOWN_KEY:
         return f"{key}: unknown key{_suggestion(location, data)}"
@@ -56,16 +75,31 @@ def _sentence(problem: ErrorDetails, data: dict[str, Any]) -> str:
     if problem["type"] == "value_error":  # a check in __post_init__, whose message names the key
         prefix = f"{key}: " if key else ""
         return f"{prefix}{problem['ctx']['error']}"
-    kind = _MUST_BE.get(problem["type"])
-    wanted = f"must be {kind}" if kind else problem["msg"].replace("Input should be", "must be")
-    return f"{key}: {wanted[0].lower()}{wanted[1:]}, not {shown(problem['input'])}"
+    kinds = [_MUST_BE.get(one["type"]) or one["msg"].removeprefix("Input should be ") for one in problems]
+    wanted = " or ".join(dict.fromkeys(kinds))
+    sentence = wanted if problem["msg"] in kinds else f"must be {wanted}"
+    return f"{key}: {sentence[0].lower()}{sentence[1:]}, not {shown(problem['input'])}"
 
 
-def _without_union_tags(location: Sequence[str | int]) -> list[str | int]:
-    """Drop the method's name, which pydantic puts into the location: a recipe has no such level."""
+def _location(problem: ErrorDetails) -> list[str | int]:
+    """Return where the problem is in a recipe: without what pydantic puts into its location.
+
+    That is the method's name, and the kind of a value that may be of several kinds. An unknown key stays,
+    whatever its name.
+    """
+    location = list(problem["loc"])
     if len(location) > 1 and location[0] == "method":
-        return [location[0], *location[2:]]
-    return list(location)
+        del location[1]
+    *parents, last = location or [""]
+    kept = [part for part in parents if not _is_union_member([part])]
+    if location and (problem["type"] in _UNKNOWN_KEY or not _is_union_member([last])):
+        kept.append(last)
+    return kept
+
+
+def _is_union_member(part: Sequence[str | int]) -> bool:
+    """Return whether the part of a location names a kind of value, such as ``tuple[str, ...]``."""
+    return bool(part) and re.fullmatch(r"str|int|float|bool|\w+\[.*\]", str(part[0])) is not None
 
 
 def _suggestion(location: Sequence[str | int], data: dict[str, Any]) -> str:

@@ -56,6 +56,9 @@ class LearningSettings(Settings):
     micro_batch_tokens: int | None = None
     """Most tokens in one forward pass; halved when memory runs out. Changes memory and speed, not the result.
     Default: 4096 or, on a GPU, as many as keep it busy and fit, at most 32768."""
+    measure_alignment: bool = True
+    """Whether metrics say how well the gradients of own and of others' responses agree
+    (`learning/gradient_alignment`). In one update of a step, the two are then computed in separate passes."""
     compile: bool | None = None
     """Whether torch compiles decoder layers, for learning and for the transformers engine. Default: on a GPU,
     for models of at least 100 million parameters with 16-bit weights whose sequences can be packed."""

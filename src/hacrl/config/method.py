@@ -1,153 +1,29 @@
 """Settings of the methods: GRPO, GSPO, Naive and HACPO with the paper's defaults, and methods of your own.
 
-The paper and its public code differ in several points (``docs/paper_map.md``). ``reading`` decides them all
-at once; a field that is left out (null) follows it, and a field that is set decides its own point alone.
+Settings of the other rules for sharing are in :mod:`hacrl.config.rules`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Any, Literal, NamedTuple
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Tag
 
-from hacrl.config.settings import Settings
+from hacrl.config.method_base import Aggregation, CrossBaseline, CrossRange, MethodSettings, SharingSettings
+from hacrl.config.rules import (
+    AlignedSettings,
+    FtisSettings,
+    S2lpoSettings,
+    SapoSettings,
+    SuccessGatedSettings,
+    XgrpoSettings,
+)
 from hacrl.errors import ConfigError
 from hacrl.plugins import check_options, installed_plugins, is_reference, load_plugin, parameters_of
-from hacrl.types import RatioLength
 
 ENTRY_POINTS = "hacrl.methods"  # group under which installed packages offer methods
 ROUNDING = 1e-9  # a clip interval narrower than this is empty but for rounding
-
-Reading = Literal["paper", "public"]
-CapabilityMeasure = Literal["mean_reward", "positive_share"]
-CrossBaseline = Literal["source", "learner"]
-MinibatchOrder = Literal["mixed", "self_first"]
-Aggregation = Literal["response", "token", "constant"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Choices:
-    """The points in which the paper and its public code differ, each decided."""
-
-    kl_coefficient: float
-    capability_measure: CapabilityMeasure
-    learn_stop_token: bool
-    minibatch_order: MinibatchOrder
-    ratio_length: RatioLength
-    cross_baseline: CrossBaseline
-
-
-READINGS: dict[Reading, Choices] = {
-    "paper": Choices(
-        kl_coefficient=0.0,
-        capability_measure="mean_reward",
-        learn_stop_token=True,
-        minibatch_order="mixed",
-        ratio_length="source",
-        cross_baseline="source",
-    ),
-    "public": Choices(
-        kl_coefficient=0.001,
-        capability_measure="positive_share",
-        learn_stop_token=False,
-        minibatch_order="self_first",
-        ratio_length="own",
-        cross_baseline="learner",
-    ),
-}
-
-
-class CrossRange(NamedTuple):
-    """The interval of ratios in which another agent's responses teach, and the keys that set its ends."""
-
-    lower: float  # in the first update of a step
-    upper: float
-    lower_key: str
-    upper_key: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class MethodSettings(Settings):
-    """Settings that all methods share."""
-
-    name: str
-    """The method: `grpo`, `gspo`, `naive`, `hacpo`, an installed package's, or `module:attribute`."""
-    reading: Reading = "paper"
-    """Whose choices count where the paper and its public code differ: `paper`, or `public` for the newest
-    version of the code. A key below whose default is "by `reading`" overrides one choice."""
-    clip_low: float = 0.0003
-    """Ratios of the agent's own responses are clipped to [1 - `clip_low`, 1 + `clip_high`]."""
-    clip_high: float = 0.0004
-    """Upper half of that interval."""
-    kl_coefficient: float | None = None
-    """Weight of the k3 penalty to the reference policy, on own responses only. By `reading`: 0 (paper), 0.001
-    (public)."""
-    capability_window: int = 5
-    """K: an agent's capability is the mean over its last so many steps."""
-    capability_measure: CapabilityMeasure | None = None
-    """Capability of one step: `mean_reward`, or `positive_share`, the share of responses with a positive
-    reward. By `reading`: `mean_reward` (paper), `positive_share` (public)."""
-    reward_range: tuple[float, float | None] | None = None
-    """Lowest and highest reward there can be. Capability counts from the lowest; HACPO's baseline does not
-    exceed the highest. Default: 0 and the task's own highest reward, if the task knows one."""
-    learn_stop_token: bool | None = None
-    """Whether the stop token is part of the response that the loss sees. By `reading`: true (paper), false
-    (public)."""
-    minibatch_order: MinibatchOrder | None = None
-    """`mixed`: a step's own and other responses are shuffled together; `self_first`: own responses come
-    first. By `reading`: `mixed` (paper), `self_first` (public)."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.clip_low < 1:
-            raise ValueError(f"clip_low must be in [0, 1), not {self.clip_low}")
-        if self.clip_high < 0:
-            raise ValueError(f"clip_high must not be negative, not {self.clip_high}")
-        if self.kl_coefficient is not None and self.kl_coefficient < 0:
-            raise ValueError(f"kl_coefficient must not be negative, not {self.kl_coefficient}")
-        if self.capability_window < 1:
-            raise ValueError(f"capability_window must be at least 1 step, not {self.capability_window}")
-        if self.max_reward is not None and self.max_reward <= self.min_reward:
-            raise ValueError(f"reward_range must rise, not {[self.min_reward, self.max_reward]}")
-
-    @property
-    def shares_rollouts(self) -> bool:
-        """Whether an agent learns from other agents' responses."""
-        return False
-
-    @property
-    def aggregation(self) -> Aggregation:
-        """How the tokens of a mini-batch are weighed in its loss."""
-        return "response"
-
-    @property
-    def cross_range(self) -> CrossRange | None:
-        """Where ratios of other agents' responses are not clipped; None: no clipping, or not known."""
-        return None
-
-    @property
-    def title(self) -> str:
-        """The method's name in headings."""
-        return self.name.upper()
-
-    @property
-    def choices(self) -> Choices:
-        """The choices of `reading`, but for those that this record sets itself."""
-        own: dict[str, Any] = {field.name: getattr(self, field.name, None) for field in fields(Choices)}
-        return replace(READINGS[self.reading], **{key: own[key] for key in own if own[key] is not None})
-
-    @property
-    def min_reward(self) -> float:
-        """The reward that counts as no capability."""
-        return 0.0 if self.reward_range is None else self.reward_range[0]
-
-    @property
-    def max_reward(self) -> float | None:
-        """The highest reward there can be; None: these settings do not say."""
-        return None if self.reward_range is None else self.reward_range[1]
-
-    def check_updates(self, updates_per_step: int) -> None:
-        """Raise ValueError if the method cannot make so many updates in one step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,20 +59,11 @@ class GspoSettings(SingleAgentSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NaiveSettings(MethodSettings):
+class NaiveSettings(SharingSettings):
     """Shared rollouts without the four mechanisms: joint mean and deviation, GSPO's ratio and clip."""
 
     name: Literal["naive"] = "naive"
     """The method."""
-    ratio_length: RatioLength | None = None
-    """Length by which another tokenizer's response is normalised: `source`, the source's number of
-    tokens, or `own`, each log-probability by its own number of tokens. By `reading`: `source` (paper),
-    `own` (public)."""
-
-    @property
-    def shares_rollouts(self) -> bool:
-        """Return True."""
-        return True
 
     @property
     def cross_range(self) -> CrossRange | None:
@@ -206,15 +73,11 @@ class NaiveSettings(MethodSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HacpoSettings(MethodSettings):
+class HacpoSettings(SharingSettings):
     """HACPO: the four mechanisms, each with its switch."""
 
     name: Literal["hacpo"] = "hacpo"
     """The method."""
-    ratio_length: RatioLength | None = None
-    """Length by which another tokenizer's response is normalised: `source`, the source's number of
-    tokens, or `own`, each log-probability by its own number of tokens. By `reading`: `source` (paper),
-    `own` (public)."""
     capability_baseline: bool = True
     """Mechanism 1, capability-aware advantage. False: all agents count as equally capable in the baseline."""
     cross_baseline: CrossBaseline | None = None
@@ -251,11 +114,6 @@ class HacpoSettings(MethodSettings):
             raise ValueError(f"delta_step must not be negative, not {self.delta_step}")
         if self.cross_upper < 1:
             raise ValueError(f"cross_upper must be at least 1, not {self.cross_upper}")
-
-    @property
-    def shares_rollouts(self) -> bool:
-        """Return True."""
-        return True
 
     @property
     def cross_range(self) -> CrossRange | None:
@@ -322,6 +180,12 @@ METHOD_SETTINGS: dict[str, type[MethodSettings]] = {
     "gspo": GspoSettings,
     "naive": NaiveSettings,
     "hacpo": HacpoSettings,
+    "success_gated": SuccessGatedSettings,
+    "xgrpo": XgrpoSettings,
+    "ftis": FtisSettings,
+    "sapo": SapoSettings,
+    "s2l_po": S2lpoSettings,
+    "aligned": AlignedSettings,
 }
 _PLUGIN = "plugin"  # pydantic's tag of all methods that are not hacrl's own
 
@@ -343,6 +207,12 @@ AnyMethodSettings = Annotated[
     | Annotated[GspoSettings, Tag("gspo")]
     | Annotated[NaiveSettings, Tag("naive")]
     | Annotated[HacpoSettings, Tag("hacpo")]
+    | Annotated[SuccessGatedSettings, Tag("success_gated")]
+    | Annotated[XgrpoSettings, Tag("xgrpo")]
+    | Annotated[FtisSettings, Tag("ftis")]
+    | Annotated[SapoSettings, Tag("sapo")]
+    | Annotated[S2lpoSettings, Tag("s2l_po")]
+    | Annotated[AlignedSettings, Tag("aligned")]
     | Annotated[PluginMethodSettings, Tag(_PLUGIN)],
     Discriminator(_settings_tag),
 ]

@@ -12,11 +12,15 @@ OnLoss = Literal["rebuild", "drop", "stop"]
 
 @dataclass(frozen=True, kw_only=True)
 class PlaceSettings(Settings):
-    """What each process of an agent asks of the Ray cluster. An agent has a process for every rank."""
+    """What each process of an agent asks of the Ray cluster. An agent has a process for every rank and every
+    replica."""
 
     gpus: float | None = None
     """GPUs of each process: 1, or a share of one, e.g. 0.5. Default: 1 where the agent is trained on a GPU,
     else 0."""
+    engine_gpus: int = 0
+    """Further GPUs on the machine of the agent's first process, for engines apart from the learner. In
+    `vllm.devices`, 0 is the learner's GPU and these are 1, 2, ..."""
     cpus: float = 1.0
     """CPU cores of each process, as Ray counts them."""
     accelerator: str | None = None
@@ -30,7 +34,9 @@ class PlaceSettings(Settings):
     `executor: local`. Default: a process of its own."""
 
     def __post_init__(self) -> None:
-        for key in ("gpus", "cpus"):
+        if self.engine_gpus and self.gpus not in (None, 1):
+            raise ValueError(f"engine_gpus={self.engine_gpus} needs gpus=1, not {self.gpus}")
+        for key in ("gpus", "engine_gpus", "cpus"):
             value = getattr(self, key)
             if value is not None and not value >= 0:
                 raise ValueError(f"{key} must not be negative, not {value}")

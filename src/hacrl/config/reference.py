@@ -12,7 +12,8 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hacrl.config.method import METHOD_SETTINGS, MethodSettings
+from hacrl.config.method import METHOD_SETTINGS
+from hacrl.config.method_base import MethodSettings
 from hacrl.config.schema import HacpoSettings, PluginMethodSettings, RunConfig
 from hacrl.config.settings import Settings
 

@@ -24,6 +24,7 @@ from hacrl.config.evaluation import (
     DEFAULT_PROBLEMS,
     BenchmarkSettings,
     EvaluationSettings,
+    check_stop_strings,
 )
 from hacrl.config.learning import (
     FEW_TOKENS,
@@ -37,20 +38,25 @@ from hacrl.config.learning import (
     Schedule,
 )
 from hacrl.config.method import (
-    Aggregation,
     AnyMethodSettings,
-    CapabilityMeasure,
     GrpoSettings,
     GspoSettings,
     HacpoSettings,
-    MethodSettings,
-    MinibatchOrder,
     NaiveSettings,
     PluginMethodSettings,
     SingleAgentSettings,
     check_schedule,
 )
+from hacrl.config.method_base import Aggregation, CapabilityMeasure, MethodSettings, MinibatchOrder
 from hacrl.config.ray import OnLoss, PlaceSettings, RaySettings
+from hacrl.config.rules import (
+    AlignedSettings,
+    FtisSettings,
+    S2lpoSettings,
+    SapoSettings,
+    SuccessGatedSettings,
+    XgrpoSettings,
+)
 from hacrl.config.settings import Settings
 from hacrl.config.task import TaskSettings, VerifierSettings
 from hacrl.types import Sampling
@@ -66,6 +72,7 @@ __all__ = [
     "WEIGHTS_LEAVE",
     "AgentSettings",
     "Aggregation",
+    "AlignedSettings",
     "AnyMethodSettings",
     "AsynchronousSettings",
     "BenchmarkSettings",
@@ -74,6 +81,7 @@ __all__ = [
     "EngineName",
     "EvaluationSettings",
     "FsdpSettings",
+    "FtisSettings",
     "GrpoSettings",
     "GspoSettings",
     "HacpoSettings",
@@ -94,13 +102,17 @@ __all__ = [
     "ReplicaSettings",
     "RolloutSettings",
     "RunConfig",
+    "S2lpoSettings",
+    "SapoSettings",
     "Schedule",
     "SingleAgentSettings",
+    "SuccessGatedSettings",
     "TaskSettings",
     "VerifierSettings",
     "VllmMode",
     "VllmSettings",
     "WeightSync",
+    "XgrpoSettings",
     "check_schedule",
 ]
 
@@ -115,6 +127,9 @@ class RolloutSettings(Settings):
     """Prompts of one step."""
     rollouts_per_prompt: int = 8
     """G: responses of each agent to each prompt; an agent may have its own."""
+    resample: int = 0
+    """Most further rounds of a step in which other prompts replace those whose responses all have the same
+    reward (dynamic sampling of DAPO). 0: none."""
     max_prompt_tokens: int | None = None
     """Problems with longer prompts are left out. Default: a prompt that does not fit the model is an
     error."""
@@ -127,6 +142,9 @@ class RolloutSettings(Settings):
     """Sample from the so many most probable tokens; 0: from all."""
     top_p: float = 1.0
     """Nucleus sampling: share of the probability that the sampled tokens come from."""
+    stop: str | tuple[str, ...] = ()
+    """Texts that end a response, e.g. `["\\nQuestion:"]`, in training and evaluation, with every engine. The
+    verifier sees what is before the text; learners learn to write the text."""
     engine: EngineName = "transformers"
     """What generates responses: `transformers`, `vllm`, an installed package's, or `module:attribute`; an
     agent may have its own."""
@@ -138,6 +156,8 @@ class RolloutSettings(Settings):
         for key in ("prompts_per_step", "rollouts_per_prompt", "max_new_tokens", "max_batch"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key} must be at least 1, not {getattr(self, key)}")
+        if self.resample < 0:
+            raise ValueError(f"resample must not be negative, not {self.resample} (0: no further rounds)")
         if self.max_prompt_tokens is not None and self.max_prompt_tokens < 1:
             raise ValueError(f"max_prompt_tokens must be at least 1, not {self.max_prompt_tokens}")
         if not self.temperature >= 0.01:
@@ -148,11 +168,17 @@ class RolloutSettings(Settings):
             raise ValueError(f"top_k must not be negative, not {self.top_k} (0 means no limit)")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be in (0, 1], not {self.top_p}")
+        check_stop_strings(self.stop_strings)
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """The texts that end a response."""
+        return (self.stop,) if isinstance(self.stop, str) else self.stop
 
     @property
     def sampling(self) -> Sampling:
         """The sampling distribution of training rollouts."""
-        return Sampling(self.max_new_tokens, self.temperature, self.top_k, self.top_p)
+        return Sampling(self.max_new_tokens, self.temperature, self.top_k, self.top_p, self.stop_strings)
 
 
 @dataclass(frozen=True, kw_only=True)

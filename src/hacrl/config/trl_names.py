@@ -170,7 +170,11 @@ CONFIG_NAMES = _table(
             "hacrl uploads nothing. Each trained agent is a plain folder in OUTPUT/agents: "
             "`hf upload NAME OUTPUT/agents/AGENT`",
         ),
-        "generation_kwargs min_p repetition_penalty": (
+        "generation_kwargs": (
+            "rollout.stop",
+            "stop strings, with every engine; else only `temperature`, `top_k` and `top_p`",
+        ),
+        "min_p repetition_penalty": (
             "rollout.top_p",
             "hacrl samples with temperature, top_k and top_p, under which it knows every probability",
         ),

@@ -10,9 +10,10 @@ from typing import Protocol
 
 from hacrl.engines.base import Engine, GenerationRequest, Sample
 from hacrl.models.agent import Agent
+from hacrl.models.stop_strings import Ending, StopStrings
 from hacrl.tasks.base import Task
 from hacrl.tasks.verdicts import checked_verdicts
-from hacrl.types import Problem, Rollout, Sampling, Verdict, VerifiedRollout
+from hacrl.types import FinishReason, Problem, Rollout, Sampling, Verdict, VerifiedRollout, first_tokens
 
 
 class OnResponses(Protocol):
@@ -67,14 +68,16 @@ class Answerer:
         ``version``: the policy version of the engine's weights at the start; None: the agent's own.
         """
         prompts = [self.agent.encode_prompt(problem) for problem in problems]
-        request = GenerationRequest(prompts, samples, sampling, frozenset(self.agent.stop_ids), seed)
+        stop_strings = StopStrings(self.agent, sampling.stop) if sampling.stop else None
+        stop_ids = frozenset(self.agent.stop_ids)
+        request = GenerationRequest(prompts, samples, sampling, stop_ids, seed, stop_strings)
         rollouts: dict[int, Rollout] = {}
         # One verifier per generation: responses of an abandoned generation may still come from its thread.
         verifier = self._verifier = _EarlyVerifier(self._task, self._verify_lock)
 
         def on_finished(finished: Sequence[tuple[int, Sample]]) -> None:
             answered = [(problems[index // samples], sample) for index, sample in finished]
-            decoded = decode_rollouts(self.agent, answered, version)
+            decoded = decode_rollouts(self.agent, answered, stop_strings, version)
             for (index, _), rollout in zip(finished, decoded, strict=True):
                 rollouts[index] = rollout
                 verifier.add(index, rollout)
@@ -97,37 +100,49 @@ class Answerer:
 
 
 def decode_rollouts(
-    agent: Agent, finished: Sequence[tuple[Problem, Sample]], version: int | None = None
+    agent: Agent,
+    finished: Sequence[tuple[Problem, Sample]],
+    stop_strings: StopStrings | None = None,
+    version: int | None = None,
 ) -> list[Rollout]:
-    """Return the rollouts of an agent's samples; their texts are decoded in one call.
+    """Return the rollouts of an agent's samples, cut at stop strings; texts are decoded in few calls.
 
     ``version``: the policy version of samples that do not say theirs; None: the agent's own.
     """
     sampled_by = agent.policy_version if version is None else version
     stopped = [sample.token_ids[-1] in agent.stop_ids for _, sample in finished]
     prompts = [agent.encode_prompt(problem) for problem, _ in finished]
-    texts = agent.decode_responses(
-        [
-            sample.token_ids[:-1] if is_stopped else sample.token_ids
-            for (_, sample), is_stopped in zip(finished, stopped, strict=True)
-        ],
-        prompts,
-    )
-    return [
-        Rollout.single_turn(
-            problem=problem,
-            agent=agent.name,
-            text=text,
-            token_ids=sample.token_ids,
-            token_logprobs=sample.logprobs,
-            finish_reason="stop" if is_stopped else "length",
-            policy_version=sample.versions[0][0] if sample.versions else sampled_by,
-            tokenizer=agent.tokenizer_fingerprint,
-            prompt_ids=prompt,
-            versions=sample.versions if len(sample.versions) > 1 else (),
-        )
-        for (problem, sample), prompt, text, is_stopped in zip(finished, prompts, texts, stopped, strict=True)
+    spoken = [
+        sample.token_ids[:-1] if is_stopped else sample.token_ids
+        for (_, sample), is_stopped in zip(finished, stopped, strict=True)
     ]
+    texts = agent.decode_responses(spoken, prompts)
+    endings: Sequence[Ending | None] = [None] * len(finished)
+    if stop_strings is not None:
+        endings = stop_strings.endings(spoken, prompts, texts)
+    rollouts = []
+    for (problem, sample), prompt, text, is_stopped, ending in zip(
+        finished, prompts, texts, stopped, endings, strict=True
+    ):
+        kept = len(sample.token_ids) if ending is None else ending.tokens
+        versions = first_tokens(sample.versions, kept)
+        reason: FinishReason = "stop" if is_stopped else "length"
+        rollouts.append(
+            Rollout.single_turn(
+                problem=problem,
+                agent=agent.name,
+                text=text if ending is None else ending.text,
+                token_ids=sample.token_ids[:kept],
+                token_logprobs=sample.logprobs[:kept],
+                finish_reason=reason if ending is None else "stop_string",
+                policy_version=versions[0][0] if versions else sampled_by,
+                tokenizer=agent.tokenizer_fingerprint,
+                prompt_ids=prompt,
+                versions=versions if len(versions) > 1 else (),
+                stop_text="" if ending is None else ending.stop_text,
+            )
+        )
+    return rollouts
 
 
 def verify_rollouts(task: Task, rollouts: Sequence[Rollout]) -> list[VerifiedRollout]:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from hacrl.errors import ModelError
+from hacrl.models.stop_strings import StopStrings
 from hacrl.types import Sampling, VersionSpans
 
 
@@ -25,6 +26,9 @@ class GenerationRequest:
     sampling: Sampling
     stop_ids: frozenset[int]  # tokens that end a response; the token itself is part of the response
     seed: int  # equal requests with equal seeds and weights give equal samples
+    # Texts that end a response, those of sampling.stop. An engine may generate more than one of them: whoever
+    # decodes a sample cuts it. Ending such responses early saves time.
+    stop_strings: StopStrings | None = None
     # One per response, in place of ``seed``: a response then depends on its prompt, its seed and the weights,
     # and not on the other responses of the request.
     response_seeds: tuple[int, ...] | None = None

@@ -113,7 +113,8 @@ def engine_seed(config: RunConfig, agent: str) -> int:
 
 def longest_exchange(config: RunConfig, agent: Agent, checked: CheckedTask) -> int:
     """Return the tokens of the longest prompt with a full response, over training and evaluation."""
-    training, evaluation = config.rollout.sampling, config.evaluation.sampling(config.rollout.max_new_tokens)
+    training = config.rollout.sampling
+    evaluation = config.evaluation.sampling(training)
     parts = [(checked.train, training.max_new_tokens), (checked.test, evaluation.max_new_tokens)]
     return max(
         len(agent.encode_prompt(problem)) + new_tokens

@@ -50,6 +50,7 @@ class PairRecord:
     samples: int
     temperature: float
     top_p: float
+    stop: str  # a list in JSON
     max_new_tokens: int
     seed: int
     batch: int

@@ -65,6 +65,7 @@ class EvaluationPair:
             source=self.spec.source,
             temperature=self.spec.sampling.temperature,
             top_p=self.spec.sampling.top_p,
+            stop=self.spec.sampling.stop,
             score=score(responses, self.plan, ks),
         )
 
@@ -171,6 +172,7 @@ def _record(
         samples=spec.samples,
         temperature=spec.sampling.temperature,
         top_p=spec.sampling.top_p,
+        stop=json.dumps(spec.sampling.stop),
         max_new_tokens=plan.max_new_tokens,
         seed=request.settings.seed,
         batch=spec.batch,

@@ -62,7 +62,7 @@ def score(responses: Sequence[ScoredResponse], plan: ChunkPlan, at: Iterable[int
         average=average_at(rewards),
         pass_at={k: pass_at(rewards, k) for k in ks} if has_verdicts else {},
         best_at={k: best_at(rewards, k) for k in ks},
-        stopped=sum(response.finish_reason == "stop" for response in responses) / len(responses),
+        stopped=sum(response.finish_reason != "length" for response in responses) / len(responses),
         mean_tokens=math.fsum(response.tokens for response in responses) / len(responses),
         verdicts={label: counts[label] for label in get_args(VerdictLabel)},
         shortened=len(plan.shortened),
@@ -102,6 +102,7 @@ class PairResult:
     source: str
     temperature: float
     top_p: float
+    stop: tuple[str, ...]
     score: Score
 
     def as_dict(self) -> dict[str, Any]:

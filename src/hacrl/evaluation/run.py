@@ -162,10 +162,11 @@ class _Evaluation:
             for position in chunk.positions
         }
         target = pairs[0].target
+        stop = tuple(dict.fromkeys(text for pair in pairs for text in pair.spec.sampling.stop))
         spec = EngineSpec(
             agent=agent,
             settings=with_free_memory(target.settings, agent.device),
-            rollout=RolloutSettings(max_batch=largest),
+            rollout=RolloutSettings(max_batch=largest, stop=stop),
             probes=[prompt for prompt, _ in prompts.values()][:NUM_PROBES],
             compiles=None,
             max_length=max(len(prompt) + new_tokens for prompt, new_tokens in prompts.values()),

@@ -93,6 +93,7 @@ class BenchmarkSpecs:
             self._settings.max_new_tokens or DEFAULT_MAX_NEW_TOKENS,
             self._settings.temperature_of(samples),
             top_p=self._settings.top_p,
+            stop=self._settings.stop_of(() if target.run is None else target.run.rollout.stop_strings),
         )
         batch = self._settings.batch or DEFAULT_BATCH
         label = label_of(name)
@@ -115,14 +116,19 @@ class BenchmarkSpecs:
         own = run.evaluation
         samples = self._settings.samples_of(own.samples_per_problem)
         temperature = own.temperature if self._settings.temperature is None else self._settings.temperature
-        new_tokens = self._settings.max_new_tokens or own.sampling(run.rollout.max_new_tokens).max_new_tokens
+        new_tokens = self._settings.max_new_tokens or own.sampling(run.rollout.sampling).max_new_tokens
         return BenchmarkSpec(
             OWN_TASK,
             task,
             self._problems(task),
             f"held-out split of {task.name}",
             samples,
-            Sampling(new_tokens, temperature, top_p=self._settings.top_p),
+            Sampling(
+                new_tokens,
+                temperature,
+                top_p=self._settings.top_p,
+                stop=self._settings.stop_of(run.rollout.stop_strings),
+            ),
             self._settings.batch or run.rollout.max_batch,
             (),
         )

@@ -89,7 +89,7 @@ class RankFollower:
             pass
 
     def _checking_pass(self, pairs: Sequence[Any], sampling: dict[str, Any], plain: bool) -> None:
-        model, wanted = self.agent.model, Sampling(**sampling)
+        model, wanted = self.agent.model, Sampling(**{**sampling, "stop": tuple(sampling["stop"])})
         with checking_pass(model, pairs, wanted, plain=plain):
             (plain_logprobs if plain else response_logprobs)(model, pairs, wanted, self.agent.device)
 

@@ -53,8 +53,8 @@ class RankProcess(Protocol):
         """Return the last lines that the process wrote, and where the rest is."""
         ...
 
-    def end(self, grace: float) -> None:
-        """End the process, after ``grace`` seconds if it does not end by itself."""
+    def end(self, patience: float = 0.0) -> None:
+        """End the process: wait ``patience`` seconds, then kill it. May be called more than once."""
         ...
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
 
 from hacrl.config.schema import RunConfig
@@ -25,7 +25,7 @@ ENTRY_POINTS = "hacrl.executors"  # group under which installed packages offer e
 class ChoosesDevices(Protocol):
     """An executor factory that says itself which device each agent is on, e.g. of another machine."""
 
-    def devices(self, config: RunConfig, loaded: Collection[str]) -> dict[str, str]:
+    def devices(self, config: RunConfig) -> dict[str, str]:
         """Return agent -> device, before any model loads. Raise ConfigError for what cannot be placed."""
         ...
 
@@ -33,6 +33,18 @@ class ChoosesDevices(Protocol):
 def make_executor(config: RunConfig, checked: CheckedTask, loaded: Mapping[str, Agent]) -> Executor:
     """Place all agents' workers; ``loaded`` agents (by name) are used as they are."""
     return find_executor(config.executor)(config, checked, loaded)
+
+
+def chooses_devices(config: RunConfig) -> bool:
+    """Return whether the run's executor says itself which device each agent is on."""
+    factory: object = find_executor(config.executor)
+    return isinstance(factory, ChoosesDevices)
+
+
+def chosen_devices(config: RunConfig) -> dict[str, str] | None:
+    """Return agent -> device, as the run's executor chooses; None if it leaves that to the config."""
+    factory: object = find_executor(config.executor)
+    return factory.devices(config) if isinstance(factory, ChoosesDevices) else None
 
 
 def find_executor(name: str) -> ExecutorFactory:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -13,6 +13,7 @@ from hacrl.algorithms.methods import make_method
 from hacrl.config.checks import updates_per_step
 from hacrl.config.schema import AgentSettings, OffloadLevel, RunConfig
 from hacrl.engines.registry import make_engine
+from hacrl.engines.replicas.placement import ReplicaPlacement
 from hacrl.errors import ConfigError
 from hacrl.executors.learners import make_learner
 from hacrl.executors.local import LocalExecutor
@@ -31,6 +32,14 @@ from hacrl.training.samples import SampleBuilder
 from hacrl.training.worker import AgentWorker, WorkerSettings
 
 
+@dataclass(frozen=True)
+class Elsewhere:
+    """What starts further processes of agents that need not be on this machine; None: on this machine."""
+
+    ranks: RankLauncher | None = None
+    replicas: Mapping[str, ReplicaPlacement] = field(default_factory=dict)  # by agent
+
+
 def make_local_executor(
     config: RunConfig, checked: CheckedTask, loaded: Mapping[str, Agent]
 ) -> LocalExecutor:
@@ -46,14 +55,15 @@ def make_executor_of(
     config: RunConfig,
     checked: CheckedTask,
     loaded: Mapping[str, Agent],
-    launcher: RankLauncher | None = None,
+    elsewhere: Elsewhere | None = None,
 ) -> LocalExecutor:
-    """Load some of the run's agents into this process; ``launcher`` starts the other ranks."""
+    """Load some of the run's agents into this process."""
+    elsewhere = elsewhere or Elsewhere()
     ranks = None
     if any(agent.ranks > 1 for agent in config.agents if agent.name in names):
-        ranks = RankProcesses(config, names, checked.devices, launcher)
+        ranks = RankProcesses(config, names, checked.devices, elsewhere.ranks)
     try:
-        return _make_executor_of(names, config, checked, loaded, ranks)
+        return _make_executor_of(names, config, checked, loaded, ranks, elsewhere)
     except BaseException:
         if ranks is not None:
             ranks.end()
@@ -66,14 +76,15 @@ def _make_executor_of(
     checked: CheckedTask,
     loaded: Mapping[str, Agent],
     ranks: RankProcesses | None,
+    elsewhere: Elsewhere,
 ) -> LocalExecutor:
     here = replace(config, agents=tuple(agent for agent in config.agents if agent.name in names))
     agents = load_agents(here, checked, loaded, ranks)
     decided = decide_memory(here, checked, agents)
     # Losses and updates depend on all agents of the run, memory on those that are here.
     settled = {agent.name: agent for agent in decided.config.agents}
+    _check_all_fit(here, decided.levels)
     whole = replace(decided.config, agents=tuple(settled.get(agent.name, agent) for agent in config.agents))
-    _check_all_fit(config, decided.levels)
     residency = Residency(decided.notes)
     # Shared by all workers of a process. Asynchronous agents are at different steps, and share no texts.
     retokeniser = None if config.asynchronous.is_on else Retokeniser()
@@ -90,6 +101,7 @@ def _make_executor_of(
             transfers=residency.transfers(agent, level),
             retokeniser=retokeniser,
             verify_lock=verify_lock,
+            placement=elsewhere.replicas.get(agent.name),
         )
         residency.add(agent, worker.learner, level)
         residency.offload(agent.name)  # before the next agent's float32 master weights are made
@@ -119,8 +131,9 @@ def make_worker(
     transfers: Transfers | None = None,
     retokeniser: Retokeniser | None = None,
     verify_lock: AbstractContextManager[object] | None = None,
+    placement: ReplicaPlacement | None = None,
 ) -> AgentWorker:
-    """Return one agent's worker.
+    """Return one agent's worker. ``placement`` starts its replicas; None: on this machine.
 
     ``transfers`` offloads the optimizer as soon as it is made. Workers that share a ``retokeniser`` share its
     results; workers that share a task share a ``verify_lock``.
@@ -131,7 +144,7 @@ def make_worker(
             "rank; use executor: local, or leave ranks out"
         )
     method = make_method(config.method, checked.task.max_reward)
-    engine = make_engine(config, settings, agent, checked)
+    engine = make_engine(config, settings, agent, checked, placement)
     rollout, learning = config.rollout, config.learning
     learner = make_learner(
         config,
@@ -150,14 +163,22 @@ def make_worker(
         retokeniser,
         mask_truncated=learning.mask_truncated,
         overlong=(rollout.max_new_tokens, learning.overlong_buffer),
+        probe_share=learning.epochs / learning.updates(1),
     )
+    trust_window = config.method.trust_window
     worker_settings = WorkerSettings(
         seed=config.seed,
         rollouts_per_prompt=config.rollouts_per_prompt(settings),
         rollout_sampling=rollout.sampling,
         evaluation_samples=config.evaluation.samples_per_problem,
-        evaluation_sampling=config.evaluation.sampling(rollout.max_new_tokens),
+        evaluation_sampling=config.evaluation.sampling(rollout.sampling),
         updates_per_step=updates_per_step(config),
+        updates_by_trust=tuple(
+            learning.updates(1 + trusted)
+            for trusted in range(0 if trust_window is None else len(config.agents))
+        ),
+        trust_window=trust_window or 2,
+        steps=config.steps,
         lr_schedule=LearningRateSchedule.of(config),
     )
     return AgentWorker(agent, engine, learner, builder, checked.task, worker_settings, verify_lock)

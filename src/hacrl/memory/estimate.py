@@ -115,7 +115,7 @@ def workload(
         decoding(rollout.prompts_per_step, config.rollouts_per_prompt(agent), rollout.max_new_tokens)
     ]
     if evaluation.most_problems:
-        new_tokens = evaluation.sampling(rollout.max_new_tokens).max_new_tokens
+        new_tokens = evaluation.sampling(rollout.sampling).max_new_tokens
         decodings.append(decoding(evaluation.most_problems, evaluation.samples_per_problem, new_tokens))
     longest = decodings[0].longest
     if not kind.shares_weights:  # the KV cache always has room for one request of the greatest length

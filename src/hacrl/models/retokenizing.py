@@ -89,7 +89,8 @@ class Retokeniser:
                     kept[-1] = kept[-1][:-1]
                 segments.append(kept)
             else:  # a broken character stands for lost bytes: the text is not what the source generated
-                segments.append(None if BROKEN_CHARACTER in rollout.text else [])
+                is_broken = any(BROKEN_CHARACTER in part.text + part.stop_text for part in rollout.segments)
+                segments.append(None if is_broken else [])
         contexts = list(prompts)
         for number in range(max((len(rollout.segments) for rollout in rollouts), default=0)):
             unfinished = [
@@ -97,7 +98,9 @@ class Retokeniser:
                 for i, (rollout, same) in enumerate(zip(rollouts, same_tokenizer, strict=True))
                 if not same and segments[i] is not None and number < len(rollout.segments)
             ]
-            texts = [rollouts[i].segments[number].text for i in unfinished]
+            # learners learn to write the stop string, as the source did
+            parts = [rollouts[i].segments[number] for i in unfinished]
+            texts = [part.text + part.stop_text for part in parts]
             encoded = self._encode(learner, texts, [contexts[i] for i in unfinished])
             for i, ids in zip(unfinished, encoded, strict=True):
                 before = segments[i]

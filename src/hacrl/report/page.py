@@ -15,7 +15,7 @@ from hacrl.errors import ConfigError
 from hacrl.files import write_text
 from hacrl.report.rollouts import RolloutSampler, encode
 from hacrl.report.runs import RunData
-from hacrl.report.summary import report_tables, summarise
+from hacrl.report.summary import clip_ranges, report_tables, summarise
 from hacrl.report.tables import Table
 from hacrl.report.tokens import find_token_texts
 
@@ -49,7 +49,8 @@ def run_sampler(run: RunData) -> RolloutSampler:
     """Return a sampler of a run's rollouts."""
     models = {agent["name"]: agent["model"] for agent in run.config["agents"]}
     texts = {name: find_token_texts(run.folder, name, model) for name, model in models.items()}
-    return RolloutSampler(run.folder / ROLLOUTS, run.agents, texts)
+    own_clip = clip_ranges(run.config["method"])["own"]
+    return RolloutSampler(run.folder / ROLLOUTS, run.agents, texts, own_clip)
 
 
 def _sample(sampler: RolloutSampler, budget: int) -> tuple[list[dict[str, Any]], dict[int, str]]:

@@ -1,8 +1,9 @@
 """Draw a sample of a run's rollouts for the page, and count the importance ratios of all of them.
 
 A step's rollouts are drawn as whole prompts with all agents' answers, in an order that a hash of step and
-prompt decides, until the step's share of the page's size is used up. Files are read line by line; token ids
-and log-probabilities, most of a line, are parsed only for prompts that are drawn.
+prompt decides, until the step's share of the page's size is used up. If not even one prompt fits, the first
+one is shortened: fewer answers have tokens, then none, then there are fewer answers. Files are read line by
+line; token ids and log-probabilities, most of a line, are parsed only for prompts that are drawn.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import math
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,9 @@ from hacrl.files import UnreadableFileError, open_inside
 from hacrl.report.tokens import TokenTexts
 from hacrl.rollouts.log import LEARNT, RolloutLog
 
-BINS = 100  # of importance ratios, between 0 and TOP_RATIO; the last bin holds all ratios above
-TOP_RATIO = 2.0
+BINS = 100  # of importance ratios; the first one also holds all below, and a last one all above
+CROSS_TOP = 2.0  # the upper end of bins of other agents' ratios, which begin at 0
+OWN_WIDTHS = 4  # bins of own ratios reach as many widths of the clip range to both sides of 1
 _LOGPROB_DECIMALS = 3
 Row = dict[str, Any]
 
@@ -40,6 +42,7 @@ class StepRollouts:
     kept: int = 0
     prompts: int = 0
     kept_prompts: int = 0
+    shortened: int = 0  # drawn rollouts whose tokens are left out
     prompt_data: list[Row] = field(default_factory=list)
     # "learner>source" -> bin -> rollouts
     ratios: dict[str, Counter[int]] = field(default_factory=dict)
@@ -57,6 +60,7 @@ class StepRollouts:
             "kept": self.kept,
             "prompts": self.prompts,
             "keptPrompts": self.kept_prompts,
+            "shortened": self.shortened,
             "ratios": {pair: sorted(bins.items()) for pair, bins in sorted(self.ratios.items())},
             "fates": {pair: dict(fates) for pair, fates in sorted(self.fates.items())},
         }
@@ -75,8 +79,13 @@ class RolloutSampler:
     """Reads the rollout log of one run, step by step."""
 
     def __init__(
-        self, log: Path, agents: Sequence[str], token_texts: Mapping[str, TokenTexts | None]
+        self,
+        log: Path,
+        agents: Sequence[str],
+        token_texts: Mapping[str, TokenTexts | None],
+        own_clip: Sequence[float] | None = None,
     ) -> None:
+        self._bins = ratio_bins(own_clip)
         self._log = RolloutLog(log)
         self._agents = {name: number for number, name in enumerate(agents)}
         self._token_texts = token_texts
@@ -87,7 +96,7 @@ class RolloutSampler:
         return self._log.steps()
 
     def step(self, step: int, budget: int) -> StepRollouts:
-        """Return a step with at most about ``budget`` bytes of base64, but one prompt at least."""
+        """Return a step with at most about ``budget`` bytes of base64; a budget of 0 gives counts alone."""
         found = StepRollouts(step)
         try:
             self._read(found, budget)
@@ -101,30 +110,42 @@ class RolloutSampler:
     def _read(self, found: StepRollouts, budget: int) -> None:
         step = found.step
         folder = self._log.folder / f"step-{step:06d}"
-        rollouts = _by_problem(self._heads(folder, ',"prompt_ids":'), found)
-        learnt = _by_problem(self._heads(folder / LEARNT, ',"token_ids":'), None)
+        rollouts = _by_problem(self._heads(self._log.files(step), ',"prompt_ids":'), found)
+        learnt_files = sorted((folder / LEARNT).glob("*.jsonl"))
+        learnt = _by_problem(self._heads(learnt_files, ',"token_ids":'), None)
         for rows in learnt.values():
             for row, _ in rows:
-                _count(found, row)
+                self._count(found, row)
         found.prompts = len(rollouts)
         size = zlib.compressobj(6)
         spent = 0
-        for problem in sorted(rollouts, key=lambda name: _hash(step, name)):
+        for problem in sorted(rollouts, key=lambda name: _hash(step, name)) if budget else ():
             data = self._prompt(rollouts[problem], learnt.get(problem, []))
             text = _json(data)
             spent += len(size.compress(text) + size.flush(zlib.Z_SYNC_FLUSH)) * 4 // 3
-            if found.prompt_data and spent > budget:
-                break
-            found.prompt_data.append(data)
-            found.kept += len(data["rollouts"])
+            if spent <= budget:
+                found.prompt_data.append(data)
+                continue
+            if not found.prompt_data and (shorter := _first_that_fits(data, budget)) is not None:
+                found.prompt_data.append(shorter)
+            break
         found.kept_prompts = len(found.prompt_data)
+        drawn = [answer for data in found.prompt_data for answer in data["rollouts"]]
+        found.kept, found.shortened = len(drawn), sum("x" in answer for answer in drawn)
 
-    def _heads(self, folder: Path, tail: str) -> Iterator[tuple[Row, bytes]]:
+    def _count(self, found: StepRollouts, row: Row) -> None:
+        pair = f"{row['learner']}>{row['agent']}"
+        found.fates.setdefault(pair, Counter())[row["fate"]] += 1
+        if row["ratio"] is not None:
+            bins = self._bins["own" if row["learner"] == row["agent"] else "cross"]
+            found.ratios.setdefault(pair, Counter())[bins.number_of(row["ratio"])] += 1
+
+    def _heads(self, files: Iterable[Path], tail: str) -> Iterator[tuple[Row, bytes]]:
         """Yield each line without what comes after ``tail``, and the whole line.
 
         Text within JSON strings cannot look like ``tail``: its quotation marks are escaped there.
         """
-        for path in sorted(folder.glob("*.jsonl")):
+        for path in files:
             with open_inside(path, self._log.folder) as file:
                 for line in file:
                     head, cut, _ = line.partition(tail.encode())
@@ -153,7 +174,8 @@ class RolloutSampler:
             for segment in row["segments"]
             for value in segment["token_logprobs"] or [None] * len(segment["token_ids"])
         ]
-        pieces = self._pieces(row["agent"], ids, row["text"])
+        whole = _whole_text(row)
+        pieces = self._pieces(row["agent"], ids, whole)
         return {
             "a": self._agents[row["agent"]],
             "i": row["sample"],
@@ -164,7 +186,7 @@ class RolloutSampler:
             "n": row["tokens"],
             "p": pieces,
             "l": _rounded(logprobs),
-            "k": sorted((self._view(row["text"], view) for view in views), key=lambda view: view["a"]),
+            "k": sorted((self._view(whole, view) for view in views), key=lambda view: view["a"]),
         }
 
     def _view(self, text: str, row: Row) -> Row:
@@ -189,6 +211,11 @@ class RolloutSampler:
         return None if texts is None else texts.pieces(ids, text)
 
 
+def _whole_text(row: Row) -> str:
+    """Return the text of all tokens, the stop string that ended the response included."""
+    return "".join(segment["text"] + segment.get("stop_text", "") for segment in row["segments"])
+
+
 def _by_problem(
     heads: Iterator[tuple[Row, bytes]], found: StepRollouts | None
 ) -> dict[str, list[tuple[Row, bytes]]]:
@@ -200,16 +227,57 @@ def _by_problem(
     return groups
 
 
-def _count(found: StepRollouts, row: Row) -> None:
-    pair = f"{row['learner']}>{row['agent']}"
-    found.fates.setdefault(pair, Counter())[row["fate"]] += 1
-    if row["ratio"] is not None:
-        found.ratios.setdefault(pair, Counter())[ratio_bin(row["ratio"])] += 1
+def _first_that_fits(prompt: Row, budget: int) -> Row | None:
+    """Return the longest version of a prompt that fits; None if not even single answers without tokens do."""
+    most = max(Counter(answer["a"] for answer in prompt["rollouts"]).values())
+    versions = [(most, 1), (most, 0), *((answers, 0) for answers in (most // 2, 1) if 0 < answers < most)]
+    for answers, with_tokens in versions:
+        shorter = _shortened(prompt, answers, with_tokens)
+        if len(encode(shorter)) <= budget:
+            return shorter
+    return None
 
 
-def ratio_bin(ratio: float) -> int:
-    """Return the number of the bin that holds the ratio."""
-    return min(BINS, max(0, math.floor(ratio / TOP_RATIO * BINS)))
+def _shortened(prompt: Row, answers: int, with_tokens: int) -> Row:
+    """Return a prompt with the first answers of each agent, and tokens of the first of these."""
+    seen: Counter[int] = Counter()
+    kept = []
+    for answer in prompt["rollouts"]:
+        seen[answer["a"]] += 1
+        if seen[answer["a"]] <= answers:
+            kept.append(answer if seen[answer["a"]] <= with_tokens else _without_tokens(answer))
+    return {**prompt, "rollouts": kept}
+
+
+def _without_tokens(answer: Row) -> Row:
+    views = [{key: value for key, value in view.items() if key not in ("l", "p")} for view in answer["k"]]
+    return {**answer, "p": None, "l": [], "k": views, "x": 1}
+
+
+@dataclass(frozen=True)
+class RatioBins:
+    """Bins of equal width. Number ``BINS`` holds all ratios above the others, number 0 all below."""
+
+    low: float
+    width: float
+
+    def number_of(self, ratio: float) -> int:
+        """Return the number of the bin that holds the ratio."""
+        return math.floor(min(BINS, max(0.0, (ratio - self.low) / self.width)))
+
+
+def ratio_bins(own_clip: Sequence[float] | None) -> dict[str, RatioBins]:
+    """Return the bins of own and of other agents' ratios.
+
+    Own ratios are as close to 1 as their clip range is narrow, by default 0.0007. ``own_clip``: this range.
+    """
+    reach = OWN_WIDTHS * (own_clip[1] - own_clip[0]) if own_clip else 0.0
+    if not 0 < reach <= 1:
+        reach = 1.0
+    return {
+        "own": RatioBins(1 - reach * (1 + 1 / BINS), 2 * reach / BINS),  # 1 is the middle of a bin
+        "cross": RatioBins(0.0, CROSS_TOP / BINS),
+    }
 
 
 def _hash(step: int, problem: str) -> bytes:

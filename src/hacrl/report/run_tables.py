@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from dataclasses import replace
 
+from hacrl.report.benchmark_tables import run_benchmark_table
 from hacrl.report.runs import RunData
 from hacrl.report.statistics import NORMAL_QUANTILE
 from hacrl.report.tables import Cell, Table
 
 
-def run_tables(run: RunData, prefix: str = "") -> list[Table]:
-    """Return a run's tables; those without content are left out."""
+def run_tables(run: RunData, prefix: str = "", number: int = 0) -> list[Table]:
+    """Return a run's tables; those without content are left out. ``number``: of the run in the report."""
     tables = [_results(run, prefix), _teaching(run, prefix), _time(run, prefix)]
-    return [table for table in tables if table.rows]
+    benchmarks = run_benchmark_table(run, f"{prefix}benchmarks")
+    if benchmarks is not None:
+        tables.append(benchmarks)
+    return [replace(table, run=number) for table in tables if table.rows]
 
 
 def _results(run: RunData, prefix: str) -> Table:
@@ -48,6 +53,7 @@ def _results(run: RunData, prefix: str) -> Table:
         tuple(rows),
         "Low and high: 95% confidence, normal approximation over problems. The gain's interval treats the "
         "two evaluations as independent, which is wide: they use the same problems.",
+        kind="results",
     )
 
 
@@ -93,6 +99,7 @@ def _teaching(run: RunData, prefix: str) -> Table:
         tuple(rows),
         "Uses: rollouts in updates. Clipped: share of the uses without gradient. Share of gradient: mean "
         "over steps of the source's part of the sum of |dL/d log pi| over all tokens.",
+        kind="teaching",
     )
 
 
@@ -110,4 +117,5 @@ def _time(run: RunData, prefix: str) -> Table:
         ("phase", "agent", "seconds", "seconds per step", "share of a step"),
         tuple(rows),
         "Phases of agents that generate at the same time overlap.",
+        kind="time",
     )

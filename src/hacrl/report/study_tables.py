@@ -8,11 +8,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from hacrl.files import MissingFileError, read_json
+from hacrl.report.ablation_tables import ablation_tables, spread_over_seeds
+from hacrl.report.benchmark_tables import study_benchmark_tables
 from hacrl.report.runs import RunData
 from hacrl.report.statistics import TEST, holm, mean_interval, paired_difference
-from hacrl.report.tables import Cell, Table
+from hacrl.report.tables import Cell, Spread, Table
 
 MEAN = "mean"  # the column that averages over agents
+# What a method costs one agent: column -> metric that is summed over steps.
+COSTS = {
+    "rollouts": "rollout/rollouts",
+    "generated tokens": "rollout/tokens",
+    "learnt tokens": "learning/tokens",
+    "updates": "learning/updates",
+}
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,10 @@ class StudyRuns:
             statistics.fmean(self._accuracy(variant, seed, name, last=True) for name in agents)
             for seed in self.seeds
         ]
+
+    def finals_of_all(self, variant: str) -> list[float]:
+        """Return the mean over agents of the last accuracy, one for each seed."""
+        return self.finals(variant, MEAN)
 
     def before(self, agent: str) -> float:
         """Return the accuracy before training, a mean over seeds."""
@@ -98,29 +111,39 @@ def _named_variants(runs: Sequence[RunData]) -> list[str]:
 
 
 def study_tables(study: StudyRuns) -> list[Table]:
-    """Return the results by method, their differences from the reference, and every seed's values."""
-    return [_results(study), _differences(study), _seeds(study)]
+    """Return results by method and benchmark, ablations, differences from the reference, values by seed."""
+    folders = {run.folder.parent.parent: None for run in study.runs.values()}
+    return [
+        _results(study),
+        *study_benchmark_tables(folders, study.agents, study.variants),
+        *ablation_tables(study),
+        _differences(study),
+        _seeds(study),
+    ]
 
 
 def _results(study: StudyRuns) -> Table:
     columns = [*study.agents, MEAN]
     rows: list[tuple[Cell, ...]] = [
-        ("before", *(study.before(agent) for agent in columns), *(None for _ in columns), 0, 0)
+        ("before", *(Spread(study.before(agent), None) for agent in columns), *(0 for _ in COSTS))
     ]
     for variant in study.variants:
-        finals = [study.finals(variant, agent) for agent in columns]
-        spreads = [statistics.stdev(values) if len(values) > 1 else None for values in finals]
+        finals = [spread_over_seeds(study.finals(variant, agent)) for agent in columns]
         run = study.runs[variant, study.seeds[0]]
-        rollouts = max(run.spent_at(max(run.steps, default=0), agent) for agent in study.agents)
-        updates = max(int(sum(v or 0 for v in run.series(a, "learning/updates"))) for a in study.agents)
-        rows.append((variant, *map(statistics.fmean, finals), *spreads, rollouts, updates))
+        costs = [max(int(_total(run, a, name)) for a in study.agents) for name in COSTS.values()]
+        rows.append((variant, *finals, *costs))
     return Table(
         "study-results",
         "Held-out accuracy by method",
-        ("method", *columns, *(f"{name}, spread" for name in columns), "rollouts", "updates"),
+        ("method", *columns, *COSTS),
         tuple(rows),
-        f"Mean and standard deviation over {len(study.seeds)} seeds; rollouts and updates per agent.",
+        f"±: standard deviation over {len(study.seeds)} seeds. Costs are per agent, of the first seed.",
+        kind="study",
     )
+
+
+def _total(run: RunData, agent: str, metric: str) -> float:
+    return sum(value or 0 for value in run.series(agent, metric))
 
 
 def _differences(study: StudyRuns) -> Table:
@@ -142,6 +165,7 @@ def _differences(study: StudyRuns) -> Table:
         ("method", "agent", "difference", "low", "high", "p", "p, corrected", "seeds"),
         rows,
         f"Low and high: 95% confidence, Student's t. Test: {TEST}.",
+        kind="study",
     )
 
 
@@ -156,6 +180,7 @@ def _seeds(study: StudyRuns) -> Table:
         "Held-out accuracy by seed",
         ("method", "seed", *study.agents, MEAN),
         rows,
+        kind="study",
     )
 
 

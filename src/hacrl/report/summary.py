@@ -9,10 +9,11 @@ from typing import Any
 from hacrl import __version__
 from hacrl.config.load import dump_yaml
 from hacrl.report.colours import agent_colours, method_colour
+from hacrl.report.rollouts import ratio_bins
 from hacrl.report.run_tables import run_tables
 from hacrl.report.runs import RunData, Series
 from hacrl.report.study_tables import find_study, study_curves, study_tables
-from hacrl.report.tables import Table, cell_text
+from hacrl.report.tables import Cell, Spread, Table, texts
 
 SCHEMA = 1
 _DIGITS = 6  # significant ones, of numbers that are drawn
@@ -38,15 +39,15 @@ def summarise(runs: Sequence[RunData], tables: Sequence[Table], *, is_live: bool
 def report_tables(runs: Sequence[RunData]) -> list[Table]:
     """Return all tables of a report: those of a study, if the runs are one, and those of each run."""
     study = find_study(runs)
-    if study is not None:
-        return study_tables(study)
-    return [
-        table for run in runs for table in run_tables(run, prefix=f"{run.name}-" if len(runs) > 1 else "")
-    ]
+    tables = [] if study is None else study_tables(study)
+    for number, run in enumerate(runs):
+        tables += run_tables(run, f"{run.name}-" if len(runs) > 1 else "", number)
+    return tables
 
 
 def _run(run: RunData) -> dict[str, Any]:
     method = run.config["method"]
+    clip = clip_ranges(method)
     return {
         "name": run.name,
         "folder": str(run.folder),
@@ -69,7 +70,8 @@ def _run(run: RunData) -> dict[str, Any]:
         "seconds": _columns(run.seconds),
         "notes": run.notes,
         "totals": {name: totals(run, name) for name in run.agents},
-        "clip": clip_ranges(method),
+        "clip": clip,
+        "bins": {kind: [bins.low, bins.width] for kind, bins in ratio_bins(clip["own"]).items()},
     }
 
 
@@ -102,9 +104,21 @@ def _table(table: Table) -> dict[str, Any]:
         "name": table.name,
         "title": table.title,
         "note": table.note,
+        "kind": table.kind,
+        "run": table.run,
         "columns": list(table.columns),
-        "rows": [[{"t": cell_text(cell), "v": cell} for cell in row] for row in table.rows],
+        "rows": [
+            [_cell(cell, text) for cell, text in zip(row, shown, strict=True)]
+            for row, shown in zip(table.rows, texts(table), strict=True)
+        ],
     }
+
+
+def _cell(cell: Cell, text: str) -> dict[str, Any]:
+    """Return what is shown, the value, and the spread of a cell that has one."""
+    if isinstance(cell, Spread):
+        return {"t": text, "v": cell.mean, "s": cell.deviation}
+    return {"t": text, "v": cell}
 
 
 def _columns(columns: Mapping[str, Series]) -> dict[str, Series]:

@@ -23,7 +23,6 @@ from hacrl.report.page import ROLLOUTS, run_sampler, template
 from hacrl.report.rollouts import encode
 from hacrl.report.runs import RunData, find_runs, run_folders
 from hacrl.report.summary import report_tables, summarise
-from hacrl.rollouts.log import LEARNT
 
 HOST = "127.0.0.1"
 POLL_SECONDS = 1.0
@@ -135,9 +134,7 @@ def _state(path: Path) -> _State:
 
 def _step_state(run: Path, step: int) -> _State:
     folder = run / ROLLOUTS / f"step-{step:06d}"
-    return tuple(
-        _state(path) for path in sorted([*folder.glob("*.jsonl"), *folder.glob(f"{LEARNT}/*.jsonl")])
-    )
+    return tuple(_state(path) for path in sorted(folder.rglob("*.jsonl")))
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -1,9 +1,10 @@
 """The rollout log: every verified rollout of a run, on disk, one file per step and agent.
 
-``RUN/rollouts/step-000012/NAME.jsonl`` holds one JSON object per rollout, and ``learnt/NAME.jsonl`` beside
-it one per rollout that the agent could learn from; ``docs/rollout_log.md`` lists the fields. A file is
-written under a temporary name and then renamed, so a file that exists is complete. Three readers use it:
-people, a resumed run (which never samples again what the log holds), and other programs.
+``RUN/rollouts/step-000012/NAME.jsonl`` holds one JSON object per rollout, ``round-1/NAME.jsonl`` beside it
+those of a further round of the step, and ``learnt/NAME.jsonl`` one per rollout that the agent could learn
+from; ``docs/rollout_log.md`` lists the fields. A file is written under a temporary name and then renamed, so
+a file that exists is complete. Three readers use it: people, a resumed run (which never samples again what
+the log holds), and other programs.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
+
+import orjson
 
 from hacrl.errors import CheckpointError
 from hacrl.files import check_file, flush_to_disk
@@ -27,6 +30,7 @@ Row = dict[str, Any]
 Keep = int | Literal["all", "none"]
 _DETAILS = ("rewards", "columns", "metrics")  # of a verdict; left out of rows where they are empty
 _STEP_FOLDER = re.compile(r"step-(\d{6,})")
+_ROUND_FOLDER = re.compile(r"round-[1-9]\d*")
 
 
 class RolloutLog:
@@ -35,8 +39,10 @@ class RolloutLog:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def append(self, step: int, agent: str, rollouts: Sequence[VerifiedRollout]) -> None:
-        """Write all of one agent's verified rollouts of a step. The file appears when it is complete."""
+    def append(
+        self, step: int, agent: str, rollouts: Sequence[VerifiedRollout], round_number: int = 0
+    ) -> None:
+        """Write all of one agent's verified rollouts of a round. The file appears when it is complete."""
         seen: dict[str, int] = {}
         lines = []
         for verified in rollouts:
@@ -44,15 +50,15 @@ class RolloutLog:
             sample = seen.get(problem.id, 0)
             seen[problem.id] = sample + 1
             lines.append(_encode(_row(step, sample, verified)))
-        self._write(self._path(step, agent), lines)
+        self._write(self._path(step, agent, round_number), lines)
 
     def append_learnt(self, step: int, learner: str, records: Sequence[LearntRollout]) -> None:
         """Write what one learner made of each rollout of a step. The file appears when it is complete.
 
         The file is not forced to disk, which would take longer than everything else: no run depends on it.
         """
-        rows = [{"schema": SCHEMA, "step": step, **_learnt(record)} for record in records]
-        self._write(self._learnt_path(step, learner), [_encode(row) for row in rows], flush=False)
+        lines = [_encode_learnt(step, record) for record in records]
+        self._write(self._learnt_path(step, learner), lines, flush=False)
 
     def _write(self, path: Path, lines: Sequence[bytes], *, flush: bool = True) -> None:
         unfinished = path.with_name(f".{path.name}.unfinished")
@@ -70,22 +76,30 @@ class RolloutLog:
                 f"safe: free disk space or grant access, then `hacrl resume {self.folder.parent}`"
             ) from error
 
-    def has(self, step: int, agent: str) -> bool:
-        """Return whether the log holds this agent's rollouts of this step."""
-        return self._path(step, agent).is_file()
+    def has(self, step: int, agent: str, round_number: int = 0) -> bool:
+        """Return whether the log holds this agent's rollouts of this round."""
+        return self._path(step, agent, round_number).is_file()
 
     def discard(self, step: int, agent: str) -> None:
         """Delete one agent's rollouts of a step, so that they are sampled again."""
-        self._path(step, agent).unlink(missing_ok=True)
+        for folder in self._round_folders(step):
+            (folder / f"{agent}.jsonl").unlink(missing_ok=True)
 
-    def load(self, step: int, agent: str, problems: Iterable[Problem]) -> list[VerifiedRollout]:
-        """Return one agent's rollouts of a step exactly as they were appended.
+    def discard_rounds_after(self, step: int, round_number: int) -> None:
+        """Delete all agents' rollouts of later rounds of a step, which other rewards called for."""
+        for folder in self._round_folders(step)[round_number + 1 :]:
+            shutil.rmtree(folder)
 
-        ``problems`` are the step's: a rollout refers to its problem by id. Raises CheckpointError if the file
-        is damaged or names a problem that is not among them.
+    def load(
+        self, step: int, agent: str, problems: Iterable[Problem], round_number: int = 0
+    ) -> list[VerifiedRollout]:
+        """Return one agent's rollouts of a round exactly as they were appended.
+
+        ``problems`` are the round's: a rollout refers to its problem by id. Raise CheckpointError if the
+        file is damaged or names a problem that is not among them.
         """
         by_id = {problem.id: problem for problem in problems}
-        path = self._path(step, agent)
+        path = self._path(step, agent, round_number)
         try:
             return [_verified_rollout(row, by_id) for row in self._rows(path)]
         except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -94,12 +108,23 @@ class RolloutLog:
             ) from error
 
     def read(self, step: int | None = None, agent: str | None = None) -> Iterator[Row]:
-        """Yield rows, ordered by step, then agent's name, then order of sampling."""
+        """Yield rows, ordered by step, then round, then agent's name, then order of sampling."""
         for number in self.steps() if step is None else [step]:
-            folder = self.folder / _folder_name(number)
-            for path in sorted(folder.glob("*.jsonl")) if folder.is_dir() else []:
+            for path in self.files(number):
                 if agent is None or path.stem == agent:
                     yield from self._rows(path)
+
+    def files(self, step: int) -> list[Path]:
+        """Return the files of a step's rollouts, ordered by round, then agent's name."""
+        return [path for folder in self._round_folders(step) for path in sorted(folder.glob("*.jsonl"))]
+
+    def _round_folders(self, step: int) -> list[Path]:
+        """Return the folders of a step's rounds, the first round's first; empty without rollouts."""
+        folder = self.folder / _folder_name(step)
+        if not folder.is_dir():
+            return []
+        rounds = [path for path in folder.iterdir() if _ROUND_FOLDER.fullmatch(path.name)]
+        return [folder, *sorted(rounds, key=lambda path: int(path.name.removeprefix("round-")))]
 
     def read_learnt(self, step: int) -> Iterator[Row]:
         """Yield what each learner made of each rollout of a step, ordered by learner's name."""
@@ -128,8 +153,9 @@ class RolloutLog:
             if step <= newest_deleted:
                 shutil.rmtree(self.folder / _folder_name(step), ignore_errors=True)
 
-    def _path(self, step: int, agent: str) -> Path:
-        return self.folder / _folder_name(step) / f"{agent}.jsonl"
+    def _path(self, step: int, agent: str, round_number: int) -> Path:
+        folder = self.folder / _folder_name(step)
+        return (folder / f"round-{round_number}" if round_number else folder) / f"{agent}.jsonl"
 
     def _learnt_path(self, step: int, learner: str) -> Path:
         return self.folder / _folder_name(step) / LEARNT / f"{learner}.jsonl"
@@ -185,17 +211,11 @@ def _row(step: int, sample: int, verified: VerifiedRollout) -> Row:
     return row
 
 
-def _learnt(record: LearntRollout) -> Row:
-    data = to_json(record)
-    if record.late_from is None:
-        del data["late_from"]
-    return data
-
-
 def _segment(segment: Segment) -> Row:
     data = to_json(segment)
-    if not segment.versions:
-        del data["versions"]
+    for key in ("versions", "stop_text"):
+        if not data[key]:
+            del data[key]
     return data
 
 
@@ -217,3 +237,17 @@ def _encode(row: Row) -> bytes:
     """Return one line of JSON without characters that could disturb a terminal."""
     line = dump_line(row).decode()
     return (line if line.isprintable() else json_text(row)).encode() + b"\n"
+
+
+def _encode_learnt(step: int, record: LearntRollout) -> bytes:
+    """Return what :func:`_encode` returns. There are many records, and orjson writes a record by itself."""
+    try:
+        line = orjson.dumps(record)
+    except TypeError:  # lone surrogates
+        line = b""
+    if not line or not line.decode().isprintable():
+        row = {"schema": SCHEMA, "step": step, **to_json(record)}
+        return _encode({key: row[key] for key in row if key != "late_from" or row[key] is not None})
+    if record.late_from is None:
+        line = line.replace(b',"late_from":null', b"")  # texts cannot match: their quotes are escaped
+    return b'{"schema":%d,"step":%d,%b\n' % (SCHEMA, step, line[1:])

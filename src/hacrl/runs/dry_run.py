@@ -15,7 +15,7 @@ from hacrl.config.checks import check_plugin_method, updates_per_step
 from hacrl.config.schema import AgentSettings, RunConfig
 from hacrl.engines.registry import check_engines, engine_notes
 from hacrl.errors import ModelError, TaskError
-from hacrl.executors.registry import find_executor
+from hacrl.executors.registry import chooses_devices, find_executor
 from hacrl.memory.engine_sleep import decide_engine_memory
 from hacrl.memory.estimate import AgentShapes, DeviceMemory, device_memory, footprints, ranks_of
 from hacrl.models.architecture import architecture_support
@@ -28,6 +28,8 @@ from hacrl.runs.preflight import check_agents, check_problem_counts, check_probl
 from hacrl.tasks.base import CheckedTask, SelfTesting, Task
 from hacrl.tasks.registry import make_task
 from hacrl.tracking.registry import make_trackers
+
+NOTHING: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,10 +85,18 @@ def dry_run(config: RunConfig, overwrite: bool = False) -> DryRun:
                 task.close()
     prompts = {name: _longest_prompt(codec, checked) for name, codec in codecs.items() if checked is not None}
     sized = AgentShapes(devices, configs, prompts, ranks=ranks_of(config))
-    settled, notes = decide_engine_memory(config, sized)
-    known = footprints(settled, sized)
+    settled, notes, known = config, NOTHING, dict[str, Footprint]()
+    is_elsewhere = chooses_devices(config) and any(device != "cpu" for device in devices.values())
+    if is_elsewhere:
+        loader.not_checked.append(
+            f"memory of agents on GPUs: executor {config.executor!r} places them on other machines; a dry "
+            "run there with executor: local estimates it"
+        )
+    else:
+        settled, notes = decide_engine_memory(config, sized)
+        known = footprints(settled, sized)
     for agent in config.agents:
-        if agent.name in configs and agent.name not in known:
+        if agent.name in configs and agent.name not in known and not is_elsewhere:
             loader.not_checked.append(
                 f"memory of agent {agent.name!r} ({agent.model}): unknown type of layers"
             )
@@ -103,7 +113,7 @@ def dry_run(config: RunConfig, overwrite: bool = False) -> DryRun:
             )
             for agent in config.agents
         ),
-        devices=tuple(device_memory(config, sized, known)),
+        devices=() if is_elsewhere else tuple(device_memory(config, sized, known)),
         train_problems=None if task is None else len(checked.train if checked else task.train),
         test_problems=None if task is None else len(checked.test if checked else task.test),
         updates_per_step=updates_per_step(config),

@@ -73,7 +73,7 @@ def fit_problems(
         _Split(
             "held-out",
             _prompts(test, codecs),
-            evaluation.sampling(rollout.max_new_tokens).max_new_tokens,
+            evaluation.sampling(rollout.sampling).max_new_tokens,
             "evaluation.max_new_tokens" if own else "rollout.max_new_tokens",
         ),
     )

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 from hacrl.config.schema import RunConfig
 from hacrl.errors import ConfigError, ModelError, TaskError
-from hacrl.executors.registry import ChoosesDevices, find_executor
+from hacrl.executors.registry import chosen_devices
 from hacrl.models.architecture import architecture_support, check_architecture, loads_text_part
 from hacrl.models.device import agent_device, check_device, rank_devices
 from hacrl.models.loading import load_model_config, load_text_codec
@@ -48,9 +48,8 @@ def preflight(config: RunConfig, task: Task, loaded: Mapping[str, TextCodec] | N
 
 def check_agents(config: RunConfig, loaded: Collection[str]) -> dict[str, str]:
     """Check that all devices, local models and packages exist; return agent -> device."""
-    executor = find_executor(config.executor)
-    is_placed = isinstance(executor, ChoosesDevices)
-    devices = executor.devices(config, loaded) if isinstance(executor, ChoosesDevices) else {}
+    chosen = chosen_devices(config)
+    is_placed, devices = chosen is not None, chosen or {}
     for agent in config.agents:
         if agent.name not in loaded:
             try:

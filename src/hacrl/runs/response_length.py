@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from hacrl.config.schema import RunConfig
 from hacrl.models.tokenizing import TextCodec
+from hacrl.plain_text import half_character
 from hacrl.tasks.base import Task
 from hacrl.types import Problem
 
@@ -22,6 +23,7 @@ def response_length_warnings(
     solutions = list(getattr(task, "solutions", ()))
     what = "solutions" if solutions else "gold answers"
     texts = solutions or [problem.answer for problem in problems if problem.answer]
+    texts = [text for text in texts if half_character(text) is None]  # which no tokenizer can read
     texts = texts[:: -(-len(texts) // SAMPLED) or 1]
     if not texts:
         return []

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hacrl.files import JsonLines, Record, UnreadableFileError, as_record, read_jsonl
-from hacrl.training.metrics import Accuracy, StepReport
+from hacrl.training.metrics import Accuracy, AgentReport, StepReport
 from hacrl.training.observer import Observer
 
 
@@ -20,37 +21,57 @@ class RunResult(Observer):
     rewards: dict[str, list[float]] = field(default_factory=dict)  # agent -> mean reward per step
     rollouts: dict[str, int] = field(default_factory=dict)  # agent -> number of training rollouts
     updates: dict[str, int] = field(default_factory=dict)  # agent -> number of parameter updates
+    generated_tokens: dict[str, int] = field(default_factory=dict)  # agent -> of its training rollouts
+    learnt_tokens: dict[str, int] = field(default_factory=dict)  # agent -> that its losses saw, at every use
+    seconds: dict[str, float] = field(default_factory=dict)  # agent -> of its phases, evaluations left out
     notes: list[str] = field(default_factory=list)  # about the files it was read from
 
     def on_step(self, report: StepReport, seconds: Mapping[str, float]) -> None:
         """Add one step."""
         for name, agent in report.agents.items():
-            self.add(name, agent.rollout.reward, agent.rollout.rollouts, agent.learning.updates)
+            self.add(name, agent)
+        self.add_seconds(seconds)
 
     def on_evaluation(self, step: int, accuracies: Mapping[str, Accuracy]) -> None:
         """Add one evaluation."""
         self.accuracies[step] = dict(accuracies)
 
-    def add(self, agent: str, reward: float, rollouts: int, updates: int) -> None:
+    def add(self, name: str, agent: AgentNumbers | AgentReport) -> None:
         """Add one step of one agent."""
-        self.rewards.setdefault(agent, []).append(reward)
-        self.rollouts[agent] = self.rollouts.get(agent, 0) + rollouts
-        self.updates[agent] = self.updates.get(agent, 0) + updates
+        self.rewards.setdefault(name, []).append(agent.rollout.reward)
+        for costs, spent in (
+            (self.rollouts, agent.rollout.rollouts),
+            (self.generated_tokens, agent.rollout.tokens),
+            (self.updates, agent.learning.updates),
+            (self.learnt_tokens, agent.learning.tokens),
+        ):
+            costs[name] = costs.get(name, 0) + spent
+
+    def add_seconds(self, seconds: Mapping[str, float]) -> None:
+        """Add one step's times, by "phase/agent"; the "whole" step is nobody's."""
+        for key, value in seconds.items():
+            phase, _, name = key.partition("/")
+            if name and phase != "evaluate":
+                self.seconds[name] = self.seconds.get(name, 0.0) + value
 
 
 @dataclass(frozen=True)
 class _Rollout:
     reward: float
     rollouts: int
+    tokens: int = 0
 
 
 @dataclass(frozen=True)
 class _Learning:
     updates: int
+    tokens: int = 0
 
 
 @dataclass(frozen=True)
-class _Agent:
+class AgentNumbers:
+    """The part of an agent's report that a result needs."""
+
     rollout: _Rollout
     learning: _Learning
 
@@ -60,7 +81,7 @@ class MetricsLine:
     """The part of one line of metrics.jsonl that a result needs."""
 
     step: int
-    agents: dict[str, _Agent]
+    agents: dict[str, AgentNumbers]
 
 
 @dataclass(frozen=True)
@@ -106,9 +127,19 @@ def _read(folder: Path) -> tuple[RunResult, int]:
             raise UnreadableFileError(f"{where} is damaged: step {line.step} follows step {last}")
         last = line.step
         for name, agent in line.agents.items():
-            result.add(name, agent.rollout.reward, agent.rollout.rollouts, agent.learning.updates)
+            result.add(name, agent)
+    if (folder / "timings.jsonl").exists():
+        for times in read_jsonl(folder / "timings.jsonl", folder).lines:
+            result.add_seconds(plain_seconds(times.record))
     result.notes += [lines.note for lines in (evaluations, metrics) if lines.note is not None]
     return result, last
+
+
+def plain_seconds(record: Any) -> dict[str, float]:
+    """Return the times of one line of timings.jsonl; what is no time is left out."""
+    if not isinstance(record, dict):
+        return {}
+    return {key: value for key, value in record.items() if "/" in key and isinstance(value, int | float)}
 
 
 def _records(lines: JsonLines, kind: type[Record]) -> Iterator[tuple[str, Record]]:

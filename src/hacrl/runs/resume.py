@@ -16,7 +16,7 @@ from hacrl.files import as_record, check_inside, check_tree, iterate_jsonl, read
 from hacrl.runs.checkpoint import CheckpointStore
 from hacrl.runs.checkpointer import CHECKPOINTS, trainer_state
 from hacrl.runs.folder import STATUS_SCHEMA
-from hacrl.runs.results import EvaluationLine, MetricsLine, RunResult
+from hacrl.runs.results import EvaluationLine, MetricsLine, RunResult, plain_seconds
 from hacrl.training.lr_schedule import LearningRateSchedule
 from hacrl.training.trainer import Trainer
 
@@ -299,7 +299,11 @@ def _result_until(folder: Path, positions: Mapping[str, int]) -> RunResult:
         result.on_evaluation(evaluation.step, evaluation.agents)
     for line in _lines_until(folder / "metrics.jsonl", folder, positions, MetricsLine):
         for name, agent in line.agents.items():
-            result.add(name, agent.rollout.reward, agent.rollout.rollouts, agent.learning.updates)
+            result.add(name, agent)
+    if (folder / "timings.jsonl").exists():
+        for times in iterate_jsonl(folder / "timings.jsonl", folder):
+            if times.end <= positions.get("timings.jsonl", 0):
+                result.add_seconds(plain_seconds(times.record))
     return result
 
 

@@ -8,23 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from hacrl.plain_text import plot_text
-from hacrl.report.colours import BEFORE_COLOUR, method_colour
+from hacrl.report.colours import BEFORE_COLOUR, line_styles, method_colour
 from hacrl.runs.results import RunResult
 from hacrl.studies.tables import Comparison
 
-_LINE_STYLES = ("-", "--", ":", "-.")  # of variants that differ in overrides only, e.g. gspo@lr=1e-4
 _SMOOTHING = 3  # steps; the mean reward of one step is noisy
 
 Runs = Mapping[tuple[str, int], RunResult]  # (variant, seed) -> run
-
-
-def line_styles(variants: Sequence[str]) -> dict[str, str]:
-    """Return a line style for each variant; variants of equal colour get different ones."""
-    styles: dict[str, str] = {}
-    for variant in variants:
-        same_colour = sum(method_colour(other) == method_colour(variant) for other in styles)
-        styles[variant] = _LINE_STYLES[same_colour % len(_LINE_STYLES)]
-    return styles
 
 
 def accuracy_curve(runs: Mapping[int, RunResult], agent: str) -> list[tuple[float, float, float]]:

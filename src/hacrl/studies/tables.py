@@ -139,8 +139,12 @@ class StudyCell:
     after_by_seed: tuple[float, ...]
     difference: Spread  # from the reference variant, paired by seed
     wins: int  # seeds in which the variant ended above the reference
+    # costs of the agent, means over seeds
     rollouts: int
     updates: int
+    generated_tokens: int
+    learnt_tokens: int  # counted at every use
+    seconds: float  # of its phases: they depend on the machine and on what else runs on it
 
 
 @dataclass(frozen=True)
@@ -169,7 +173,7 @@ def make_study(results: Mapping[tuple[str, int], RunResult], reference: str) -> 
     def cell(variant: str, agent: str) -> StudyCell:
         after, baseline = final(variant, agent), final(reference, agent)
         differences = [own - other for own, other in zip(after, baseline, strict=True)]
-        first = results[variant, seeds[0]]
+        runs = [results[variant, seed] for seed in seeds]
         before = [results[variant, seed].accuracies[0][agent].mean for seed in seeds]
         return StudyCell(
             before=spread(before),
@@ -178,31 +182,46 @@ def make_study(results: Mapping[tuple[str, int], RunResult], reference: str) -> 
             after_by_seed=tuple(after),
             difference=spread(differences),
             wins=sum(difference > 0 for difference in differences),
-            rollouts=first.rollouts[agent],
-            updates=first.updates[agent],
+            rollouts=round(statistics.fmean(run.rollouts[agent] for run in runs)),
+            updates=round(statistics.fmean(run.updates[agent] for run in runs)),
+            generated_tokens=round(statistics.fmean(run.generated_tokens.get(agent, 0) for run in runs)),
+            learnt_tokens=round(statistics.fmean(run.learnt_tokens.get(agent, 0) for run in runs)),
+            seconds=statistics.fmean(run.seconds.get(agent, 0.0) for run in runs),
         )
 
     cells = {variant: {agent: cell(variant, agent) for agent in agents} for variant in variants}
     return Study(reference, tuple(seeds), cells)
 
 
+# Columns of a study's table -> attribute of a cell: what a method costs one agent.
+COSTS = {
+    "rollouts": "rollouts",
+    "generated tokens": "generated_tokens",
+    "learnt tokens": "learnt_tokens",
+    "updates": "updates",
+    "seconds": "seconds",
+}
+
+
 def study_markdown(study: Study) -> str:
-    """Return Markdown with a row per variant and a column per agent; rollouts and updates are per agent."""
+    """Return Markdown with a row per variant and a column per agent; costs are of the agent with the most."""
     agents = list(next(iter(study.cells.values())))
     seeds = next(iter(study.cells[study.reference].values())).after.seeds
     lines = [
-        "| variant | " + " | ".join(map(markdown_text, agents)) + " | mean | rollouts | updates |",
-        "|---|" + "---|" * (len(agents) + 3),
+        "| variant | " + " | ".join(map(markdown_text, agents)) + f" | mean | {' | '.join(COSTS)} |",
+        "|---|" + "---|" * (len(agents) + 1 + len(COSTS)),
     ]
     before = [study.cells[study.reference][agent].before for agent in agents]
     mean_before = statistics.fmean(value.mean for value in before)
-    lines.append("| before | " + " | ".join(map(str, before)) + f" | {mean_before:.3f} | 0 | 0 |")
+    nothing = " | ".join("0" for _ in COSTS)
+    lines.append("| before | " + " | ".join(map(str, before)) + f" | {mean_before:.3f} | {nothing} |")
     for variant, cells in study.cells.items():
         values = " | ".join(_cell_text(cells[agent], variant != study.reference) for agent in agents)
         mean = statistics.fmean(cells[agent].after.mean for agent in agents)
-        rollouts = max(cell.rollouts for cell in cells.values())
-        updates = max(cell.updates for cell in cells.values())
-        lines.append(f"| {markdown_text(variant)} | {values} | {mean:.3f} | {rollouts:,} | {updates:,} |")
+        costs = " | ".join(
+            f"{max(getattr(cell, attribute) for cell in cells.values()):,.0f}" for attribute in COSTS.values()
+        )
+        lines.append(f"| {markdown_text(variant)} | {values} | {mean:.3f} | {costs} |")
     note = (
         f"Mean ± standard deviation over {seeds} seeds. In brackets: the mean paired difference from "
         f"{markdown_text(study.reference)}, and in how many seeds it is positive."

@@ -80,7 +80,8 @@ class Tracker(Observer):
     def on_rollouts(self, step: int, agent: str, rollouts: Sequence[VerifiedRollout]) -> None:
         """Keep a few rollouts until the end of the step, when they are logged as one table."""
         self._start()
-        self._rows += sample_rows(step, agent, rollouts, self._run.logged_rollouts)
+        if all(row.agent != agent for row in self._rows):  # else of a further round of the step
+            self._rows += sample_rows(step, agent, rollouts, self._run.logged_rollouts)
 
     def on_step(self, report: StepReport, seconds: Mapping[str, float]) -> None:
         """Log all numbers of the step, and the kept rollouts."""

@@ -155,7 +155,8 @@ class RunProgress(Observer):
 
     def on_rollouts(self, step: int, agent: str, rollouts: Sequence[VerifiedRollout]) -> None:
         """Count an agent's tokens."""
-        self._tokens[agent] = sum(verified.rollout.num_tokens for verified in rollouts)
+        tokens = sum(verified.rollout.num_tokens for verified in rollouts)
+        self._tokens[agent] = self._tokens.get(agent, 0) + tokens  # a step may have several rounds
 
     def on_step(self, report: StepReport, seconds: Mapping[str, float]) -> None:
         """Update the progress bar; without a terminal, print a line."""

@@ -80,6 +80,8 @@ def _source_scalars(name: str, report: LearnReport) -> Scalars:
     for source, reasons in report.dropped.items():
         scalars |= {f"{name}/from/{source}/dropped/{reason}": float(n) for reason, n in reasons.items()}
     scalars |= {f"{name}/from/{source}/left_out": float(n) for source, n in report.left_out.items()}
+    scalars |= {f"{name}/from/{source}/alignment": cosine for source, cosine in report.alignment.items()}
+    scalars |= {f"{name}/from/{source}/trusted": float(trusted) for source, trusted in report.trusted.items()}
     return scalars
 
 

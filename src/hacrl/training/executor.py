@@ -36,7 +36,8 @@ class Executor(Protocol):
     The assignments have ``weights="published"`` then, so that no ``answer`` reads weights while ``learn``
     changes them. Each call gets a reporter of its own, whose observer may be used from any thread. The other
     verbs are called by the run's own thread while no ``learn`` and no ``publish`` is under way;
-    ``state_dict`` and ``tensors`` also while agents answer. An error that leaves a verb ends the run.
+    ``state_dict`` and ``tensors`` also while agents answer. Any error but a loss that leaves a verb ends the
+    run.
 
     A verb raises :class:`hacrl.errors.WorkerLostError`, after all other agents' results, for agents whose
     processes are gone. The trainer then asks the executor to place them again, or to drop them.

@@ -41,6 +41,10 @@ class GradientSums:
         """Return the norm of all sums together."""
         return torch.nn.utils.get_total_norm([weight.gradient for weight in self._weights])
 
+    def sampled(self, most: int) -> Tensor:
+        """Return up to ``most`` evenly spaced numbers of the sums so far, between two backward passes."""
+        return evenly_spaced_numbers([weight.gradient for weight in self._weights], most)
+
     def scale(self, factor: Tensor) -> None:
         """Multiply all sums by ``factor`` before the update uses them."""
         gradients = [weight.gradient for weight in self._weights]
@@ -121,6 +125,18 @@ class OffloadedGradientSums(GradientSums):
         self._release_memory(down_to=0)
         found: Tensor = torch.linalg.vector_norm(torch.stack([*map(self._norm_of, self._weights)]))
         return found
+
+    def sampled(self, most: int) -> Tensor:
+        """Return the same numbers as if all sums were on the device. Waits for copies that are under way."""
+        return evenly_spaced_numbers([*map(self._sum_so_far, self._weights)], most)
+
+    def _sum_so_far(self, weight: Weight) -> Tensor:
+        """Return a sum wherever it is; zeros if no pass has reached it."""
+        if weight.number in self._groups:
+            if weight.number not in self._norms:
+                return torch.zeros_like(weight.parameter, dtype=torch.float32)
+            self._groups[weight.number].wait()
+        return weight.gradient
 
     def scale(self, factor: Tensor) -> None:
         """Scale the sums on the device; :meth:`prepare` scales offloaded ones after they are copied back."""
@@ -215,6 +231,16 @@ class OffloadedGradientSums(GradientSums):
                 break  # it is reloaded when its gradient comes
             self._prefetched.append(weight)
             size += weight.gradient.nbytes
+
+
+def evenly_spaced_numbers(tensors: Sequence[Tensor], most: int) -> Tensor:
+    """Return up to ``most`` numbers of these tensors as one new vector, of every tensor the same share.
+
+    The vector is where the first of them that is on a GPU is.
+    """
+    stride = max(1, -(-sum(tensor.numel() for tensor in tensors) // most))
+    device = next((tensor.device for tensor in tensors if tensor.is_cuda), tensors[0].device)
+    return torch.cat([tensor.reshape(-1)[::stride].to(device) for tensor in tensors])
 
 
 def _always(buffer: Tensor) -> HostBuffers:

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from hacrl.algorithms.alignment import Alignment
 from hacrl.algorithms.importance import sequence_ratio
 from hacrl.algorithms.kl import k3_divergence
 from hacrl.models.device import HostCopy
@@ -206,6 +207,9 @@ class LearnStats:
     # log pi_sampler - log pi_old per own token, both at the weights before the first update
     sampler_differences: list[float] = field(default_factory=list)
     own: OwnStats = field(default_factory=OwnStats)
+    # cosine between the gradients of own and of others' responses, in one update; None: not compared
+    alignment: float | None = None
+    alignments: dict[str, Alignment] = field(default_factory=dict)  # by source, at the first update
     bad_updates: int = 0  # left out because their loss or gradient was not finite
     oom_retries: int = 0  # attempts at an update that were repeated because memory ran out
     notes: list[str] = field(default_factory=list)  # sentences for the user
@@ -228,17 +232,26 @@ class LearnStats:
     def record(self, result: MicroBatchResult) -> float:
         """Add the numbers of one micro-batch; return its part of the update's loss."""
         loss, rows, logprobs_BT = result.read()
-        rounded_BT = torch.round(logprobs_BT.double(), decimals=_DECIMALS).tolist()
-        for sample, numbers, logprobs_T in zip(result.samples, rows, rounded_BT, strict=True):
+        for sample, numbers in zip(result.samples, rows, strict=True):
             self.sources[sample.source].record(sample, numbers)
             if sample.is_own:
                 self.own.record(numbers, result)
-            if sample.rollout_key not in self.first_uses:
-                logprobs = tuple(logprobs_T[: len(sample.response_ids)])
-                self.first_uses[sample.rollout_key] = FirstUse(numbers, logprobs)
+        self._keep_first_uses(result.samples, rows, logprobs_BT)
         if result.has_sampling_weights:
             self.sampler_differences += sampler_differences(result.samples, logprobs_BT)
         return loss
+
+    def _keep_first_uses(
+        self, samples: Sequence[LearnerSample], rows: Sequence[SampleNumbers], logprobs_BT: Tensor
+    ) -> None:
+        """Keep the numbers of samples that no update of the step has used before."""
+        keys = [sample.rollout_key for sample in samples]
+        if all(key in self.first_uses for key in keys):
+            return
+        rounded_BT = torch.round(logprobs_BT.double(), decimals=_DECIMALS).tolist()
+        for key, sample, numbers, logprobs_T in zip(keys, samples, rows, rounded_BT, strict=True):
+            if key not in self.first_uses:
+                self.first_uses[key] = FirstUse(numbers, tuple(logprobs_T[: len(sample.response_ids)]))
 
     def add(self, update: LearnStats) -> None:
         """Add the numbers of an update that was made."""
@@ -250,6 +263,9 @@ class LearnStats:
         self.first_uses = {**update.first_uses, **self.first_uses}
         self.sampler_differences += update.sampler_differences
         self.own.add(update.own)
+        if update.alignment is not None:
+            self.alignment = update.alignment
+        self.alignments = {**update.alignments, **self.alignments}
 
     def of_all_ranks(self, ranks: Ranks) -> LearnStats:
         """Return the numbers of an update from all ranks together, which are the same on every rank.
@@ -274,6 +290,7 @@ class LearnStats:
             "sources": {source: asdict(numbers) for source, numbers in self.sources.items()},
             "own": asdict(self.own),
             "first_uses": first_uses,
+            "alignments": {},  # they are measured over all ranks
         }
 
     def add_bad(self, update: LearnStats) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -34,8 +34,10 @@ from hacrl.models.packing_support import packed_sequences
 from hacrl.models.rank_group import OneRank, Ranks
 from hacrl.models.reference_policy import make_reference
 from hacrl.models.sharding import sharding_of
+from hacrl.training.alignment import GradientAlignment, own_and_others
 from hacrl.training.batching import TokenBudget, loss_masks, minibatches, token_pairs
 from hacrl.training.gradient_checkpointing import checkpointed_layers
+from hacrl.training.gradient_meter import GradientMeter
 from hacrl.training.learn_stats import DeferredReader, LearnStats, MicroBatchResult
 from hacrl.training.offload import Transfers
 from hacrl.training.old_policy import (
@@ -63,6 +65,7 @@ class _Step:
 
     minibatches: list[list[LearnerSample]]  # one per update
     shares: RankShares
+    probes: dict[str, list[LearnerSample]] = field(default_factory=dict)  # by source: measured in update 0
     stats: LearnStats = field(default_factory=LearnStats)
     old: OldPolicyLogprobs = field(default_factory=OldPolicyLogprobs)
 
@@ -104,7 +107,9 @@ class Learner:
         self._max_policy_gap = max_policy_gap
         self._max_bad_updates = max_bad_updates
         self._order = method.settings.choices.minibatch_order
+        self._measures_alignment = method.settings.trust_window is not None
         self._recomputes_old = settings.recomputes_old_policy(exact_sampler)
+        self._rescores = method.settings.rescores
         self._reference = make_reference(agent.model) if method.needs_reference else None
         self._lr = lr or settings.lr
         sharding = sharding_of(agent.model)
@@ -161,8 +166,9 @@ class Learner:
                 "lr_factor": lr_factor,
             },
         )
-        batches = minibatches(samples, updates, settings.epochs, self._order, seed)
-        step = _Step(batches, RankShares(self._ranks.world))
+        trained = [sample for sample in samples if not sample.is_probe]
+        batches = minibatches(trained, updates, settings.epochs, self._order, seed)
+        step = _Step(batches, RankShares(self._ranks.world), _by_source(s for s in samples if s.is_probe))
         step.stats.learning_rate = self._lr * lr_factor
         self.optimizer.set_learning_rate(step.stats.learning_rate)
         with current_device(self.agent.device), self._ranks.together():
@@ -201,7 +207,7 @@ class Learner:
         """Sum and clip the gradients of one mini-batch; return the update's statistics."""
         update = LearnStats()
         if number == 0:  # in every attempt anew: pi_old depends on the size of micro-batches
-            step.old = OldPolicyLogprobs()
+            step.old = self._no_old_policy()
             self._run_before_first_update(step, update)
         minibatch = step.minibatches[number]
         active = [sample for sample in minibatch if self._carries_signal(sample)]
@@ -210,17 +216,64 @@ class Learner:
         mean_tokens = sum(sample.loss_tokens for sample in minibatch) / len(minibatch)
         losses: list[float] = []
         results = DeferredReader[MicroBatchResult](lambda result: losses.append(update.record(result)))
-        for micro_batch in self._micro_batches(active, step, own_apart=number > 0):
-            if micro_batch:
-                results.add(self._backward(micro_batch, len(minibatch), mean_tokens, step))
-            else:
-                self._idle_pass()
+        meter = GradientMeter(self.optimizer) if number == 0 and self._measures_alignment else None
+        alignment = GradientAlignment(self.optimizer, self._ranks)
+        if meter is not None:
+            self._backward_measured(active, len(minibatch), mean_tokens, step, results, meter)
+        else:
+            parts, compares = self._parts(active, step, number)
+            for part in parts:
+                self._backward_all(part, len(minibatch), mean_tokens, step, results)
+                if compares:
+                    alignment.part_done()
         results.finish()
         self._budget.agree()
         update.losses.append(sum(losses, 0.0))
         update = update.of_all_ranks(self._ranks)
+        update.alignment = alignment.cosine()
+        if meter is not None:
+            update.alignments = meter.alignments(self._ranks)
         update.grad_norms.append(self.optimizer.clip_gradients(self._settings.max_grad_norm))
         return update
+
+    def _backward_all(
+        self,
+        samples: Sequence[LearnerSample],
+        minibatch_size: int,
+        mean_tokens: float,
+        step: _Step,
+        results: DeferredReader[MicroBatchResult] | None,
+    ) -> None:
+        """Run samples forward and backward. Without ``results``, only their gradients remain."""
+        for micro_batch in self._shared_micro_batches(samples, step):
+            if not micro_batch:
+                self._idle_pass()
+                continue
+            result = self._backward(micro_batch, minibatch_size, mean_tokens, step)
+            if results is not None:
+                results.add(result)
+
+    def _backward_measured(
+        self,
+        samples: Sequence[LearnerSample],
+        minibatch_size: int,
+        mean_tokens: float,
+        step: _Step,
+        results: DeferredReader[MicroBatchResult],
+        meter: GradientMeter,
+    ) -> None:
+        """Run samples source by source, the own ones first, then the probes, and measure the gradients."""
+        by_source = _by_source(samples)
+        own = by_source.pop(self.agent.name, [])
+        self._backward_all(own, minibatch_size, mean_tokens, step, results)
+        meter.end_own()
+        for source, part in by_source.items():
+            self._backward_all(part, minibatch_size, mean_tokens, step, results)
+            meter.end_source(source)
+        for source, part in step.probes.items():
+            active = [sample for sample in part if self._carries_signal(sample)]
+            self._backward_all(active, minibatch_size, mean_tokens, step, None)
+            meter.undo(source)
 
     def _backward(
         self, micro_batch: list[LearnerSample], minibatch_size: int, mean_tokens: float, step: _Step
@@ -282,18 +335,21 @@ class Learner:
         its own forward pass gives the same numbers. If no pass over own responses would be made at all, a few
         are run so that the gap is always measured.
         """
-        own = first_occurrences(filter(has_old_policy, minibatch) for minibatch in step.minibatches)
-        first, *later = [[sample for sample in samples if self._carries_signal(sample)] for samples in own]
-        needed = later if self._recomputes_old else []
-        if not first and not any(needed):
-            needed = [evenly_spaced([sample for samples in own for sample in samples], GAP_SAMPLES)]
+        occurrences = first_occurrences(step.minibatches)
+        first, *later = [
+            [sample for sample in samples if self._carries_signal(sample)] for samples in occurrences
+        ]
+        needed = [[sample for sample in samples if step.old.covers(sample)] for samples in later]
+        if not any(has_old_policy(sample) for samples in (first, *needed) for sample in samples):
+            own = [sample for samples in occurrences for sample in samples if has_old_policy(sample)]
+            needed = [*needed, evenly_spaced(own, GAP_SAMPLES)]
 
         def measure_gap(result: tuple[Sequence[LearnerSample], HostCopy]) -> None:
             samples, logprobs = result
             update.sampler_differences += sampler_differences(samples, *logprobs.wait())
 
         results = DeferredReader(measure_gap)
-        for samples in needed:
+        for samples in (part for found in needed for part in self._recomputed_apart(found)):
             for micro_batch in self._shared_micro_batches(samples, step):
                 if not micro_batch:
                     with torch.no_grad():
@@ -309,22 +365,29 @@ class Learner:
                 results.add((micro_batch, HostCopy(logprobs_BT)))
         results.finish()
 
-    def _micro_batches(
-        self, samples: Sequence[LearnerSample], step: _Step, own_apart: bool
-    ) -> Iterator[list[LearnerSample]]:
-        """Yield micro-batches; own responses separately if their pi_old was recomputed beforehand.
+    def _parts(
+        self, samples: Sequence[LearnerSample], step: _Step, number: int
+    ) -> tuple[list[Sequence[LearnerSample]], bool]:
+        """Return the samples in parts that share no micro-batch, and whether to compare the parts' gradients.
 
-        In low precision a response's log-probability depends on the other samples in its batch, by as much as
-        the clip range is wide. In equal batches the ratio is exactly 1 until the weights move.
+        Own responses are separate where their gradient is compared with the others', and where their pi_old
+        was recomputed beforehand: in low precision a response's log-probability depends on the other samples
+        in its batch, by as much as the clip range is wide. In equal batches the ratio is exactly 1 until the
+        weights move.
         """
-        parts = [samples]
-        if own_apart and self._recomputes_old:
-            parts = [
-                [sample for sample in samples if has_old_policy(sample)],
-                [sample for sample in samples if not has_old_policy(sample)],
-            ]
-        for part in parts:
-            yield from self._shared_micro_batches(part, step)
+        parts = own_and_others(samples)
+        if self._settings.measure_alignment and step.stats.alignment is None and all(parts):
+            return parts, True
+        if number > 0:
+            return self._recomputed_apart(samples), False
+        return [samples], False
+
+    def _recomputed_apart(self, samples: Sequence[LearnerSample]) -> list[Sequence[LearnerSample]]:
+        """Return own responses whose pi_old is recomputed and all others, where pi_old is recomputed."""
+        if not self._recomputes_old and not self._rescores:
+            return [samples]
+        own = [sample for sample in samples if has_old_policy(sample)]
+        return [own, [sample for sample in samples if not has_old_policy(sample)]]
 
     def _shared_micro_batches(
         self, samples: Sequence[LearnerSample], step: _Step
@@ -417,25 +480,44 @@ class Learner:
             mean_tokens=mean_tokens,
             max_tokens=self._sampling.max_new_tokens,
         )
-        if self._recomputes_old:
-            return self._with_old_policy(batch, samples, old or OldPolicyLogprobs())
+        if self._recomputes_old or self._rescores:
+            return self._with_old_policy(batch, samples, old or self._no_old_policy())
         return batch
+
+    def _no_old_policy(self) -> OldPolicyLogprobs:
+        """Return an empty memory of the responses whose pi_old this learner computes."""
+        return OldPolicyLogprobs(own=self._recomputes_old, cross=self._rescores)
 
     def _with_old_policy(
         self, batch: LossBatch, samples: Sequence[LearnerSample], old: OldPolicyLogprobs
     ) -> LossBatch:
-        """Return the batch with this learner's pi_old in own rows, and the sampler's numbers separately."""
+        """Return the batch with this learner's pi_old in the rows that it is computed of.
+
+        If these are own rows, the sampler's numbers are kept separately.
+        """
         if batch.updates_done == 0:
             old.remember(samples, batch.logprobs_BT)
-        old_BT = old.replace_own(batch.behaviour_logprobs_BT, samples)
-        is_replaced_B = copy_to_device(list(map(has_old_policy, samples)), batch.is_own_B.device)
-        return replace(
+        old_BT = old.replace(batch.behaviour_logprobs_BT, samples)
+        covered_B = copy_to_device([old.covers(sample) for sample in samples], self.agent.device)
+        length_B = batch.mask_BT.sum(dim=-1).to(batch.source_length_B.dtype)
+        batch = replace(
             batch,
             behaviour_logprobs_BT=old_BT,
-            behaviour_logprob_B=torch.where(is_replaced_B, old_BT.sum(dim=-1), batch.behaviour_logprob_B),
-            sampler_logprobs_BT=batch.behaviour_logprobs_BT,
-            mismatch_cap=self._settings.mismatch_cap,
+            behaviour_logprob_B=torch.where(covered_B, old_BT.sum(dim=-1), batch.behaviour_logprob_B),
+            source_length_B=torch.where(covered_B, length_B, batch.source_length_B),
+            sampler_logprobs_BT=batch.behaviour_logprobs_BT if self._recomputes_old else None,
         )
+        if self._recomputes_old:
+            return replace(batch, mismatch_cap=self._settings.mismatch_cap)
+        return batch
+
+
+def _by_source(samples: Iterable[LearnerSample]) -> dict[str, list[LearnerSample]]:
+    """Return the samples of each source, sources sorted by name."""
+    found: dict[str, list[LearnerSample]] = {}
+    for sample in samples:
+        found.setdefault(sample.source, []).append(sample)
+    return dict(sorted(found.items()))
 
 
 def _per_response_token(sample: LearnerSample) -> Sequence[float]:

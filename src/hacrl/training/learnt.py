@@ -33,6 +33,8 @@ def _learnt(learner: str, sample: LearnerSample, use: FirstUse | None) -> Learnt
 
 
 def _fate(sample: LearnerSample, use: FirstUse | None) -> Fate:
+    if sample.is_probe:
+        return "not_shared"
     if use is None:  # samples without advantage are not run; any other was in an update that was left out
         return "no_signal" if sample.advantage == 0 else "bad_update"
     if use.numbers.clipped < 1:

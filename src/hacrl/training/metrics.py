@@ -46,7 +46,7 @@ class RolloutReport:
     reward: float  # mean
     verdicts: dict[str, int]
     response_tokens: float  # mean
-    stopped: float  # share that ended with a stop token
+    stopped: float  # share that ended with a stop token or a stop string
     rollouts: int
     rewards: dict[str, RewardReport] = field(default_factory=dict)  # by reward function
     logged: dict[str, float] = field(default_factory=dict)  # what reward functions gave to log_metric
@@ -56,6 +56,7 @@ class RolloutReport:
     entropy: float | None = None
     all_right: float = 0.0  # share of prompts whose responses all have the same reward, above the lowest
     all_wrong: float = 0.0  # share of prompts whose responses all have the lowest reward
+    replaced: int = 0  # prompts of the step without variance that rollout.resample replaced
 
 
 @dataclass(frozen=True)
@@ -110,10 +111,18 @@ class LearnReport:
     policy_kl: float | None = None  # KL(old policy || policy) within the step
     reference_kl: float | None = None  # KL(policy || reference); also None without a reference
     own_clipped_later: float | None = None  # share of own responses clipped from the second update on
+    # cosine between the gradients of own and of others' responses in the step's first update that has both;
+    # None: there is none
+    gradient_alignment: float | None = None
     baseline: float | None = None  # mu of own responses, mean over prompts; None: the method does not say
     without_signal: float = 0.0  # share of prompts in which every advantage is zero
     # source -> rollouts not learnt from because of learning.max_cross_rollouts
     left_out: dict[str, int] = field(default_factory=dict)
+    # Where the method asks for trust, by source: cosine between its gradient and the learner's own at the
+    # step's first update, and whether the learner trusted the source in this step (1 or 0).
+    alignment: dict[str, float] = field(default_factory=dict)
+    trusted: dict[str, int] = field(default_factory=dict)
+    probe_tokens: int = 0  # of sources that are not trusted, run to measure their gradients only
     notes: tuple[str, ...] = ()  # sentences for the user; no part of the metrics
     learnt: tuple[LearntRollout, ...] = ()  # for the rollout log; no part of the metrics
 
@@ -174,7 +183,9 @@ def accuracy_by_problem(verified: Sequence[VerifiedRollout], samples: int) -> Ac
     return accuracy_of([rewards[i : i + samples] for i in range(0, len(rewards), samples)])
 
 
-def rollout_report(rollouts: Sequence[VerifiedRollout], min_reward: float = 0.0) -> RolloutReport:
+def rollout_report(
+    rollouts: Sequence[VerifiedRollout], min_reward: float = 0.0, replaced: int = 0
+) -> RolloutReport:
     """Summarise one agent's verified rollouts; ``min_reward`` is the lowest possible reward."""
     logprobs = [logprob for verified in rollouts for logprob in verified.rollout.token_logprobs]
     by_problem: dict[str, set[float]] = {}
@@ -185,7 +196,7 @@ def rollout_report(rollouts: Sequence[VerifiedRollout], min_reward: float = 0.0)
         reward=mean(verified.reward for verified in rollouts),
         verdicts=dict(sorted(Counter(verified.verdict.label for verified in rollouts).items())),
         response_tokens=mean(verified.rollout.num_tokens for verified in rollouts),
-        stopped=mean(verified.rollout.finish_reason == "stop" for verified in rollouts),
+        stopped=mean(verified.rollout.finish_reason != "length" for verified in rollouts),
         rollouts=len(rollouts),
         rewards=_rewards_by_function([verified.verdict for verified in rollouts]),
         logged=_means_by_name([verified.verdict.metrics for verified in rollouts]),
@@ -193,6 +204,7 @@ def rollout_report(rollouts: Sequence[VerifiedRollout], min_reward: float = 0.0)
         entropy=_mean_if_any([-logprob for logprob in logprobs if math.isfinite(logprob)]),
         all_right=sum(reward > min_reward for reward in uniform) / max(1, len(by_problem)),
         all_wrong=sum(reward <= min_reward for reward in uniform) / max(1, len(by_problem)),
+        replaced=replaced,
     )
 
 
@@ -254,9 +266,13 @@ def learn_report(learner: str, stats: LearnStats, samples: LearnerSamples) -> Le
         policy_kl=_mean_if_any(stats.own.policy_kls),
         reference_kl=_mean_if_any(stats.own.reference_kls),
         own_clipped_later=_mean_if_any(stats.own.later_clipped),
+        gradient_alignment=stats.alignment,
         baseline=_mean_if_any(samples.baselines),
         without_signal=mean(not has_signal for has_signal in samples.has_signal),
         left_out=dict(sorted(samples.left_out.items())),
+        alignment={source: measured.cosine for source, measured in sorted(stats.alignments.items())},
+        probe_tokens=sum(s.loss_tokens for s in samples.samples if s.is_probe and s.advantage),
+        trusted={source: int(source in samples.trusted) for source in sorted(stats.alignments)},
         notes=tuple(stats.notes),
         learnt=learnt_rollouts(learner, stats, samples),
     )

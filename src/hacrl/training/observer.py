@@ -24,7 +24,7 @@ class Observer:
         """Handle the end of one response of an agent, while its other responses are still generated."""
 
     def on_rollouts(self, step: int, agent: str, rollouts: Sequence[VerifiedRollout]) -> None:
-        """Handle all of one agent's verified rollouts of a step."""
+        """Handle one agent's verified rollouts; a step with `rollout.resample` may have several rounds."""
 
     def on_step(self, report: StepReport, seconds: Mapping[str, float]) -> None:
         """Handle the end of a step.

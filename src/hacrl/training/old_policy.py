@@ -1,4 +1,7 @@
-"""pi_old of own responses, recomputed by the learner's forward pass for samplers with other numerics.
+"""pi_old of responses, computed by the learner's forward pass before the step's first update.
+
+Of own responses for samplers with other numerics; of other agents' responses for methods whose ratios compare
+with the learner's own policy.
 
 In an asynchronous run, a response may have been sampled by an older policy of the agent, or by several:
 token t by mu_t, the policy of version v(t), whose log-probability the sampler recorded. Given when weights
@@ -38,26 +41,33 @@ def has_old_policy(sample: LearnerSample) -> bool:
 
 
 class OldPolicyLogprobs:
-    """log pi_old per token of one step's own responses, at the weights before the step's first update.
+    """log pi_old per token of one step's responses, at the weights before the step's first update.
 
     The first update's own forward pass gives pi_old of its responses, so they need no pass before it. Their
     log-probabilities are remembered because a response may come again in a later update.
+
+    ``own``, ``cross``: whether pi_old of the learner's own responses and of others' is recomputed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, own: bool = True, cross: bool = False) -> None:
+        self._own, self._cross = own, cross
         self._logprobs: dict[int, Tensor] = {}  # by id(sample): two rollouts may have equal tokens
 
+    def covers(self, sample: LearnerSample) -> bool:
+        """Return whether pi_old of the response is recomputed."""
+        return (self._own and has_old_policy(sample)) if sample.is_own else self._cross
+
     def remember(self, samples: Sequence[LearnerSample], logprobs_BT: Tensor) -> None:
-        """Store the own rows of a forward pass that was made before the first update."""
+        """Store the covered rows of a forward pass that was made before the first update."""
         for sample, logprobs_T in zip(samples, logprobs_BT.detach(), strict=True):
-            if has_old_policy(sample) and id(sample) not in self._logprobs:
+            if self.covers(sample) and id(sample) not in self._logprobs:
                 self._logprobs[id(sample)] = logprobs_T[: len(sample.response_ids)].clone()
 
-    def replace_own(self, behaviour_BT: Tensor, samples: Sequence[LearnerSample]) -> Tensor:
-        """Return ``behaviour_BT`` with own rows of the present policy replaced by log pi_old, (B, T)."""
+    def replace(self, behaviour_BT: Tensor, samples: Sequence[LearnerSample]) -> Tensor:
+        """Return ``behaviour_BT`` with covered rows replaced by log pi_old, (B, T)."""
         old_BT = behaviour_BT.clone()
         for row, sample in enumerate(samples):
-            if has_old_policy(sample):
+            if self.covers(sample):
                 assert id(sample) in self._logprobs, "no forward pass over this response before the update"
                 logprobs_T = self._logprobs[id(sample)]
                 old_BT[row, : len(logprobs_T)] = logprobs_T

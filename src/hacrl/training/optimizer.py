@@ -76,6 +76,23 @@ class MasterWeightAdamW:
         """The gradient sums of the update under way, in the order of the parameters."""
         return [weight.gradient for weight in self._weights]
 
+    @torch.no_grad()
+    def sampled_gradients(self, most: int) -> Tensor:
+        """Return up to ``most`` evenly spaced numbers of the gradient sums so far."""
+        return self._sums.sampled(most)
+
+    def summed_gradients(self) -> list[Tensor | None]:
+        """Return this process's part of the gradient sums of the update under way, as they are, not copied.
+
+        None: no pass has reached a weight. Raise TrainingError if the sums are offloaded between passes.
+        """
+        if isinstance(self._sums, OffloadedGradientSums):
+            raise TrainingError(
+                "gradients cannot be compared while their sums are offloaded between passes, and the method "
+                "compares them; set learning.offload to weights, stream or less, or use another method"
+            )
+        return list(self.gradients)
+
     def set_learning_rate(self, lr: float) -> None:
         """Use another learning rate from the next update on."""
         for block in self.blocks:

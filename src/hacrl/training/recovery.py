@@ -17,11 +17,12 @@ from torch import Tensor
 from hacrl.algorithms.capability import CapabilityTracker
 from hacrl.config.schema import OnLoss, RunConfig
 from hacrl.errors import CheckpointError, TrainingError, WorkerLostError
-from hacrl.rollouts.groups import group_by_prompt
+from hacrl.rollouts.groups import PromptGroup, group_by_prompt
 from hacrl.rollouts.log import RolloutLog
 from hacrl.tasks.stream import ProblemStream
 from hacrl.training.executor import Executor
 from hacrl.training.reporter import Reporter
+from hacrl.training.resampling import Resampler
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,10 @@ class AgentCheckpoint:
     ) -> AgentCheckpoint:
         """Return an agent's part of what a trainer's ``state_dict`` and ``tensors`` returned."""
         done, under_way = int(state["steps_done"]), state["under_way"]
-        has_learnt_more = under_way is not None and agent in under_way["learnt"]
-        return cls(
-            done + has_learnt_more, done, state["capabilities"], state["agents"][agent], tensors[agent]
-        )
+        learnt = done + (under_way is not None and agent in under_way["learnt"])
+        if "asynchronous" in state:  # agents may be ahead of the last step that all have finished
+            learnt = int(state["asynchronous"]["agents"][agent]["learnt"])
+        return cls(learnt, done, state["capabilities"], state["agents"][agent], tensors[agent])
 
 
 # Returns the newest checkpoint's part of an agent; None if the run has no checkpoint yet.
@@ -60,6 +61,7 @@ class Recovery:
         self._stream = stream
         self._log = log
         self._find_checkpoint = find_checkpoint
+        self._resampler = Resampler(config, stream)
         self._losses: Counter[str] = Counter()
 
     @property
@@ -67,7 +69,19 @@ class Recovery:
         """What the recipe asks for when an agent is lost."""
         return self._config.ray.on_loss
 
-    def count(self, lost: Mapping[str, str]) -> None:
+    def bring_back(self, lost: Mapping[str, str], rebuild: Callable[[str], None]) -> None:
+        """Call ``rebuild`` for every lost agent, and again for those that are lost meanwhile."""
+        waiting = dict(lost)
+        while waiting:
+            self._count(waiting)
+            agents, waiting = list(waiting), {}
+            for agent in agents:
+                try:
+                    rebuild(agent)
+                except WorkerLostError as again:
+                    waiting |= again.lost
+
+    def _count(self, lost: Mapping[str, str]) -> None:
         """Count a loss of these agents. Raise TrainingError if one has been lost too often."""
         self._losses.update(lost.keys())
         limit = self._config.ray.max_rebuilds
@@ -119,19 +133,26 @@ class Recovery:
         learns: bool,
     ) -> None:
         """Record a logged step's rewards; let the agent learn from it if it has not."""
-        problems = self._stream.batch(step - 1)
         names = [one.name for one in self._config.agents]
-        rollouts = {name: self._log.load(step, name, problems) for name in names if self._log.has(step, name)}
-        if agent not in rollouts:
+        resampler = self._resampler
+        problems = self._stream.problems if resampler.rounds else self._stream.batch(step - 1)
+        asked: list[PromptGroup] = []
+        rewards: dict[str, list[float]] = {}
+        for number in range(1 + resampler.rounds):
+            present = [name for name in names if self._log.has(step, name, number)]
+            rollouts = {name: self._log.load(step, name, problems, number) for name in present}
+            for name, found in rollouts.items():
+                rewards.setdefault(name, []).extend(one.reward for one in found)
+            asked += group_by_prompt(rollouts)
+        if agent not in rewards:
             raise CheckpointError(
                 f"agent {agent!r} cannot be rebuilt: the rollouts of step {step} are not in "
                 f"{self._log.folder} any more. Set keep_rollouts: all, or checkpoint.every, so that what is "
                 "after the last checkpoint stays"
             )
-        groups = group_by_prompt(rollouts)
-        rewards = {name: [one.reward for one in found] for name, found in rollouts.items()}
-        capabilities.record(rewards, absent=[name for name in names if name not in rollouts])
+        capabilities.record(rewards, absent=[name for name in names if name not in rewards])
         if learns:
+            groups = resampler.chosen(asked)
             for _ in executor.learn(groups, capabilities.current, step, [agent], reporter):
                 pass
 

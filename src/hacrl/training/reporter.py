@@ -90,7 +90,9 @@ class AgentReporter:
         self._main.call(partial(self._reporter._begin_phase, phase, self._agent))
         start = time.perf_counter()
         yield
-        self._reporter.seconds[f"{phase}/{self._agent}"] = time.perf_counter() - start
+        # a phase may come several times in a step
+        seconds, key = self._reporter.seconds, f"{phase}/{self._agent}"
+        seconds[key] = seconds.get(key, 0.0) + time.perf_counter() - start
 
     def generating(self) -> AbstractContextManager[None]:
         """Return a block that is not interrupted between its generation and its verification."""

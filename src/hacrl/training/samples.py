@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from hacrl.algorithms.advantage import CapabilityRatio
+from hacrl.algorithms.context import StepContext
 from hacrl.algorithms.methods import Method
 from hacrl.algorithms.overlong import overlong_penalty
 from hacrl.models.agent import Agent
@@ -37,6 +38,8 @@ class LearnerSamples:
     baselines: list[float] = field(default_factory=list)  # mu of the learner, of each prompt
     # of each prompt: whether some response has an advantage that is not zero
     has_signal: list[bool] = field(default_factory=list)
+    trusted: frozenset[str] = frozenset()  # partners that the learner trusts, where the method asks for trust
+    is_stronger: dict[str, bool] = field(default_factory=dict)  # by partner: more capable than the learner
 
     def add(self, sample: LearnerSample) -> None:
         """Append a sample, and record its length ratio if it was retokenised."""
@@ -55,6 +58,7 @@ class Candidate:
     reward: float
     advantage: float  # for this learner
     step: int | None = None  # that the response was sampled for; None: the step that is learnt
+    is_probe: bool = False  # of a partner that is not trusted: its gradient is measured only
 
 
 @dataclass
@@ -65,6 +69,7 @@ class _PromptState:
     to_try: list[Candidate]
     reserves: list[Candidate]  # of other agents, over the limit; the next one replaces a dropped response
     has_signal: bool  # some advantage is not zero
+    not_shared: list[Candidate]  # left out by the method's rule
     samples: dict[tuple[str, int], LearnerSample] = field(default_factory=dict)  # by source and index
 
     def without_sample(self, learner: str, candidate: Candidate, reason: Fate) -> LearntRollout:
@@ -87,7 +92,7 @@ class _PromptState:
         """Store the sample. If another agent's response was dropped, try the next reserve instead."""
         if isinstance(sample, LearnerSample):
             self.samples[candidate.source, candidate.index] = sample
-        elif not is_own and self.reserves:
+        elif not is_own and not candidate.is_probe and self.reserves:
             self.to_try.append(self.reserves.pop(0))
 
 
@@ -96,7 +101,8 @@ class SampleBuilder:
 
     ``max_cross_rollouts``: the most responses of other agents per prompt; None: no limit. Builders with the
     same ``retokeniser`` share its work. ``mask_truncated``: drop responses that did not end by themselves.
-    ``overlong``: longest response and buffer of the soft overlong punishment.
+    ``overlong``: longest response and buffer of the soft overlong punishment. ``probe_share``: share of the
+    prompts on which the gradients of partners that are not trusted are measured.
     """
 
     def __init__(
@@ -109,6 +115,7 @@ class SampleBuilder:
         *,
         mask_truncated: bool = False,
         overlong: tuple[int, int] = (0, 0),
+        probe_share: float = 0.5,
     ) -> None:
         self._learner = learner
         self._method = method
@@ -117,17 +124,35 @@ class SampleBuilder:
         self._retokeniser = retokeniser or Retokeniser()
         self._mask_truncated = mask_truncated
         self._overlong = overlong
+        self._probe_share = probe_share
 
-    def build(self, groups: Sequence[PromptGroup], ratio: CapabilityRatio, seed: int = 0) -> LearnerSamples:
+    def build(
+        self,
+        groups: Sequence[PromptGroup],
+        ratio: CapabilityRatio,
+        seed: int = 0,
+        context: StepContext = StepContext(),  # noqa: B008 - immutable
+    ) -> LearnerSamples:
         """Return all samples of a step, prompt by prompt.
 
         Advantages compare all rollouts, dropped ones included. Within a prompt, sources are sorted by name,
         so mini-batches do not depend on the order of agents. ``seed`` decides between equally useful
-        responses if there is a limit.
+        responses if there is a limit. ``context``: what else the method may know of the step.
         """
-        built = LearnerSamples()
+        own_capability = context.capabilities.get(self._learner.name, 0.0)
+        built = LearnerSamples(
+            trusted=context.trusted,
+            is_stronger={name: value > own_capability for name, value in context.capabilities.items()},
+        )
+        method, trust = self._method.at(context), self._method.settings.trust_window is not None
         self._retokeniser.start_step(groups)
-        prompts = [self._prompt_state(group, ratio, seed) for group in groups]
+        probed = math.ceil(len(groups) * self._probe_share)
+        prompts = [
+            self._prompt_state(
+                group, method, ratio, seed, context.trusted if trust else None, number < probed
+            )
+            for number, group in enumerate(groups)
+        ]
         while attempts := [(prompt, candidate) for prompt in prompts for candidate in prompt.to_try]:
             for prompt in prompts:
                 prompt.to_try = []
@@ -138,9 +163,9 @@ class SampleBuilder:
                 if not isinstance(sample, LearnerSample):
                     built.dropped[candidate.source, sample] += 1
                     built.not_used.append(prompt.without_sample(self._learner.name, candidate, sample))
-        if self._method.baseline is not None:
+        if method.baseline is not None:
             built.baselines = [
-                self._method.baseline(self._rewards(group), self._learner.name, ratio)
+                method.baseline(compared_rewards(group, self._overlong), self._learner.name, ratio)
                 for group in groups
                 if group.teaches(self._learner.name)
             ]
@@ -153,39 +178,52 @@ class SampleBuilder:
                 prompt.without_sample(self._learner.name, candidate, "over_limit")
                 for candidate in prompt.reserves
             ]
+            built.not_used += [
+                prompt.without_sample(self._learner.name, candidate, "not_shared")
+                for candidate in prompt.not_shared
+            ]
         return built
 
-    def _prompt_state(self, group: PromptGroup, ratio: CapabilityRatio, seed: int) -> _PromptState:
-        """Choose which responses to the prompt to try first, and which are reserves."""
-        rewards = self._rewards(group)
-        candidates = [
-            Candidate(source, index, rewards[source][index], advantage, group.step)
-            for source, advantages in self._method.advantages(rewards, self._learner.name, ratio).items()
-            if group.teaches(source)
-            for index, advantage in enumerate(advantages)
-        ]
-        has_signal = any(candidate.advantage for candidate in candidates)
+    def _prompt_state(
+        self,
+        group: PromptGroup,
+        method: Method,
+        ratio: CapabilityRatio,
+        seed: int,
+        trusted: frozenset[str] | None,
+        has_probes: bool,
+    ) -> _PromptState:
+        """Choose which responses to the prompt to try first, and which are reserves.
+
+        ``trusted``: partners that are not trusted have probes at most; None: the method does not ask for
+        trust. ``has_probes``: whether they have probes on this prompt.
+        """
+        rewards = compared_rewards(group, self._overlong)
+        candidates: list[Candidate] = []
+        not_shared: list[Candidate] = []
+        for source, advantages in method.advantages(rewards, self._learner.name, ratio).items():
+            if not group.teaches(source):
+                continue
+            is_probe = trusted is not None and source != self._learner.name and source not in trusted
+            for index, advantage in enumerate(advantages):
+                candidate = Candidate(
+                    source, index, rewards[source][index], advantage or 0.0, group.step, is_probe
+                )
+                left_out = advantage is None or (is_probe and not has_probes)
+                (not_shared if left_out else candidates).append(candidate)
+        has_signal = any(candidate.advantage for candidate in candidates if not candidate.is_probe)
         limit = self._max_cross_rollouts
         if limit is None:
-            return _PromptState(group, candidates, [], has_signal)
+            return _PromptState(group, candidates, [], has_signal, not_shared)
         own = [candidate for candidate in candidates if candidate.source == self._learner.name]
-        cross = [candidate for candidate in candidates if candidate.source != self._learner.name]
+        cross = [c for c in candidates if c.source != self._learner.name and not c.is_probe]
+        probes = [candidate for candidate in candidates if candidate.is_probe]
         if len(cross) > limit:
             cross = most_useful_first(cross, seed, group.problem.id)
-        return _PromptState(group, own + cross[:limit], cross[limit:], has_signal)
-
-    def _rewards(self, group: PromptGroup) -> dict[str, tuple[float, ...]]:
-        """Return the rewards that advantages compare: the verdicts', less for overlong responses."""
-        longest, buffer = self._overlong
-        if not buffer:
-            return group.rewards
-        return {
-            agent: tuple(
-                verified.reward + overlong_penalty(verified.rollout.num_tokens, longest, buffer)
-                for verified in responses
-            )
-            for agent, responses in group.responses.items()
-        }
+        if len(probes) > limit:  # chosen like responses that are trained on, and beside them
+            probes = most_useful_first(probes, seed, group.problem.id)
+        to_try = own + cross[:limit] + probes[:limit]
+        return _PromptState(group, to_try, cross[limit:], has_signal, not_shared + probes[limit:])
 
     def _samples(self, rollouts: Sequence[tuple[Rollout, Candidate]]) -> list[LearnerSample | DropReason]:
         """Return a sample, or the reason for having none, for each rollout."""
@@ -232,12 +270,30 @@ class SampleBuilder:
             index=candidate.index,
             is_current=self._is_current(rollout),
             step=candidate.step,
+            is_probe=candidate.is_probe,
         )
 
     def _is_current(self, rollout: Rollout) -> bool:
         """Return whether the learner's present policy sampled the whole response."""
         version = self._learner.policy_version
         return rollout.oldest_version == version == rollout.newest_version
+
+
+def compared_rewards(group: PromptGroup, overlong: tuple[int, int]) -> dict[str, tuple[float, ...]]:
+    """Return the rewards that advantages compare: the verdicts', less for overlong responses.
+
+    ``overlong``: longest response and buffer of the soft overlong punishment.
+    """
+    longest, buffer = overlong
+    if not buffer:
+        return group.rewards
+    return {
+        agent: tuple(
+            verified.reward + overlong_penalty(verified.rollout.num_tokens, longest, buffer)
+            for verified in responses
+        )
+        for agent, responses in group.responses.items()
+    }
 
 
 def most_useful_first(candidates: Iterable[Candidate], seed: int, prompt: str) -> list[Candidate]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hacrl.models.sharding import local_rows, sharding_of, whole_tensor
+from hacrl.training.gradients import evenly_spaced_numbers
 from hacrl.training.optimizer import MasterWeightAdamW
 
 _STEP = ".step"  # end of the names of AdamW's step counts, the only tensors that are not sharded
@@ -46,6 +47,19 @@ class ShardedAdamW(MasterWeightAdamW):
         self._sums.free()
         for parameter in self._sharded:
             parameter.grad = None
+
+    def summed_gradients(self) -> list[Tensor | None]:
+        """Return the gradients of this rank's shards; FSDP2 has averaged them over ranks."""
+        return [None if parameter.grad is None else parameter.grad.to_local() for parameter in self._sharded]
+
+    @torch.no_grad()
+    def sampled_gradients(self, most: int) -> Tensor:
+        """Return up to ``most`` evenly spaced numbers of this rank's gradients, averaged over ranks."""
+        gradients = [
+            torch.zeros_like(weight.parameter) if parameter.grad is None else parameter.grad.to_local()
+            for parameter, weight in zip(self._sharded, self._weights, strict=True)
+        ]
+        return evenly_spaced_numbers(gradients, most)
 
     @torch.no_grad()
     def clip_gradients(self, max_norm: float) -> float:

@@ -29,6 +29,7 @@ from hacrl.training.metrics import (
 )
 from hacrl.training.recovery import Recovery, no_recovery
 from hacrl.training.reporter import Reporter
+from hacrl.training.resampling import Resampler
 from hacrl.training.state import StepProgress
 from hacrl.training.worker import Assignment
 from hacrl.types import Problem, VerifiedRollout
@@ -57,6 +58,7 @@ class Trainer:
         self.after_step: Callable[[], None] = lambda: None  # called after each step and its evaluation
         self.recovery: Recovery | None = None  # what brings lost agents back; None: a loss ends the run
         self.stream = stream
+        self._resampler = Resampler(config, stream)
         self._test_problems = test_problems
         self._log = log
         self._collapse = CollapseDetector(names, pauses=config.pause_collapsed)
@@ -87,12 +89,11 @@ class Trainer:
     def step(self, step: int) -> StepReport:
         """Make one step, or finish one that was interrupted."""
         progress = self._begin(step)
-        problems = self.stream.batch(step - 1)
-        rollouts = self._answer(problems, progress)
-        groups = group_by_prompt(rollouts)
-        capabilities = self._update_capabilities(groups)
+        asked = self._ask(self.stream.batch(step - 1), progress)
+        groups = self._resampler.chosen(asked)
+        capabilities = self._update_capabilities(asked)
         reports = self._learn(groups, capabilities, progress)
-        return self._end(progress, reports)
+        return self._end(progress, reports, replaced=len(asked) - len(groups))
 
     def evaluate(self, step: int) -> dict[str, Accuracy]:
         """Evaluate every agent alone, on the same held-out problems with the same random draws every time."""
@@ -146,24 +147,34 @@ class Trainer:
         assert self._progress.step == step, f"step {self._progress.step} is under way, not {step}"
         return self._progress
 
+    def _ask(self, problems: Sequence[Problem], progress: StepProgress) -> list[PromptGroup]:
+        """Return all agents' responses to the step's problems, and to those of further rounds."""
+        asked = group_by_prompt(self._answer(problems, progress))
+        for number, others in self._resampler.further_rounds(progress.step, asked):
+            asked += group_by_prompt(self._answer(others, progress, number))
+        return asked
+
     def _answer(
-        self, problems: Sequence[Problem], progress: StepProgress
+        self, problems: Sequence[Problem], progress: StepProgress, number: int = 0
     ) -> dict[str, list[VerifiedRollout]]:
-        """Return every active agent's verified rollouts; all of them are in the rollout log then."""
-        self._read_logged(problems, progress)
-        assignment = Assignment("rollout", problems, progress.step)
+        """Return every active agent's verified rollouts of a round; all are in the rollout log then."""
+        answered = progress.round(number)
+        self._read_logged(problems, progress, number)
+        assignment = Assignment("rollout", problems, progress.step, round=number)
+        if self._log is not None and any(name not in answered for name in self.active):
+            self._log.discard_rounds_after(progress.step, number)
         for name, answer in self._from_all(
             lambda: self.active,
-            progress.rollouts,
+            answered,
             lambda names: self.executor.answer(assignment, names, self.reporter),
         ):
             if self._log is not None:
-                self._log.append(progress.step, name, answer.rollouts)
+                self._log.append(progress.step, name, answer.rollouts, number)
             progress.syncs[name] = answer.sync
-            self._add_rollouts(progress, name, answer.rollouts)
+            self._add_rollouts(progress, name, answer.rollouts, number)
             self.reporter.notes(answer.notes)
         self.reporter.check_interrupted()  # also if the executor has announced no phase
-        return {name: progress.rollouts[name] for name in self.active}
+        return {name: answered[name] for name in self.active}
 
     def _update_capabilities(self, groups: Sequence[PromptGroup]) -> Capabilities:
         """Add the step's rewards, and return all agents' capabilities."""
@@ -195,8 +206,12 @@ class Trainer:
             raise
         return progress.reports
 
-    def _end(self, progress: StepProgress, reports: Mapping[str, LearnReport]) -> StepReport:
-        """Report the step to the observers, and return the report."""
+    def _end(self, progress: StepProgress, reports: Mapping[str, LearnReport], replaced: int) -> StepReport:
+        """Report the step to the observers, and return the report.
+
+        ``replaced``: prompts without variance that other prompts replaced.
+        """
+        rollouts = progress.rollouts
         versions, capabilities = self.executor.policy_versions, self.capabilities.current
         min_reward = self.config.method.min_reward
         report = StepReport(
@@ -205,7 +220,7 @@ class Trainer:
                 name: AgentReport(
                     capability=self.capabilities.capability(name),
                     policy_version=versions[name],
-                    rollout=rollout_report(progress.rollouts[name], min_reward),
+                    rollout=rollout_report(rollouts[name], min_reward, replaced),
                     learning=reports[name],
                     engine=progress.syncs.get(name),
                     capability_ratios={
@@ -215,7 +230,7 @@ class Trainer:
                 for name in self.active
             },
         )
-        self.reporter.notes([*self._health.update(report), *self._collapse.update(progress.rollouts)])
+        self.reporter.notes([*self._health.update(report), *self._collapse.update(rollouts)])
         self.steps_done, self._progress = progress.step, None
         self.reporter.observer.on_step(report, self.reporter.end_step())
         return report
@@ -227,19 +242,19 @@ class Trainer:
         if is_due and self._evaluated_at != step and self._progress is None:
             self.evaluate(step)
 
-    def _read_logged(self, problems: Sequence[Problem], progress: StepProgress) -> None:
+    def _read_logged(self, problems: Sequence[Problem], progress: StepProgress, number: int) -> None:
         """Take rollouts that an earlier process sampled with the same policies from the log."""
         if self._log is None:
             return
         for name in self.active:
-            if name in progress.rollouts or not self._log.has(progress.step, name):
+            if name in progress.round(number) or not self._log.has(progress.step, name, number):
                 continue
-            rollouts = self._log.load(progress.step, name, problems)
+            rollouts = self._log.load(progress.step, name, problems, number)
             expected = len(problems) * self.executor.rollouts_per_prompt[name]
             versions = {verified.rollout.policy_version for verified in rollouts}
             current = self.executor.policy_versions[name]
             if len(rollouts) == expected and versions == {current}:
-                self._add_rollouts(progress, name, rollouts)
+                self._add_rollouts(progress, name, rollouts, number)
                 if self._notes_logged_rollouts:
                     self._notes_logged_rollouts = False
                     note = "rollouts that the log holds already are read from it, not sampled again"
@@ -252,8 +267,10 @@ class Trainer:
                 )
                 self.reporter.notes([note])
 
-    def _add_rollouts(self, progress: StepProgress, name: str, rollouts: list[VerifiedRollout]) -> None:
-        progress.rollouts[name] = rollouts
+    def _add_rollouts(
+        self, progress: StepProgress, name: str, rollouts: list[VerifiedRollout], number: int
+    ) -> None:
+        progress.round(number)[name] = rollouts
         self.reporter.observer.on_rollouts(progress.step, name, rollouts)
 
     def _from_all(
@@ -289,16 +306,14 @@ class Trainer:
         if self.recovery.on_loss == "drop":
             self._drop(error.lost)
             return
-        versions, lost = dict(self.executor.policy_versions), dict(error.lost)
-        while lost:
-            self.recovery.count(lost)
-            agents, lost = list(lost), {}
-            for agent in agents:
-                steps = self.steps_done + (self._progress is not None and agent in self._progress.reports)
-                try:
-                    self.recovery.rebuild(self.executor, agent, steps, versions[agent], self.reporter)
-                except WorkerLostError as again:
-                    lost |= again.lost
+        versions = self.executor.policy_versions  # before any agent is placed again
+
+        def rebuild(agent: str) -> None:
+            assert self.recovery is not None
+            steps = self.steps_done + (self._progress is not None and agent in self._progress.reports)
+            self.recovery.rebuild(self.executor, agent, steps, versions[agent], self.reporter)
+
+        self.recovery.bring_back(error.lost, rebuild)
 
     def _drop(self, agents: Iterable[str]) -> None:
         for agent in agents:
@@ -353,11 +368,12 @@ class Trainer:
             self.executor.drop(agent)
         self.executor.load_state_dict(state["agents"], tensors)
         if state["under_way"] is not None:
-            problems = self.stream.batch(self.steps_done)
+            problems = self.stream.problems if self._resampler.rounds else self.stream.batch(self.steps_done)
             self._progress = StepProgress.from_json(state["under_way"], problems, self._log)
 
     def report_restored_rollouts(self) -> None:
         """Show observers the rollouts of a step that an earlier process began."""
         if self._progress is not None:
-            for agent, rollouts in self._progress.rollouts.items():
-                self.reporter.observer.on_rollouts(self._progress.step, agent, rollouts)
+            for answered in self._progress.rounds:
+                for agent, rollouts in answered.items():
+                    self.reporter.observer.on_rollouts(self._progress.step, agent, rollouts)

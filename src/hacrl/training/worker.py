@@ -13,7 +13,9 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from hacrl.algorithms.alignment import TrustTracker
 from hacrl.algorithms.capability import Capabilities
+from hacrl.algorithms.context import StepContext
 from hacrl.engines.answering import Answerer
 from hacrl.engines.base import Engine, SyncReport
 from hacrl.errors import EngineMismatchError
@@ -39,6 +41,10 @@ class WorkerSettings:
     evaluation_samples: int  # per problem
     evaluation_sampling: Sampling
     updates_per_step: int
+    # By the number of trusted partners: updates of a step. Empty: the method does not ask for trust.
+    updates_by_trust: tuple[int, ...] = ()
+    trust_window: int = 5
+    steps: int = 1  # of the whole run
     lr_schedule: LearningRateSchedule = field(default_factory=LearningRateSchedule)
 
 
@@ -49,6 +55,7 @@ class Assignment:
     phase: Literal["rollout", "evaluate"]
     problems: Sequence[Problem]
     step: int
+    round: int = 0  # of the step: above 0 with rollout.resample
     # "current": the engine first gets the learner's weights. "published": it samples with those that it got
     # last, and nothing reads the learner's weights, which may be in the middle of an update.
     weights: Literal["current", "published"] = "current"
@@ -81,6 +88,7 @@ class AgentWorker:
         self.learner = learner
         self.builder = builder
         self.settings = settings
+        self.trust = TrustTracker(settings.trust_window)
         self._answerer = Answerer(agent, engine, task, verify_lock)
         self._published: SyncReport | None = None  # what the engine got last by publish
 
@@ -113,6 +121,8 @@ class AgentWorker:
         if assignment.phase == "rollout":
             samples, sampling = settings.rollouts_per_prompt, settings.rollout_sampling
             seed = derive_seed(settings.seed, "rollout", self.name, assignment.step)
+            if assignment.round:
+                seed = derive_seed(seed, "round", assignment.round)
         else:  # the same random draws in every evaluation
             samples, sampling = settings.evaluation_samples, settings.evaluation_sampling
             seed = derive_seed(settings.seed, "evaluate", self.name)
@@ -172,18 +182,25 @@ class AgentWorker:
     ) -> LearnerSamples:
         """Write all rollouts in the agent's tokens, with its advantages. Needs no device."""
         seed = derive_seed(self.settings.seed, "choose", self.name, step)
-        return self.builder.build(groups, capabilities.ratio, seed)
+        progress = (step - 1) / max(1, self.settings.steps)
+        present = frozenset(name for group in groups for name in group.responses)  # not paused
+        context = StepContext(progress, capabilities.values, self.trust.trusted & present)
+        return self.builder.build(groups, capabilities.ratio, seed, context)
 
     def update(self, samples: LearnerSamples, step: int) -> LearnReport:
         """Make the step's parameter updates."""
-        seed = derive_seed(self.settings.seed, "learn", self.name, step)
+        settings = self.settings
+        seed = derive_seed(settings.seed, "learn", self.name, step)
+        updates = settings.updates_per_step
+        if settings.updates_by_trust:
+            updates = settings.updates_by_trust[len(samples.trusted)]
         try:
-            stats = self.learner.learn(
-                samples.samples, self.settings.updates_per_step, seed, self.settings.lr_schedule.factor(step)
-            )
+            stats = self.learner.learn(samples.samples, updates, seed, settings.lr_schedule.factor(step))
         except EngineMismatchError as error:
             error.agent = self.name
             raise
+        for source, measured in stats.alignments.items():
+            self.trust.record(source, measured, samples.is_stronger.get(source, False))
         return learn_report(self.name, stats, samples)
 
     def state_dict(self) -> dict[str, Any]:
@@ -192,6 +209,7 @@ class AgentWorker:
             "policy_version": self.agent.policy_version,
             "learner": self.learner.state_dict(),
             "engine": self.engine.state_dict(),
+            "trust": self.trust.state_dict(),
         }
 
     def tensors(self) -> dict[str, Tensor]:
@@ -203,6 +221,7 @@ class AgentWorker:
         self.agent.policy_version = state["policy_version"]
         self.learner.load_state_dict(state["learner"])
         self.engine.load_state_dict(state["engine"])
+        self.trust.load_state_dict(state["trust"])
         self.learner.optimizer.load_tensors(tensors)
 
     def save(self, folder: Path) -> None:

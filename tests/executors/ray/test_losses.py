@@ -12,8 +12,10 @@ import pytest
 from hacrl.config.schema import CheckpointSettings, RaySettings, RunConfig
 from hacrl.errors import TrainingError
 from hacrl.runs.run import LocalRun, run_locally
+from tests.executors.executor_contract import asynchronous
 from tests.support.chaos import chaos_config, differing_files
 from tests.support.ray_cluster import Killer, Moment, connected
+from tests.training.asynchronous.orders import lines, logged
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -67,6 +69,41 @@ def test_the_others_go_on_without_a_dropped_agent(tmp_path: Path) -> None:
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     agents = [sorted(json.loads(line)["agents"]) for line in lines]
     assert agents == [["llama", "small"], ["small"], ["small"]]
+
+
+def test_agents_of_an_asynchronous_run_are_rebuilt_while_the_others_go_on(tmp_path: Path) -> None:
+    config = replace(
+        asynchronous(tmp_path / "run", 1),
+        executor="ray",
+        steps=6,
+        checkpoint=CheckpointSettings(every=2, background=False),
+    )
+    moments: tuple[Moment, ...] = ((2, "learn", "llama"), (4, "rollout", "small"), (5, "learn", "small"))
+    killer = train(config, *moments)
+    rebuilt = [note.partition(" from ")[0] for note in killer.notes if "is rebuilt from" in note]
+    assert rebuilt == [f"agent '{agent}' is rebuilt" for _, _, agent in moments]
+    steps = lines(tmp_path / "run", "metrics.jsonl")
+    assert [line["step"] for line in steps] == list(range(1, 7))
+    for line in steps:
+        for name, report in line["agents"].items():
+            assert report["policy_version"] == 4 * line["step"]  # 2 updates for each of 2 sources
+            assert report["asynchronous"]["staleness"][name]["steps_max"] <= 1
+            rows = logged(config, line["step"], name, learnt=True)
+            assert len({(row["agent"], row["problem"], row["sample"]) for row in rows}) == len(rows) == 32
+
+
+def test_an_asynchronous_run_goes_on_without_a_dropped_agent(tmp_path: Path) -> None:
+    config = replace(
+        asynchronous(tmp_path / "run", 1), executor="ray", steps=4, ray=RaySettings(on_loss="drop")
+    )
+    killer = train(config, (2, "learn", "llama"))
+    assert any("agent 'llama' is dropped" in note for note in killer.notes)
+    assert [sorted(line["agents"]) for line in lines(tmp_path / "run", "metrics.jsonl")] == [
+        ["llama", "small"],
+        ["small"],
+        ["small"],
+        ["small"],
+    ]
 
 
 @pytest.mark.parametrize(

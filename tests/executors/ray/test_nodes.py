@@ -9,11 +9,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+import ray
 from ray.util import get_node_ip_address
 
 from hacrl.config.schema import CheckpointSettings, PlaceSettings, RaySettings, RunConfig
@@ -38,6 +40,7 @@ class TwoNodes:
 
     folder: Path
     port: int
+    environment: Mapping[str, str]
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @property
@@ -48,7 +51,7 @@ class TwoNodes:
         command = [*RAY, "start", "--block", "--disable-usage-stats", *arguments]
         with (self.folder / f"node-{len(self.processes)}.log").open("wb") as log:
             process = subprocess.Popen(
-                command, env=ENVIRONMENT, stdout=log, stderr=log, start_new_session=True
+                command, env=self.environment, stdout=log, stderr=log, start_new_session=True
             )
         self.processes.append(process)
         return process
@@ -107,21 +110,53 @@ def _descendants(pid: int) -> list[int]:
     return found[::-1]
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[TwoNodes]:
+@contextmanager
+def started(folder: Path, environment: Mapping[str, str]) -> Iterator[TwoNodes]:
+    """Start the head; end all nodes after the block."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    nodes = TwoNodes(tmp_path, port)
+    nodes = TwoNodes(folder, port, environment)
     try:
         nodes.start_head()
-        nodes.start_second()
         yield nodes
     finally:
-        import ray
-
         ray.shutdown()
         nodes.end()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[TwoNodes]:
+    with started(tmp_path, ENVIRONMENT) as nodes:
+        nodes.start_second()
+        yield nodes
+
+
+JOIN = """
+import sys
+from hacrl.config.load import build_config
+from hacrl.executors.ray.cluster import Cluster
+agents = [{"name": "small", "model": "bundled:qwen-small-a"}]
+config = build_config({"output": "x", "executor": "ray", "ray": {"address": sys.argv[1]}, "agents": agents})
+print("hosts:", *sorted(Cluster(config).hosts))
+"""
+
+
+@pytest.mark.parametrize("has_token", [True, False])
+def test_a_cluster_that_asks_for_a_token(tmp_path: Path, has_token: bool) -> None:
+    secret = tmp_path / "token"
+    secret.write_text("0123456789abcdef" * 4)
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    plain["HOME"] = str(tmp_path)  # no token of this machine's user
+    with_token = {**plain, "RAY_AUTH_TOKEN_PATH": str(secret)}
+    with started(tmp_path, {**with_token, "RAY_AUTH_MODE": "token"}) as nodes:
+        command = [sys.executable, "-c", JOIN, nodes.address]
+        environment = with_token if has_token else plain
+        found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    if has_token:
+        assert f"hosts: {get_node_ip_address()}" in found.stdout, found.stderr
+    else:
+        assert "does this machine have its token" in found.stderr
 
 
 class NodeKiller(Observer):

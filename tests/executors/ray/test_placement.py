@@ -98,14 +98,14 @@ def test_the_cluster_chooses_the_gpu() -> None:
     with pytest.raises(
         ConfigError, match=r"agents.a0.device='cuda:1': with executor: ray the cluster chooses"
     ):
-        RayKind().devices(config({"device": "cuda:1"}), ())
+        RayKind().devices(config({"device": "cuda:1"}))
     asked = config({"device": "cuda"}, {"place": {"gpus": 0.5}}, {"place": {"gpus": 0}}, {"device": "cpu"})
-    assert RayKind().devices(asked, ()) == {"a0": "cuda", "a1": "cuda", "a2": "cpu", "a3": "cpu"}
+    assert RayKind().devices(asked) == {"a0": "cuda", "a1": "cuda", "a2": "cpu", "a3": "cpu"}
 
 
 def test_models_must_have_names() -> None:
     with pytest.raises(ConfigError, match=r"agents.a0.model must be a name or a folder, not an object"):
-        RayKind().devices(config({}), {"a0"})
+        RayKind()(config({}), None, {"a0": None})  # type: ignore[arg-type, dict-item]
 
 
 def test_bundles_and_resources_in_words() -> None:

@@ -14,7 +14,7 @@ from hacrl.config.schema import FsdpSettings, RunConfig
 from hacrl.runs.run import LocalRun, run_locally
 from hacrl.training.observer import Observer, Phase
 from tests.support.chaos import chaos_config, differing_files
-from tests.support.ray_cluster import connected, rank_processes
+from tests.support.ray_cluster import connected, member_processes
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,7 +38,7 @@ class RankKiller(Observer):
 
     def on_phase(self, step: int, phase: Phase, agent: str) -> None:
         if (step, phase, agent) == (2, "learn", "small") and not self.killed:
-            self.killed = rank_processes()
+            self.killed = member_processes()
             for pid in self.killed:
                 os.kill(pid, signal.SIGKILL)
 

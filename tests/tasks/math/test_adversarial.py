@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,9 @@ UNPARSABLE = {
     "fractions": r"\frac{1}{" * 10_000 + "2" + "}" * 10_000,
     "few fractions": r"\frac{1}{" * 100 + "2" + "}" * 100,
     "roots": r"\sqrt{" * 10_000 + "2" + "}" * 10_000,
+    "powers without braces": "^" * 1900 + "2",
+    "fractions without braces": r"\frac1" * 300 + "2",
+    "roots of indices": r"\sqrt_" * 300 + "2",
     "braces": "{" * 10_000 + "5" + "}" * 10_000,
     "long number": "9" * 1_000_000,
     "long text": "word " * 200_000,
@@ -82,6 +86,50 @@ def test_no_sequence_of_pieces_raises_in_the_text_comparison():
         for expected in (gold, "5"):
             label, _pair = judge_by_text(expected, rf"\boxed{{{answer}}}")
             assert label != "crash", (expected, answer)
+
+
+# what stands in the braces of nested commands
+_INNER = ("of", "cm", "minus", "a b", "5", " ", "-", r"\%", r"\sin", "x", "")
+_AROUND = (
+    "text",
+    "textbf",
+    "mathbf",
+    "mathrm",
+    "mbox",
+    "operatorname",
+    "boxed",
+    "frac",
+    "sqrt",
+    "overline",
+    "color",
+)
+
+
+def _nested(draw: random.Random, depth: int) -> str:
+    """Return commands in the arguments of commands, with text beside them."""
+    if depth == 0:
+        return draw.choice(_INNER)
+    inside = "".join(_nested(draw, draw.randrange(depth)) for _ in range(draw.randint(1, 3)))
+    return rf"\{draw.choice(_AROUND)}{{{inside}}}"
+
+
+def test_nested_commands_are_read_to_their_end():
+    """Text that is normalised again must become shorter: the process that trains has no time limit here."""
+
+    def give_up(*_: object) -> None:
+        raise TimeoutError  # a response that raises is a crash
+
+    draw = random.Random(0)
+    previous = signal.signal(signal.SIGPROF, give_up)
+    try:
+        for _ in range(4000):
+            answer = _nested(draw, 4)
+            signal.setitimer(signal.ITIMER_PROF, 10.0)  # CPU seconds; one answer takes a millisecond
+            label, _pair = judge_by_text("5", rf"\boxed{{64 {answer}}}")
+            assert label in ("wrong", "unparsable", None), answer
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        signal.signal(signal.SIGPROF, previous)
 
 
 @pytest.mark.parametrize("content", ["", " ", r"\,"])

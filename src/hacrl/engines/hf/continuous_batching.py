@@ -23,12 +23,14 @@ from hacrl.engines.hf.slot_decoder import (
     PromptStates,
     SampledTokens,
     SlotDecoder,
+    Status,
 )
 from hacrl.models.compile import compiled
 from hacrl.models.device import free_failed_attempt, is_out_of_memory
 from hacrl.models.footprint import PREFILL_TOKENS
 from hacrl.models.packing import model_inputs, whole_sequences
 from hacrl.models.packing_support import packed_sequences
+from hacrl.models.stop_strings import StopStrings
 from hacrl.types import VersionSpans, merged_spans
 
 STEPS_BETWEEN_CHECKS = 4  # a check for finished responses waits for the device
@@ -189,15 +191,17 @@ def decode_all(
     seed: int,
     on_finished: OnFinished,
     live_update: LiveUpdate | None = None,
+    stop_strings: StopStrings | None = None,
 ) -> None:
     """Answer all requests, in their order as slots become free; report responses as they finish.
 
-    Updates of the weights that ``live_update`` announces are made between two steps.
+    Updates of the weights that ``live_update`` announces are made between two steps. A response with a stop
+    string ends at the next check, a few tokens after the string.
 
     Raise :class:`Interrupted` if memory runs out and :class:`NotFinite` if logits are not finite.
     """
     decoder.reset(seed)
-    scheduler = _Scheduler(decoder, requests, on_finished, live_update)
+    scheduler = _Scheduler(decoder, requests, on_finished, live_update, stop_strings)
     try:
         scheduler.run()
     except RuntimeError as error:
@@ -255,11 +259,15 @@ class _Scheduler:
         requests: Sequence[Request],
         on_finished: OnFinished,
         live_update: LiveUpdate | None,
+        stop_strings: StopStrings | None,
     ) -> None:
         self._decoder = decoder
         self._on_finished = on_finished
         self._live_update = live_update
         self._versions = _SlotVersions(live_update)
+        self._stop_strings = stop_strings
+        # tokens in which a string may have appeared since the last check
+        self._tail = 0 if stop_strings is None else stop_strings.window + STEPS_BETWEEN_CHECKS
         self._waiting = deque(requests)
         self._prompts = Prompts(decoder.model, [request.prompt for request in requests], decoder.compiles)
         self._free = list(range(decoder.active_slots))
@@ -283,20 +291,30 @@ class _Scheduler:
                 for _ in range(min(STEPS_BETWEEN_CHECKS, running.most_remaining)):
                     decoder.step(size)
                     running.steps += 1
-                checks.append((running.steps, decoder.status()))
+                checks.append((running.steps, decoder.status(self._tail)))
                 if len(checks) <= decoder.checks_in_flight:
                     continue
             self._report()
             steps, status = checks.popleft()
-            alive, is_broken = status.read()
-            if is_broken:
+            found = status.read()
+            if found.is_broken:
                 raise NotFinite
-            self._release(running.finished_slots(alive, steps))
+            self._release(running.finished_slots(self._alive(found), steps))
         self._report()
+
+    def _alive(self, status: Status) -> list[bool]:
+        """Return per slot whether its response goes on: neither ended nor with a stop string."""
+        alive = list(status.alive)
+        if self._stop_strings is not None:
+            slots = [slot for slot in self._running.requests if alive[slot]]
+            found = self._stop_strings.are_in([status.tails[slot] for slot in slots])
+            for slot, has_stop_string in zip(slots, found, strict=True):
+                alive[slot] = not has_stop_string
+        return alive
 
     def interrupt(self) -> list[FinishedRequest]:
         """Report all finished responses; return the unfinished requests with what they have sampled."""
-        alive, _ = self._decoder.status().read()
+        alive = self._alive(self._decoder.status(self._tail).read())
         self._release([slot for slot in self._running.requests if not alive[slot]])
         self._report()
         slots = list(self._running.requests)

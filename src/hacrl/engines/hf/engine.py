@@ -28,6 +28,7 @@ from hacrl.engines.hf.live_update import LiveUpdate, spans_of_tokens
 from hacrl.engines.hf.plain_generation import generate_plainly, generates_with_cache
 from hacrl.engines.hf.slot_cache import should_keep, slots_that_fit, supports_slots
 from hacrl.engines.hf.slot_decoder import CannotRecord, SlotDecoder
+from hacrl.engines.hf.stop_watch import StopWatch
 from hacrl.errors import ModelError, TrainingError
 from hacrl.models.compile import compiles_by_default
 from hacrl.models.device import current_device, free_failed_attempt, is_out_of_memory
@@ -118,7 +119,8 @@ class TransformersEngine:
 
         while missing := pending.unfinished:
             try:
-                decode_all(self._decoder_for(missing, request), missing, seed, on_ended, self._live_update)
+                decoder = self._decoder_for(missing, request)
+                decode_all(decoder, missing, seed, on_ended, self._live_update, request.stop_strings)
                 self._note_compile_problems()
             except NotFinite:
                 self.close()  # with the numbers in the cache
@@ -301,11 +303,13 @@ class TransformersEngine:
                 generator,
                 self._check_logits,
                 seeds,
+                request.stop_strings,
             )
             return [Sample(tuple(ids), tuple(logprobs), versions) for ids, logprobs, versions in found]
         decoding = BatchDecoding(self.policy.model, prompts, group)
         stop_ids = torch.tensor(sorted(request.stop_ids), device=self.policy.device)
         versions: list[int] = []  # of the weights that gave each step's logits
+        watch = None if request.stop_strings is None else StopWatch(request.stop_strings)
         for position in range(request.sampling.max_new_tokens):
             version = self._check_logits(decoding.logits)
             if version is not None:
@@ -313,6 +317,8 @@ class TransformersEngine:
             keys = None if seeds is None else token_keys(seeds[decoding.rows], position)
             token_ids, logprobs = draw(decoding.logits, request.sampling, generator, keys)
             stopped = torch.isin(token_ids, stop_ids)
+            if watch is not None:
+                stopped |= watch.ended(decoding.rows, token_ids, decoding.running)
             decoding.append(token_ids, logprobs, stopped)
             if decoding.all_stopped or position + 1 == request.sampling.max_new_tokens:
                 break

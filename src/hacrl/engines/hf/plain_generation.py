@@ -14,16 +14,24 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 from hacrl.engines.hf.live_update import spans_of_tokens
+from hacrl.engines.hf.stop_watch import StopWatch
 from hacrl.errors import ModelError
 from hacrl.models.device import is_out_of_memory
 from hacrl.models.keyed_noise import token_keys
 from hacrl.models.lm_head import without_adapters
 from hacrl.models.packing_support import logit_tolerance
 from hacrl.models.sampling import draw, token_logprobs
-from hacrl.types import Sampling, VersionSpans
+from hacrl.models.stop_strings import StopStrings
+from hacrl.types import Sampling, VersionSpans, first_tokens
 
 # Token ids and log-probabilities of each response, and the policy versions of its tokens
 Responses = list[tuple[list[int], list[float], VersionSpans]]
@@ -42,11 +50,12 @@ def generate_plainly(
     generator: torch.Generator,
     check: CheckLogits = lambda _: None,
     seeds: Tensor | None = None,
+    stop_strings: StopStrings | None = None,
 ) -> Responses:
     """Return ``group`` responses to each prompt, prompt by prompt. ``check`` sees all logits.
 
     Responses have policy versions if ``check`` returns them. ``seeds``: of every response, instead of the
-    generator.
+    generator. Responses end with the token that completes a stop string.
     """
     uses_cache = generates_with_cache(model)
     by_length: dict[int, list[int]] = {}
@@ -58,8 +67,12 @@ def generate_plainly(
         places = [number * group + place for number in numbers for place in range(group)]
         drawn = _Drawing(sampling, generator, check, None if seeds is None else seeds[places])
         # Some models take a prompt of one token for the continuation of what they generated last.
-        _generate(model, rows, drawn, stop_ids, uses_cache and length > 1)
+        watch = None if stop_strings is None else StopWatch(stop_strings)
+        _generate(model, rows, drawn, stop_ids, uses_cache and length > 1, watch)
         found = drawn.responses(stop_ids)
+        for row, end in ({} if watch is None else watch.ended_at).items():
+            ids, logprobs, versions = found[row]
+            found[row] = ids[:end], logprobs[:end], first_tokens(versions, end)
         for place, number in enumerate(numbers):
             responses[number] = found[place * group : (place + 1) * group]
     return [response for group_of_prompt in responses for response in group_of_prompt]
@@ -111,7 +124,12 @@ def _trial_problem(model: Any, uses_cache: bool) -> str | None:
 
 
 def _generate(
-    model: Any, rows: Sequence[Sequence[int]], drawing: _Drawing, stop_ids: Sequence[int], uses_cache: bool
+    model: Any,
+    rows: Sequence[Sequence[int]],
+    drawing: _Drawing,
+    stop_ids: Sequence[int],
+    uses_cache: bool,
+    watch: StopWatch | None = None,
 ) -> None:
     """Call ``generate`` for rows of equal length."""
     plain = without_adapters(model)
@@ -130,6 +148,7 @@ def _generate(
             attention_mask=torch.ones_like(ids),
             generation_config=settings,
             logits_processor=LogitsProcessorList([drawing]),
+            stopping_criteria=StoppingCriteriaList([] if watch is None else [_Ended(watch)]),
         )
 
 
@@ -142,6 +161,18 @@ def _without_own_settings(model: Any) -> Iterator[None]:
         yield
     finally:
         model.generation_config = before
+
+
+class _Ended(StoppingCriteria):  # type: ignore[misc, unused-ignore]
+    """Ends rows that contain a stop string."""
+
+    def __init__(self, watch: StopWatch) -> None:
+        self._watch = watch
+
+    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        """Return which rows have ended; called after every token."""
+        rows = torch.arange(len(input_ids), device=input_ids.device)
+        return self._watch.ended(rows, input_ids[:, -1], torch.ones_like(rows, dtype=torch.bool))
 
 
 class _Drawing(LogitsProcessor):  # type: ignore[misc, unused-ignore]

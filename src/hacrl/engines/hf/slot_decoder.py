@@ -62,17 +62,26 @@ class Group:
     seeds: list[int]  # of the draws, per slot; 0 where the decoder's generator draws
 
 
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Per slot whether it was running, and the last tokens that it had sampled."""
+
+    alive: list[bool]
+    is_broken: bool  # a number was not finite
+    tails: list[list[int]]  # empty if nobody asked for them
+
+
 class PendingStatus:
     """Which slots were running after some step, on its way from the device."""
 
-    def __init__(self, flags: Tensor) -> None:
-        self._download = HostCopy(flags)
+    def __init__(self, flags: Tensor, *tails_and_lengths: Tensor) -> None:
+        self._download = HostCopy(flags, *tails_and_lengths)
 
-    def read(self) -> tuple[list[bool], bool]:
-        """Wait; return per slot whether it was running, and whether any number was not finite."""
-        (flags,) = self._download.wait()
-        *alive, is_broken = flags.tolist()
-        return alive, is_broken
+    def read(self) -> Status:
+        """Wait; return what was running."""
+        (*alive, is_broken), *rest = (part.tolist() for part in self._download.wait())
+        kept = [tail[max(0, len(tail) - length) :] for tail, length in zip(*rest, strict=True)]
+        return Status(alive, is_broken, kept)
 
 
 class PendingTokens:
@@ -189,9 +198,17 @@ class SlotDecoder:
         """How many status reads may be outstanding while more is decoded: none without a GPU."""
         return 1 if self._rows.is_cuda else 0
 
-    def status(self) -> PendingStatus:
-        """Start to copy from the device which slots run after the steps so far."""
-        return PendingStatus(torch.cat([self._alive, self._is_broken]))
+    def status(self, tail: int = 0) -> PendingStatus:
+        """Start to copy from the device which slots run after the steps so far.
+
+        ``tail``: how many of the last tokens of each slot to copy.
+        """
+        flags = torch.cat([self._alive, self._is_broken])
+        if not tail:
+            return PendingStatus(flags)
+        width = min(tail, self.sampling.max_new_tokens)
+        columns = self._num_sampled.unsqueeze(1) - torch.arange(width, 0, -1, device=flags.device)
+        return PendingStatus(flags, self._sampled_ids.gather(1, columns.clamp(min=0)), self._num_sampled)
 
     def sampled_counts(self) -> list[int]:
         """Wait for the device; return how many tokens the response in each slot has sampled."""

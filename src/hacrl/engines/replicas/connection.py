@@ -8,6 +8,7 @@ import socket
 import struct
 import threading
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
 from hacrl.engines.base import GenerationRequest, Sample
@@ -108,7 +109,7 @@ def request_message(request: GenerationRequest) -> Message:
     return {
         "prompts": [integers_to_text(prompt) for prompt in request.prompts],
         "samples_per_prompt": request.samples_per_prompt,
-        "sampling": [sampling.max_new_tokens, sampling.temperature, sampling.top_k, sampling.top_p],
+        "sampling": asdict(sampling),
         "stop_ids": sorted(request.stop_ids),
         "seed": request.seed,
         "response_seeds": request.response_seeds,
@@ -121,10 +122,10 @@ def request_of(message: Message) -> GenerationRequest:
     return GenerationRequest(
         [integers_from_text(prompt) for prompt in message["prompts"]],
         message["samples_per_prompt"],
-        Sampling(*message["sampling"]),
+        Sampling(**{**message["sampling"], "stop": tuple(message["sampling"]["stop"])}),
         frozenset(message["stop_ids"]),
         message["seed"],
-        None if seeds is None else tuple(seeds),
+        response_seeds=None if seeds is None else tuple(seeds),
     )
 
 

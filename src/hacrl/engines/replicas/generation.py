@@ -106,7 +106,7 @@ class Generation:
             request.sampling,
             request.stop_ids,
             request.seed,
-            tuple(self._seeds[index] for index in indices),
+            response_seeds=tuple(self._seeds[index] for index in indices),
         )
         self._jobs[job], self._owners[job] = indices, replica
         replica.last_progress = time.monotonic()

@@ -11,7 +11,7 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,9 +23,10 @@ from hacrl.engines.hf.updatable import CopiedPolicy, UpdatableModel
 from hacrl.engines.replicas.connection import Connection, Message, request_of, sample_message
 from hacrl.engines.replicas.weight_broadcast import GroupSettings, WeightGroup, receive_bucket
 from hacrl.models.device import current_device
-from hacrl.models.loading import make_skeleton
+from hacrl.models.loading import load_text_codec, make_skeleton
 from hacrl.models.rank_group import Meeting, listen
 from hacrl.models.sharding import Places
+from hacrl.models.stop_strings import StopStrings
 from hacrl.types import Sampling
 
 
@@ -175,6 +176,8 @@ class _Copy:
         self._store: Any = None
         self._group: WeightGroup | None = None
         settings = build_config({"agents": [arguments.agent], "output": "-"}, arguments.name).agents[0]
+        self._settings = settings
+        self._known_stop_strings: StopStrings | None = None
         self._model = _without_values(make_skeleton(settings, arguments.device), self.device)
         self._targets = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
         self._missing = set(self._targets)
@@ -222,11 +225,20 @@ class _Copy:
         if self._updatable is None:
             raise RuntimeError("it has no weights yet")
         self._updatable.engine.max_batch = min(self._updatable.engine.max_batch, job["max_batch"])
-        self._updatable.generate(request_of(job["request"]), on_finished)
+        request = request_of(job["request"])
+        if request.sampling.stop:
+            request = replace(request, stop_strings=self._stop_strings(request.sampling.stop))
+        self._updatable.generate(request, on_finished)
         return {
             "notes": self._updatable.engine.take_notes(),
             "max_batch": self._updatable.engine.max_batch,
         }
+
+    def _stop_strings(self, strings: tuple[str, ...]) -> StopStrings:
+        """Return the stop strings of a request; the tokenizer that they need is loaded once."""
+        if self._known_stop_strings is None or self._known_stop_strings.strings != strings:
+            self._known_stop_strings = StopStrings(load_text_codec(self._settings), strings)
+        return self._known_stop_strings
 
     def free_cache(self) -> None:
         """Free the KV cache, unless it is small or in use."""

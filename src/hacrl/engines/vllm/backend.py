@@ -110,10 +110,11 @@ class Backend(Protocol):
 def sampling_fields(request: Request) -> dict[str, Any]:
     """Return vLLM's sampling parameters but the seed, for its Python and its HTTP interface.
 
-    Only the agent's own stop tokens end a response: ``ignore_eos`` switches off vLLM's.
+    Only the agent's own stop tokens end a response: ``ignore_eos`` switches off vLLM's. vLLM looks for stop
+    strings in the whole text, as hacrl does: special tokens are part of the text, without spaces around them.
     """
     sampling = request.sampling
-    return {
+    fields: dict[str, Any] = {
         "max_tokens": sampling.max_new_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -122,3 +123,11 @@ def sampling_fields(request: Request) -> dict[str, Any]:
         "ignore_eos": True,
         "logprobs": 0,  # of the sampled token alone
     }
+    if sampling.stop:
+        fields |= {
+            "stop": list(sampling.stop),
+            "include_stop_str_in_output": True,
+            "skip_special_tokens": False,
+            "spaces_between_special_tokens": False,
+        }
+    return fields

@@ -40,7 +40,8 @@ class ChildBackend:
     """``vllm.LLM`` at the other end of a socket; messages are lines of JSON.
 
     Requests and their replies are numbered. A caller that is interrupted, e.g. by Ctrl-C, leaves replies
-    behind; numbers keep the next caller from taking them for its own.
+    behind; numbers keep the next caller from taking them for its own. ``reads_text``: the engine loads the
+    agent's tokenizer, for requests with stop strings.
     """
 
     def __init__(
@@ -51,10 +52,11 @@ class ChildBackend:
         can_sleep: bool,
         log: Path,
         start_timeout: float,
+        reads_text: bool = False,
     ) -> None:
         self.name = f"vLLM engine of agent {name!r}"
         self.can_sleep = can_sleep
-        self._engine = {"engine_args": dict(engine_args), "worker": WORKER}
+        self._engine = {"engine_args": dict(engine_args), "worker": WORKER, "reads_text": reads_text}
         self._last_number = 0
         variables = {**environment, "PYTHONPATH": os.pathsep.join(_import_path())}
         command = python_command(child_program.__name__)

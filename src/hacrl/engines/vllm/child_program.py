@@ -64,13 +64,13 @@ class _Connection:
 class Engine:
     """One ``vllm.LLM``."""
 
-    def __init__(self, engine_args: Mapping[str, Any], worker: str) -> None:
+    def __init__(self, engine_args: Mapping[str, Any], worker: str, reads_text: bool) -> None:
         from vllm import LLM
 
         self._llm = LLM(
             **engine_args,
             worker_extension_cls=worker,
-            skip_tokenizer_init=True,  # token ids in, token ids out
+            skip_tokenizer_init=not reads_text,  # token ids in, token ids out
             disable_log_stats=True,
         )
         self._num_requests = 0
@@ -151,7 +151,7 @@ def _request(prompt_ids: list[int], seed: int | None, fields: Mapping[str, Any])
     params = SamplingParams(
         **fields,
         seed=seed,
-        detokenize=False,
+        detokenize="stop" in fields,  # vLLM finds stop strings in text alone
         output_kind=RequestOutputKind.FINAL_ONLY,
         flat_logprobs=True,  # plain lists instead of an object and a dict per token
         skip_clone=True,  # no other request uses these parameters

@@ -36,7 +36,10 @@ class VllmKind(EngineKind):
                 f"agents.{name}.vllm.engine_args.max_model_len={most}, but the longest prompt and a full "
                 f"response are {spec.max_length} tokens; raise it or leave it out"
             )
-        return make_vllm_engine(spec.agent, settings, spec.probes, spec.max_length, spec.folder, spec.seed)
+        reads_text = bool(spec.rollout.stop)
+        return make_vllm_engine(
+            spec.agent, settings, spec.probes, spec.max_length, spec.folder, spec.seed, reads_text
+        )
 
     def check(self, settings: AgentSettings) -> None:
         """Check versions, devices, and the server if there is one."""

@@ -44,10 +44,12 @@ def make_vllm_engine(
     max_length: int,
     folder: Path,
     seed: int = 0,
+    reads_text: bool = False,
 ) -> VllmEngine:
     """Return an engine for an agent, not started yet. ``folder`` takes its log and the files it starts from.
 
     ``seed`` applies to responses without a seed of their own; equal agents must not draw the same responses.
+    ``reads_text``: requests may have stop strings.
     """
     if settings.url is not None:
         backend: Backend = ServerBackend(
@@ -71,7 +73,7 @@ def make_vllm_engine(
         before = partial(write_model, agent, model)
         return VllmEngine(agent, backend, settings, probes, before_start=before, starts_alone=measures_memory)
     log = folder / "engine.log"
-    child = ChildBackend(agent.name, arguments, environment, can_sleep, log, START_SECONDS)
+    child = ChildBackend(agent.name, arguments, environment, can_sleep, log, START_SECONDS, reads_text)
 
     def before_start() -> None:
         child.launch()

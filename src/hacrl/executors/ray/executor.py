@@ -7,6 +7,7 @@ becomes a :class:`WorkerLostError` that names the agents; the trainer then has t
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -18,12 +19,13 @@ from torch import Tensor
 
 from hacrl.algorithms.capability import Capabilities
 from hacrl.config.schema import RunConfig
+from hacrl.engines.base import SyncReport
 from hacrl.errors import ConfigError, TrainingError, WorkerLostError
 from hacrl.executors.ray.cluster import Cluster, import_ray
 from hacrl.executors.ray.events import Event, Failed, PhaseBegun, ResponsesFinished, Result
 from hacrl.executors.ray.host import AgentHost, HostFacts, HostSpec, software
-from hacrl.executors.ray.placement import Party
-from hacrl.executors.ray.ranks import RankActor
+from hacrl.executors.ray.members import MemberActor
+from hacrl.executors.ray.placement import Member, Party
 from hacrl.executors.ray.tensors import PackedTensor
 from hacrl.models.agent import Agent
 from hacrl.rollouts.groups import PromptGroup
@@ -33,6 +35,7 @@ from hacrl.training.reporter import Reporter
 from hacrl.training.worker import Answer, Assignment
 
 LOOK_SECONDS = 1.0  # between two looks at the time while no event comes
+CALLS_AT_ONCE = 4  # of one process: an asynchronous agent answers, learns and publishes at the same time
 CLOSE_SECONDS = 20.0  # for a process to end its engines and ranks
 # Options of a verb: events come one by one, and a process waits if too many of them have not been read.
 _STREAMING = {"num_returns": "streaming", "_generator_backpressure_num_objects": 16}
@@ -45,7 +48,7 @@ class _Placed:
     party: Party
     group: Any  # Ray's placement group
     host: Any  # the actor of rank 0
-    ranks: dict[tuple[str, int], Any] = field(default_factory=dict)  # the other actors, by agent and rank
+    members: dict[Member, Any] = field(default_factory=dict)  # the actors of further processes
     facts: HostFacts | None = None  # once its agents are loaded
 
     @property
@@ -83,6 +86,7 @@ class RayExecutor:
         self._versions = dict.fromkeys(names, 0)
         self._known = tuple(parties)
         self._placed: dict[str, _Placed] = {}  # by agent
+        self._ending = threading.Lock()  # in an asynchronous run two calls notice that a process is gone
         self.notes: tuple[str, ...] = ()
         try:
             self._place(parties)
@@ -103,7 +107,7 @@ class RayExecutor:
             self._placed |= dict.fromkeys(found.agents, found)
         self._check_software(placed)
         streams = {
-            one.agents[0]: one.host.load.options(**_STREAMING).remote(self._spec, one.agents, one.ranks)
+            one.agents[0]: one.host.load.options(**_STREAMING).remote(self._spec, one.agents, one.members)
             for one in placed
         }
         notes = list(self.notes)
@@ -119,8 +123,10 @@ class RayExecutor:
         """Start the party's processes in its rooms, without waiting."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+        bundles = party.bundles
+
         def options(bundle: int) -> dict[str, Any]:
-            asked = dict(party.bundle)
+            asked = dict(bundles[bundle])
             return {
                 "num_cpus": asked.pop("CPU", 0),
                 "num_gpus": asked.pop("GPU", 0),
@@ -128,15 +134,16 @@ class RayExecutor:
                 "scheduling_strategy": PlacementGroupSchedulingStrategy(
                     group, placement_group_bundle_index=bundle
                 ),
+                "max_concurrency": CALLS_AT_ONCE,
                 "max_restarts": 0,  # a process that starts again by itself would have the first weights
             }
 
         host = self._ray.remote(AgentHost).options(**options(0)).remote()
-        ranks = {
-            key: self._ray.remote(RankActor).options(**options(bundle)).remote()
-            for bundle, key in enumerate(party.ranks, start=1)
+        members = {
+            member: self._ray.remote(MemberActor).options(**options(bundle)).remote()
+            for bundle, member in enumerate(party.members, start=1)
         }
-        return _Placed(party, group, host, ranks)
+        return _Placed(party, group, host, members)
 
     def _check_software(self, placed: Sequence[_Placed]) -> None:
         """Raise unless all processes have the same versions of what decides numbers."""
@@ -178,6 +185,20 @@ class RayExecutor:
     def rollouts_per_prompt(self) -> dict[str, int]:
         """The number of responses to each prompt by agent."""
         return {agent.name: self._config.rollouts_per_prompt(agent) for agent in self._config.agents}
+
+    @property
+    def updates_while_generating(self) -> dict[str, bool]:
+        """Whether each agent's engine takes new weights while it generates."""
+        found: dict[str, bool] = {}
+        for facts in self.processes.values():
+            found |= facts.updates_while_generating
+        return found
+
+    def publish(self, agent: str) -> SyncReport:
+        """Send an agent's weights to its engine."""
+        ((_, report),) = self._all("publish", [agent], None)
+        found: SyncReport = report
+        return found
 
     def answer(
         self, assignment: Assignment, agents: Sequence[str], reporter: Reporter
@@ -271,14 +292,15 @@ class RayExecutor:
 
     def _lose(self, agent: str, reason: str) -> dict[str, str]:
         """End what is left of an agent's party; return all its agents with the reason."""
-        one = self._placed.get(agent)
-        if one is None:
-            return {agent: reason}
-        self._end(one)
+        with self._ending:
+            one = self._placed.get(agent)
+            if one is None:
+                return {agent: reason}
+            self._end(one)
         return dict.fromkeys(one.agents, reason)
 
     def _end(self, one: _Placed) -> None:
-        for actor in (one.host, *one.ranks.values()):
+        for actor in (one.host, *one.members.values()):
             with suppress(Exception):  # it may be gone already
                 self._ray.kill(actor)
         self._cluster.free(one.group)

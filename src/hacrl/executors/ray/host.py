@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hacrl.algorithms.capability import Capabilities
     from hacrl.config.schema import RunConfig
     from hacrl.executors.local import LocalExecutor
+    from hacrl.executors.ray.placement import Member
     from hacrl.rollouts.groups import PromptGroup
     from hacrl.tasks.base import Task
     from hacrl.training.worker import Assignment
@@ -47,6 +48,7 @@ class HostFacts:
     """What a process tells of itself once its agents are loaded."""
 
     policy_versions: dict[str, int]
+    updates_while_generating: dict[str, bool]
     notes: tuple[str, ...]
     machine: str  # host name
     pid: int
@@ -73,24 +75,20 @@ class AgentHost:
         """Return the versions of this process."""
         return software()
 
-    def load(
-        self, spec: HostSpec, agents: Sequence[str], rank_actors: Mapping[tuple[str, int], Any]
-    ) -> Iterator[Event]:
-        """Load the named agents, together with their further ranks."""
+    def load(self, spec: HostSpec, agents: Sequence[str], members: Mapping[Member, Any]) -> Iterator[Event]:
+        """Load the named agents, together with their further processes."""
 
         def load(stream: EventStream) -> None:
-            stream.result(agents[0], self._load(spec, agents, rank_actors), 0)
+            stream.result(agents[0], self._load(spec, agents, members), 0)
 
         yield from EventStream().run(load)
 
-    def _load(
-        self, spec: HostSpec, agents: Sequence[str], rank_actors: Mapping[tuple[str, int], Any]
-    ) -> HostFacts:
+    def _load(self, spec: HostSpec, agents: Sequence[str], members: Mapping[Member, Any]) -> HostFacts:
         import ray
         import torch
 
-        from hacrl.executors.ray.ranks import ActorRanks
-        from hacrl.executors.workers import make_executor_of
+        from hacrl.executors.ray.members import ActorRanks, ActorReplicas
+        from hacrl.executors.workers import Elsewhere, make_executor_of
         from hacrl.tasks.base import CheckedTask
         from hacrl.tasks.registry import make_task
 
@@ -99,10 +97,19 @@ class AgentHost:
         self._task = spec.task if spec.task is not None else make_task(spec.config.task)
         checked = CheckedTask(self._task, spec.train, spec.test, dict(spec.devices), ())
         address = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
-        launcher = ActorRanks(rank_actors, address) if rank_actors else None
-        self._found = make_executor_of(agents, spec.config, checked, {}, launcher)
-        versions, notes = self._found.policy_versions, self._found.notes
-        return HostFacts(versions, notes, socket.gethostname(), os.getpid())
+        ranks = {(one.agent, one.number): actor for one, actor in members.items() if one.role == "rank"}
+        replicas: dict[str, dict[int, Any]] = {}
+        for one, actor in members.items():
+            if one.role == "replica":
+                replicas.setdefault(one.agent, {})[one.number] = actor
+        elsewhere = Elsewhere(
+            ranks=ActorRanks(ranks, address) if ranks else None,
+            replicas={agent: ActorReplicas(agent, actors, address) for agent, actors in replicas.items()},
+        )
+        self._found = make_executor_of(agents, spec.config, checked, {}, elsewhere)
+        found = self._found
+        updates = found.updates_while_generating
+        return HostFacts(found.policy_versions, updates, found.notes, socket.gethostname(), os.getpid())
 
     def answer(self, assignment: Assignment, agents: Sequence[str]) -> Iterator[Event]:
         """Answer problems."""
@@ -115,6 +122,15 @@ class AgentHost:
         yield from self._stream(
             lambda reporter: self._executor.learn(groups, capabilities, step, agents, reporter)
         )
+
+    def publish(self, agents: Sequence[str]) -> Iterator[Event]:
+        """Send the weights of agents to their engines."""
+
+        def publish(_: Any) -> Iterator[tuple[str, Any]]:
+            for agent in agents:
+                yield agent, self._executor.publish(agent)
+
+        yield from self._stream(publish)
 
     def _stream(self, verb: Callable[[Any], Iterator[tuple[str, Any]]]) -> Iterator[Event]:
         def run(stream: EventStream) -> None:

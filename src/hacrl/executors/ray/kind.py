@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import torch
 
@@ -18,14 +18,9 @@ from hacrl.tasks.base import CheckedTask
 class RayKind:
     """Makes the executor, and chooses the agents' devices."""
 
-    def devices(self, config: RunConfig, loaded: Collection[str]) -> dict[str, str]:
+    def devices(self, config: RunConfig) -> dict[str, str]:
         """Return agent -> ``cuda`` or ``cpu``; raise ConfigError for what a cluster cannot do."""
         import_ray()
-        for name in loaded:
-            raise ConfigError(
-                f"executor: ray loads every agent on its own machine, so agents.{name}.model must be a name "
-                "or a folder, not an object; or use executor: local"
-            )
         devices = {agent.name: agent.device or config.device for agent in config.agents}
         for agent in config.agents:
             key = "device" if agent.device is None else f"agents.{agent.name}.device"
@@ -46,6 +41,11 @@ class RayKind:
 
     def __call__(self, config: RunConfig, checked: CheckedTask, loaded: Mapping[str, Agent]) -> RayExecutor:
         """Place all agents, and return the executor that drives them."""
+        for name in loaded:
+            raise ConfigError(
+                f"executor: ray loads every agent on its own machine, so agents.{name}.model must be a name "
+                "or a folder, not an object; or use executor: local"
+            )
         cluster = Cluster(config)
         try:
             parties = parties_of(config, checked.devices, cluster.hosts)

@@ -1,14 +1,14 @@
 """What the agents' processes ask of a cluster, and the rooms that the cluster gives them.
 
 Agents that share a process are one *party*. A party has a bundle for the process of its rank 0, and one for
-each further rank. Ray's placement group gives it all bundles at once, or none.
+each further rank and each replica. Ray's placement group gives it all bundles at once, or none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from hacrl.config.schema import AgentSettings, RunConfig
 from hacrl.errors import ConfigError
@@ -16,23 +16,41 @@ from hacrl.errors import ConfigError
 ON_HOST = 0.001  # of Ray's resource node:ADDRESS, of which each machine has 1
 
 
+class Member(NamedTuple):
+    """A further process of an agent."""
+
+    agent: str
+    role: Literal["rank", "replica"]
+    number: int
+
+
 @dataclass(frozen=True)
 class Party:
-    """Agents that live in one process, with the further ranks of each."""
+    """Agents that live in one process, with the further processes of each."""
 
     name: str
     agents: tuple[AgentSettings, ...]
     bundle: Mapping[str, float]  # what each of its processes asks for
+    engine_gpus: int = 0  # further GPUs of the first process, for its engines
 
     @property
-    def ranks(self) -> list[tuple[str, int]]:
-        """The further ranks: agent and rank."""
-        return [(agent.name, rank) for agent in self.agents for rank in range(1, agent.ranks)]
+    def members(self) -> list[Member]:
+        """The further processes."""
+        ranks = [Member(agent.name, "rank", rank) for agent in self.agents for rank in range(1, agent.ranks)]
+        replicas = [
+            Member(agent.name, "replica", number)
+            for agent in self.agents
+            for number in range(agent.replicas.count)
+        ]
+        return [*ranks, *replicas]
 
     @property
     def bundles(self) -> list[dict[str, float]]:
         """What the party asks for: the bundle of rank 0 first."""
-        return [dict(self.bundle) for _ in range(1 + len(self.ranks))]
+        first = dict(self.bundle)
+        if self.engine_gpus:
+            first["GPU"] = first.get("GPU", 0.0) + self.engine_gpus
+        return [first, *(dict(self.bundle) for _ in self.members)]
 
 
 def parties_of(config: RunConfig, devices: Mapping[str, str], hosts: Mapping[str, str]) -> list[Party]:
@@ -46,12 +64,19 @@ def parties_of(config: RunConfig, devices: Mapping[str, str], hosts: Mapping[str
     found = []
     for name, agents in members.items():
         _check_sharing(name, agents, devices)
-        found.append(Party(name, tuple(agents), _bundle(agents[0], devices[agents[0].name], hosts)))
+        bundle = _bundle(agents[0], devices[agents[0].name], hosts)
+        found.append(Party(name, tuple(agents), bundle, agents[0].place.engine_gpus))
     return found
 
 
 def _check_sharing(name: str, agents: Sequence[AgentSettings], devices: Mapping[str, str]) -> None:
     first = agents[0]
+    for agent in agents:
+        if agent.replicas.devices is not None:
+            raise ConfigError(
+                f"agents.{agent.name}.replicas.devices: with executor: ray the cluster chooses the copies' "
+                "GPUs; leave devices out"
+            )
     for agent in agents[1:]:
         if agent.ranks > 1 or first.ranks > 1:
             several = agent if agent.ranks > 1 else first

@@ -32,6 +32,9 @@ _TIME = re.compile(r"([0-9]{1,2}(?::[0-9]{2}){0,2})(?:\\text\{)?([AaPp])\.? ?[Mm
 _ROUNDED = re.compile(r"\\approx(-?[0-9]*\.([0-9]{1,9}))$")
 _TEXT_LETTER = re.compile(r"\\text\{([A-Za-z])\}")
 _TEXT_INDEX = re.compile(r"_\{\\text\{([A-Za-z0-9]+)\}\}")
+# "twice the number = 6" does not say that the number is 6
+_NOT_A_NAME = re.compile(r"\\text\{(?:.* )?(?:not?|minus|negative|twice|thrice|double|triple|half)(?: .*)?\}")
+_ZERO_MINUTES = re.compile(r"(?::00)+$")
 _WORDS = re.compile(r"[^\W\d_][^\W\d_.'-]+(?:[.'-][^\W\d_.'-]+)*")  # two letters or more
 
 
@@ -72,6 +75,8 @@ def _match(gold: Structure, answer: Structure, equal: ValuesEqual) -> bool:
     if gold.kind == "list" and has_thousands_separators(answer.text):  # 81,256 against a list
         answer = parse_structure(list(answer.text.replace(",", ";")))
     if gold.kind != answer.kind:
+        if {gold.kind, answer.kind} == {"tuple", "list"}:
+            return _match_point(gold, answer, equal)
         return _match_intervals(gold, answer, equal)
     if gold.brackets != answer.brackets or len(gold.parts) != len(answer.parts):
         return False
@@ -84,6 +89,22 @@ def _match(gold: Structure, answer: Structure, equal: ValuesEqual) -> bool:
             and _match_in_order(gold.parts, answer.parts, equal)
         )
     return _match_in_any_order(gold.parts, answer.parts, equal)
+
+
+def _match_point(gold: Structure, answer: Structure, equal: ValuesEqual) -> bool:
+    """Compare ``(1,2)`` with ``x=1, y=2``: different names in alphabetical order name the coordinates."""
+    point, named = (gold, answer) if gold.kind == "tuple" else (answer, gold)
+    if point.brackets != "()" or named.brackets or len(point.parts) != len(named.parts):
+        return False
+    sides = [part.parts for part in named.parts if part.kind == "equation" and len(part.parts) == 2]
+    names = [left.text for left, _ in sides if _is_name(left)]
+    if len(names) != len(named.parts) or names != sorted(set(names)):
+        return False
+    if any(part.kind == "equation" for part in point.parts):
+        return False
+    values = [right for _, right in sides]
+    first, second = (point.parts, values) if point is gold else (values, point.parts)
+    return _match_in_order(first, second, equal)
 
 
 def _match_intervals(gold: Structure, answer: Structure, equal: ValuesEqual) -> bool:
@@ -195,6 +216,8 @@ def _is_name(structure: Structure) -> bool:
     if structure.kind in ("tuple", "list"):
         names = [part.text for part in structure.parts]
         return names == sorted(names) and all(_is_name(part) for part in structure.parts)
+    if _NOT_A_NAME.search(structure.text):
+        return False
     return NAME.fullmatch(structure.text) is not None
 
 
@@ -207,7 +230,8 @@ def _match_values(gold: Structure, answer: Structure, equal: ValuesEqual) -> boo
     if (gold_words != gold.text or words != answer.text) and _are_words(gold_words, words):
         return gold_words.casefold() == words.casefold()
     if (gold_time := _TIME.fullmatch(gold_words)) and (time := _TIME.fullmatch(words)):
-        return gold_time.group(1) == time.group(1) and gold_time.group(2).lower() == time.group(2).lower()
+        hours = [_ZERO_MINUTES.sub("", found.group(1)) for found in (gold_time, time)]
+        return hours[0] == hours[1] and gold_time.group(2).lower() == time.group(2).lower()
     gold_quantity, quantity = split_unit(gold.tokens, trusted=True), split_unit(answer.tokens)
     if not units_compatible(gold_quantity, quantity):
         return False

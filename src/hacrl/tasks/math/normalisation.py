@@ -24,12 +24,15 @@ _AND = re.compile(r"(?<![A-Za-z\\])(and|or)(?![A-Za-z])")
 _AND_COMMANDS = {"and": "\\land ", "or": "\\lor "}
 _BARE_PHRASE = re.compile(r"(?<=[0-9}]) +([A-Za-z]+(?:[ /]+[A-Za-z]+)+)(?![A-Za-z{(])")
 _ELLIPSIS = re.compile(r"\.{3,}|…")
+_ROOT_OF_NUMBER = re.compile(r"√ ?([0-9]+(?:\.[0-9]+)?)")  # \sqrt 16 would be the root of 1, times 6
 _DOLLAR = re.compile(r"(?<!\\)\$")
 # A piece of \text: a command, words with dots, hyphens and spaces between them, or any other token.
 _TEXT_PIECE = re.compile(r"\\[A-Za-z]+\*?|\\.|[^\W\d_]+\.?(?:[ '’-]*[^\W\d_]+\.?)*|\s+|.", re.DOTALL)
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 SPACE = " "
-_ARGUMENT_COUNT = {"\\frac": 2, "\\binom": 2, "\\sqrt": 1, "^": 1, "_": 1}
+_ARGUMENT_COUNT = {
+    "\\frac": 2, "\\binom": 2, "\\sqrt": 1, "\\overline": 1, "\\bar": 1, "\\dot": 1, "^": 1, "_": 1
+}  # fmt: skip
 _OPENING = frozenset(("(", "[", "{", "\\{", "\\langle", "\\lfloor", "\\lceil"))
 _CLOSING = frozenset((")", "]", "}", "\\}", "\\rangle", "\\rfloor", "\\rceil"))
 
@@ -48,7 +51,7 @@ def normalise(text: str) -> list[str] | None:
     if len(text) > MAX_ANSWER:
         return None
     if not text.isascii():
-        text = text.translate(UNICODE_TO_LATEX)
+        text = _ROOT_OF_NUMBER.sub(r"\\sqrt{\1}", text).translate(UNICODE_TO_LATEX)
     if not _is_readable(text):
         return None
     text = text.replace("**", "^").replace("\\\\boxed", "\\boxed")
@@ -60,7 +63,10 @@ def normalise(text: str) -> list[str] | None:
     tokens = [SYNONYMS.get(token, token) for token in _TOKEN.findall(text)]
     if not _is_balanced(tokens):
         return None
-    normalised = _Normaliser(tokens).read_all()
+    try:
+        normalised = _Normaliser(tokens).read_all()
+    except _TooDeep:
+        return None
     while normalised and normalised[-1] in (".", ",", ";", ":", SPACE, "\\\\"):
         normalised.pop()
     return normalised
@@ -117,12 +123,17 @@ def _is_balanced(tokens: list[str]) -> bool:
     return braces == 0
 
 
+class _TooDeep(Exception):  # noqa: N818 - control flow, not an error
+    """Commands without braces are nested more deeply than brackets may be."""
+
+
 class _Normaliser:
     """Walks over the tokens once and writes the normalised ones."""
 
     def __init__(self, tokens: list[str]) -> None:
         self.tokens = tokens
         self.at = 0
+        self.depth = 0  # of commands in the arguments of commands
 
     def read_all(self) -> list[str]:
         out: list[str] = []
@@ -150,6 +161,8 @@ class _Normaliser:
             self.tokens[self.at : self.at] = _text_tokens(self.read_raw_argument(), token in BOLD_COMMANDS)
         elif token in BOXES:
             self.read_box(out)
+        elif token in COLOURS and self.peek() == "{":
+            self.read_raw_argument()
         elif token in ("^", "_"):
             self.read_script(token, out)
         elif token in _ARGUMENT_COUNT:
@@ -190,6 +203,14 @@ class _Normaliser:
 
     def read_argument(self, paren: bool = False) -> list[str]:
         """Read the next argument: a braced group without its braces, a token, or ``(...)`` as in code."""
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise _TooDeep
+        argument = self._read_argument(paren)
+        self.depth -= 1
+        return argument
+
+    def _read_argument(self, paren: bool) -> list[str]:
         self.skip_spaces()
         if self.at >= len(self.tokens):
             return []
@@ -206,7 +227,11 @@ class _Normaliser:
         return out
 
     def read_raw_argument(self) -> str:
-        """Take the argument of a text command out of the tokens; return it verbatim, without its braces."""
+        r"""Take the argument of a text command out of the tokens; return it verbatim, without its braces.
+
+        Words that are ``\text{...}`` tokens already, because commands are nested, are returned as words:
+        otherwise ``\text{\text{of} cm}`` would be read for ever.
+        """
         start = self.at
         self.skip_spaces()
         first, depth = self.at, 0
@@ -220,7 +245,8 @@ class _Normaliser:
         del self.tokens[start : first + len(argument)]
         if argument[:1] == ["{"]:
             argument = argument[1:-1]
-        return to_latex([SPACE if token in SPACING else token for token in argument])
+        words = [SPACE if token in SPACING else text_content(token) or token for token in argument]
+        return to_latex(words)
 
     def read_box(self, out: list[str]) -> None:
         r"""Drop a box around all that is left or around one side; keep the command inside a value.
@@ -325,10 +351,14 @@ SPACING = frozenset((
 
 # Commands without meaning for an answer.
 IGNORED = frozenset((
+    "\\Huge", "\\LARGE", "\\Large", "\\huge", "\\large", "\\normalsize", "\\small",
     "$", "\\!", "\\(", "\\)", "\\Big", "\\Bigg", "\\Bigl", "\\Bigr", "\\[", "\\]", "\\big",
     "\\bigg", "\\biggl", "\\biggr", "\\bigl", "\\bigr", "\\displaystyle", "\\left",
     "\\limits", "\\mleft", "\\mright", "\\nonumber", "\\right", "\\rm", "\\textstyle",
 ))  # fmt: skip
+
+# Commands whose first argument is a colour.
+COLOURS = frozenset(("\\color", "\\textcolor"))
 
 BOXES = frozenset(("\\boxed", "\\fbox"))
 _BEFORE_A_BOX = frozenset(("=", "\\approx", "\\in", ",", ";", ":", "\\land", "\\lor", "(", "[", "\\{"))

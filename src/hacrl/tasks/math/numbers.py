@@ -15,7 +15,7 @@ _E_NOTATION = re.compile(r"([+-]?[0-9]*\.?[0-9]*)[eE]([+-]?[0-9]{1,6})")
 _POWER_OF_TEN = re.compile(r"10\^\{([+-]?[0-9]{1,6})\}")
 _FRACTION = re.compile(r"([0-9]{0,400} ?)\\frac\{([+-]?[0-9.,]+)\}\{([+-]?[0-9.,]+)\}")
 _SLASH = re.compile(r"(?:([0-9]{1,400}) )?([0-9.,]+)/([0-9.,]+)")
-_REPEATING = re.compile(r"([0-9]*)\.([0-9]*)\\overline\{([0-9]+)\}")
+_REPEATING = re.compile(r"([0-9]*)\.([0-9]*)\\(?:overline|bar|dot(?=\{[0-9]\}))\{([0-9]+)\}")
 # A number and what may follow it: a unit, a factor. A further comma, relation or word separates a list.
 _THOUSANDS = re.compile(
     r"[+-]?(?:\\\$|[€£])?[+-]?[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]+)?(?:(?![0-9])[^,;=]*)?"
@@ -49,7 +49,7 @@ def expand_for_parser(text: str) -> str:
     if found := _E_NOTATION.fullmatch(text):
         return f"{found.group(1)}\\cdot10^{{{int(found.group(2))}}}"
     text = _COMMA_OF_THOUSANDS.sub("", text)
-    if ("." in text and "/" in text) or text.endswith(".") or "overline" in text:
+    if ("." in text and "/" in text) or text.endswith(".") or _REPEATING.search(text):
         value = parse_number(text)
         if value is not None:
             return f"\\frac{{{value.numerator}}}{{{value.denominator}}}"

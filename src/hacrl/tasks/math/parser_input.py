@@ -16,6 +16,8 @@ _MISREAD = re.compile(
     r"[0-9.] [0-9]|'|(?<![A-Za-z])(?<!\\mathbf\{[A-Za-z]\})_|\\circ ?_|\^\{T\}|\^(?!\{|\\circ)"
     r"|(?<!\\sqrt)\[|\\infty"
 )
+# Degrees are a unit at the end of a value only: 30^\circ15 is not 3015, nor \cos x^\circ the cosine of x.
+_DEGREES_INSIDE = re.compile(r"\^\\circ(?! ?(?:[-+/)}=<>|]|\\cdot|\\le|\\ge|$))")
 _COMMANDS = frozenset(
     [
         r"frac",
@@ -107,6 +109,9 @@ _GAMMA = re.compile(r"\\([gG]amma)(?![A-Za-z])")  # a symbol here; the parser ap
 _CAPITAL_I = re.compile(r"(?<!\\mathbf\{)(?<!_\{)I")  # not the imaginary unit
 _POINT_AT_THE_END = re.compile(r"(?<=[0-9])\.(?![0-9])")  # 3./2
 _DECIMAL = re.compile(r"([0-9]*)\.([0-9]+)(?=(\s*[\^!_])?)")
+_ODD_ROOT = re.compile(  # the real one, where the parser takes a complex one
+    r"\\sqrt\[([3579])\]\{-([0-9]+(?:\.[0-9]+)?|\\frac\{[0-9]+\}\{[0-9]+\})\}"
+)
 _MIXED = re.compile(r"(?<![_0-9.])([0-9]+)\\frac\{([0-9]+)\}\{([0-9]+)\}")
 
 
@@ -118,7 +123,11 @@ def parser_input(text: str) -> str | None:
         return None
     if any(function in text for function in _TRIG):
         text = _DEGREES.sub(r"(\\frac{\1\\pi}{180})", text)
-    text = _POINT_AT_THE_END.sub("", text)
+        if "^\\circ" in text:
+            return None
+    if _DEGREES_INSIDE.search(text):
+        return None
+    text = _ODD_ROOT.sub(r"(-\\sqrt[\1]{\2})", _POINT_AT_THE_END.sub("", text))
     text = text.replace("^\\circ", "")  # outside trigonometry, degrees are a unit
     text = _CAPITAL_I.sub(r"\\mathbf{capitalI}", _GAMMA.sub(r"\\mathbf{\1}", text))
     return _multiply_numbers(_DECIMAL.sub(_exact, _MIXED.sub(_improper, text)))
@@ -137,8 +146,11 @@ def _improper(mixed: re.Match[str]) -> str:
     return f"\\frac{{{whole * below + above}}}{{{below}}}"
 
 
-def _multiply_numbers(text: str) -> str:
-    r"""Write a multiplication sign between a number, fraction, power or bracket and a following one."""
+def _multiply_numbers(text: str) -> str | None:
+    r"""Write a multiplication sign between a number, fraction, power or bracket and a following one.
+
+    Return None for a power of a power without brackets: 2^3^2 is 512 in code and no LaTeX.
+    """
     out: list[str] = []
     owners: list[tuple[str, int]] = []  # of open braces: the command, and how many more arguments it takes
     owner, arguments = "", 0  # of the next opening brace
@@ -147,6 +159,8 @@ def _multiply_numbers(text: str) -> str:
     complete = False  # whether the tokens so far end in an operand
     for token in _TOKEN.findall(text):
         name = token.strip()
+        if name == "^" and closed == "^" and out[-1] == "}":
+            return None
         if complete and (name in ("(", "\\frac", "\\binom") or name.isdigit()):
             out.append("\\cdot ")
         out.append(token)

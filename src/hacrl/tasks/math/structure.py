@@ -18,14 +18,22 @@ Kind = Literal["value", "list", "tuple", "union", "matrix", "equation"]
 _BRACKETS = {"(": ")", "[": "]", "\\langle": "\\rangle", "\\{": "\\}"}
 _EQUALS = ("=", "\\in", "\\approx")
 _EMPTY_SET = "\\emptyset"
+_REALS = ("\\mathbb{R}", "\\mathbb R")
 _CONNECTIVES = {"\\land": "and", "\\lor": "or"}
 _SEPARATORS = (",", ";", *_CONNECTIVES)
 ELLIPSIS = "\\ldots"
 _MATRICES = ("pmatrix", "bmatrix", "matrix", "smallmatrix", "array")
 _AROUND_MATRICES = {("(", ")"), ("[", "]")}
-# The left side of an equation: x, x_{1}, AB, f(x), \theta, \text{area}
+_LETTERS = (
+    "alpha|beta|gamma|delta|epsilon|varepsilon|zeta|eta|theta|vartheta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau"
+    "|upsilon|phi|varphi|chi|psi|omega|Gamma|Delta|Theta|Lambda|Xi|Sigma|Upsilon|Phi|Psi|Omega|ell|hbar"
+)
+# The left side of an equation: x, x_{1}, AB, f(x), f^{-1}(x), \theta, \vec{v}, \overline{AB}, \angle ABC,
+# \text{area}. Neither \pi, which has a value of its own, nor \sin or \not.
 NAME = re.compile(
-    r"[A-Za-z]{1,3}'*(?:_\{[^{}]*\})?(?:\([A-Za-z0-9,]{1,9}\))?|\\[A-Za-z]+(?:_\{[^{}]*\})?|\\text\{[^}]*\}"
+    r"[A-Za-z]{1,3}'*(?:_\{[^{}]*\})?(?:\([A-Za-z0-9,]{1,9}\))?|[fgh]\^\{-1\}\([A-Za-z0-9]{1,9}\)"
+    rf"|\\(?:{_LETTERS})(?:_\{{[^{{}}]*\}})?|\\(?:mathbf|vec)\{{[A-Za-z]\}}|\\overline\{{[A-Z]{{2}}\}}"
+    r"|m?\\angle ?[A-Z]{1,3}|\\text\{[^}]*\}"
 )
 _INEQUALITY = re.compile(r"(<|>|\\le(?![A-Za-z])|\\ge(?![A-Za-z]))")
 _INEQUALITY_SIGNS = frozenset(("<", ">", "\\le", "\\ge", "\\ne"))
@@ -56,6 +64,8 @@ def parse_structure(tokens: list[str]) -> Structure:
     if tokens == ["\\{", "\\}"]:
         tokens = [_EMPTY_SET]
     text = to_latex(tokens)
+    if text in _REALS:
+        return parse_structure(["(", "-", "\\infty", ",", "\\infty", ")"])
     if not has_thousands_separators(text):
         items = _split(tokens, _SEPARATORS)
         if len(items) > 1:

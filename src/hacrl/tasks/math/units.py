@@ -65,6 +65,8 @@ def split_unit(tokens: Sequence[str], trusted: bool = False) -> Quantity:
         powers = dict(dimensions)
         if unit.percent or (powers.get(currency, 0) > 0 and unit.factor != 1):  # "$5 cents"
             return whole
+        if any(power > 0 for base, power in dimensions if base != currency):  # "$5 K" is not in kelvins
+            return whole
         dimensions = tuple(sorted({**powers, currency: max(1, powers.get(currency, 0))}.items()))
     written = dimensions if unit.powers or currency is not None else None
     return Quantity(to_latex(value), written, unit.factor, unit.scale, unit.percent)
@@ -107,7 +109,7 @@ def _split_suffix(tokens: list[str]) -> tuple[list[str], list[str]]:
         letter = text_content(tokens[-1]) or tokens[-1]
         if letter in _TEMPERATURES:
             return tokens[:-2], [f"\\text{{{_TEMPERATURES[letter]}}}"]
-    if len(tokens) > 1 and tokens[-1] == "^\\circ" and not _TRIG & set(tokens):
+    if len(tokens) > 1 and tokens[-1] == "^\\circ" != tokens[-2] and not _TRIG & set(tokens):
         return tokens[:-1], ["\\text{deg}"]
     if "\\text" in (token[:5] for token in tokens):
         start = len(tokens)

@@ -43,6 +43,10 @@ class LateRollouts:
         self._left_out[learner] = waiting
         return teaching, dropped
 
+    def forget(self, learner: str) -> None:
+        """Forget what a learner has gone on without."""
+        self._left_out.pop(learner, None)
+
     def oldest_batch(self) -> int | None:
         """Return the oldest batch that some learner may still need; None: there is none."""
         return min((batch for batches in self._left_out.values() for batch in batches), default=None)

@@ -82,7 +82,9 @@ class AsynchronousTrainer(Trainer):
         self._schedule = Schedule({name: AgentState() for name in names}, staleness, last_step=0)
         self._make_jobs = make_jobs
         self._clock = clock
+        self._jobs: Jobs = LaneThreads(Observer())  # of the present training
         self._running: set[Job] = set()
+        self._unhandled: list[Ended] = []  # that ended while a lost agent was brought back
         self._lessons: Lessons = {}  # of learners that are at a step
         self._seconds: dict[int, dict[str, float]] = {}  # of steps that are not finished
         self._noted_waits: set[tuple[str, int]] = set()  # learner and step
@@ -92,9 +94,9 @@ class AsynchronousTrainer(Trainer):
     def train(self, steps: int) -> None:
         """Evaluate, make ``steps`` steps in all, evaluate; in between as often as the settings say."""
         self._open(steps)
-        jobs = self._make_jobs(self.reporter.observer)
+        jobs = self._jobs = self._make_jobs(self.reporter.observer)
         try:
-            while self._running or not (self._schedule.is_finished and self._has_finished):
+            while self._running or self._unhandled or not self._has_finished:
                 self._loop_once(jobs)
         except BaseException as error:
             self._abandon(jobs, error)
@@ -128,8 +130,8 @@ class AsynchronousTrainer(Trainer):
 
     @property
     def _has_finished(self) -> bool:
-        """Whether all steps are reported."""
-        return self.steps_done >= self._schedule.last_step
+        """Whether all steps are made and reported."""
+        return self._schedule.is_finished and self.steps_done >= self._schedule.last_step
 
     def _open(self, steps: int) -> None:
         """Prepare the schedule; take what an earlier process has sampled from the log."""
@@ -155,7 +157,7 @@ class AsynchronousTrainer(Trainer):
             jobs.start(job, self._work(job))
         if not self._running and schedule.next_deadline() is None:
             self._explain_standstill()
-        ended = jobs.next(self._seconds_to_wait())
+        ended = self._unhandled.pop(0) if self._unhandled else jobs.next(self._seconds_to_wait())
         if ended is not None:
             self._running.discard(ended.job)
             self._end_job(ended)
@@ -180,7 +182,7 @@ class AsynchronousTrainer(Trainer):
                 f"there is no agent left to train: all are paused or lost since step {self.steps_done}"
             )
         waits = self._schedule.is_stopping or self._schedule.is_holding or self._schedule.is_finished
-        assert waits, f"no agent can go on: {self._schedule}"
+        assert waits or self._unhandled, f"no agent can go on: {self._schedule}"
 
     def _seconds_to_wait(self) -> float:
         deadline = self._schedule.next_deadline()
@@ -236,7 +238,7 @@ class AsynchronousTrainer(Trainer):
     def _end_job(self, ended: Ended) -> None:
         job = ended.job
         if isinstance(ended.error, WorkerLostError):
-            self._go_on_without(ended.error)
+            self._recover(ended.error)
             return
         if ended.error is not None:
             if isinstance(ended.error, EngineMismatchError) and self._log is not None and job.kind == "learn":
@@ -251,21 +253,50 @@ class AsynchronousTrainer(Trainer):
                 self._end_learning(job, ended.result)
         self._schedule.finish(job, self._clock())
 
-    def _go_on_without(self, error: WorkerLostError) -> None:
-        """Drop lost agents if the recipe says so; otherwise the run ends, and can be resumed.
+    def _recover(self, error: WorkerLostError) -> None:
+        """Bring lost agents back to where they were, or go on without them, as the recipe says.
 
-        Both lanes of a lost agent fail. A second report of the same loss changes nothing.
+        The rebuilt agent learns logged steps again, from all rollouts that are in the log by now. So its
+        weights are not exactly those that were lost if it had gone on without slower agents.
         """
-        lost = {name: reason for name, reason in error.lost.items() if name not in self._dropped}
-        if not lost:
-            return
-        if self.recovery is None or self.recovery.on_loss != "drop":
+        if self.recovery is None or self.recovery.on_loss == "stop":
             raise no_recovery(error) from error
         self.reporter.notes([f"lost: {error}"])
-        self._drop(lost)
-        for name in lost:
-            if name in self._schedule.agents:
+        lost = self._end_lanes(error.lost)
+        if self.recovery.on_loss == "drop":
+            self._drop(lost)
+            for name in lost.keys() & self._schedule.agents.keys():
                 self._schedule.pause(name)
+            return
+        self.recovery.bring_back(lost, self._rebuild)
+
+    def _end_lanes(self, lost: Mapping[str, str]) -> dict[str, str]:
+        """Wait until all calls of lost agents have ended; return all that are lost by then."""
+        found = dict(lost)
+        while any(job.agent in found for job in self._running):
+            ended = self._jobs.next(POLL_SECONDS)
+            if ended is None:
+                continue
+            self._running.discard(ended.job)
+            if isinstance(ended.error, WorkerLostError):
+                found |= ended.error.lost
+            elif ended.job.agent in found:  # it ended before the loss
+                self._end_job(ended)
+            else:
+                self._unhandled.append(ended)
+        return found
+
+    def _rebuild(self, agent: str) -> None:
+        assert self.recovery is not None
+        history = self._ledger.histories[agent]
+        version = history.version_after(history.steps)
+        self.recovery.rebuild(self.executor, agent, history.steps, version, self.reporter)
+        self._lessons.pop(agent, None)
+        self._ledger.late.forget(agent)  # the steps that were learnt again had them in time
+        if agent in self._schedule.agents:
+            state = self._schedule.agents[agent]
+            state.engine = state.learner = None
+            state.published = -1
 
     def _end_sampling(self, job: Job, answer: Answer) -> None:
         if self._log is not None:

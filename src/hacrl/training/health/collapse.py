@@ -46,7 +46,7 @@ class CollapseDetector:
         shown = {
             "no_reward": all(response.reward <= 0 for response in verified),
             "no_text": all(not response.rollout.text.strip() for response in verified),
-            "no_stop": all(response.rollout.finish_reason != "stop" for response in verified),
+            "no_stop": all(response.rollout.finish_reason == "length" for response in verified),
         }
         for symptom, is_shown in shown.items():
             self._counts[agent][symptom] = self._counts[agent][symptom] + 1 if is_shown else 0

@@ -27,7 +27,7 @@ def cut(view: StepView) -> Iterator[Symptom]:
 
 
 def never_stops(view: StepView) -> Iterator[Symptom]:
-    """Find an agent none of whose responses ended with a stop token."""
+    """Find an agent none of whose responses ended with a stop token or a stop string."""
     limit = view.config.rollout.max_new_tokens
     for name, agent in view.agents.items():
         if agent.rollout.stopped == 0:
@@ -36,8 +36,9 @@ def never_stops(view: StepView) -> Iterator[Symptom]:
                 f"not one of the {agent.rollout.rollouts} responses of {name} ended by itself within "
                 f"rollout.max_new_tokens={limit}. Either the limit is far too short "
                 f"(try {4 * limit}), or the model does not know its stop token: a base model without a chat "
-                "template needs demonstrations or another end of its text, and an instruction model its own "
-                f"template (agents.{name}.chat_template; `hacrl train --dry-run` lists stop tokens)",
+                "template needs a stop string (rollout.stop, e.g. the start of its next question), and an "
+                f"instruction model its own template (agents.{name}.chat_template; `hacrl train --dry-run` "
+                "lists stop tokens)",
             )
 
 

@@ -64,17 +64,22 @@ def no_variance(view: StepView) -> Iterator[Symptom]:
             continue
         if rollout.all_wrong > rollout.all_right:
             fix = (
-                "The problems are too hard for it: take easier ones, raise rollout.rollouts_per_prompt, or "
-                f"{DEMONSTRATIONS}"
+                "The problems are too hard for it: take easier ones, raise rollout.rollouts_per_prompt, "
+                f"{_more_prompts(view)}or {DEMONSTRATIONS}"
             )
         else:
-            fix = "The problems are too easy for it: take harder ones, or stop here"
+            fix = f"The problems are too easy for it: take harder ones, {_more_prompts(view)}or stop here"
         yield Symptom(
             name,
             f"agent {name} learns nothing from {share:.0%} of the prompts: all "
             f"responses compared earned the same reward. Its own were all right for "
             f"{rollout.all_right:.0%} of the prompts and all wrong for {rollout.all_wrong:.0%}. {fix}",
         )
+
+
+def _more_prompts(view: StepView) -> str:
+    """Return the advice to ask further prompts, unless the run does so."""
+    return "" if view.config.rollout.resample else "replace such prompts (rollout.resample=3), "
 
 
 def below_range(view: StepView) -> Iterator[Symptom]:

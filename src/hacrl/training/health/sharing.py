@@ -1,10 +1,10 @@
-"""Partners whose responses teach an agent nothing, because all are dropped or clipped."""
+"""Partners whose responses teach an agent nothing: all are dropped or clipped, or nobody trusts them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hacrl.config.method import CrossRange
+from hacrl.config.method_base import CrossRange
 from hacrl.training.health.symptoms import Check, StepView, Symptom
 from hacrl.training.metrics import AgentReport, SourceReport
 
@@ -12,6 +12,7 @@ from hacrl.training.metrics import AgentReport, SourceReport
 # the agent pays for a partner's rollouts and updates and learns from itself.
 NEARLY_ALL = 0.9
 STEPS = 2  # one step of few responses can be unlucky
+UNTRUSTED_STEPS = 10  # two windows of measurements
 # Keys are hacrl.models.retokenizing.DropReason.
 FIXES: dict[str, str] = {
     "too_long": "they do not fit its context beside the prompt: lower rollout.max_new_tokens, or use a model "
@@ -94,4 +95,23 @@ def _partners(view: StepView, name: str) -> list[str]:
     return [other for other in view.agents if other != name]
 
 
-CHECKS = (Check("all_dropped", all_dropped, STEPS), Check("all_clipped", all_clipped, STEPS))
+def not_trusted(view: StepView) -> Iterator[Symptom]:
+    """Find a partner that an agent has measured and does not trust, so that nothing is shared."""
+    for name, agent in view.agents.items():
+        for partner, trusted in agent.learning.trusted.items():
+            if not trusted:
+                yield Symptom(
+                    name,
+                    f"agent {name} does not trust {partner} and learns nothing from it: the cosine between "
+                    f"their gradients is {agent.learning.alignment[partner]:.2f} in this step, and was not "
+                    f"reliably above 0 for {UNTRUSTED_STEPS} steps. If that lasts, leave one of them out: "
+                    f"measuring costs {agent.learning.probe_tokens} tokens a step, and no update is lost",
+                    partner,
+                )
+
+
+CHECKS = (
+    Check("all_dropped", all_dropped, STEPS),
+    Check("all_clipped", all_clipped, STEPS),
+    Check("not_trusted", not_trusted, UNTRUSTED_STEPS),
+)
