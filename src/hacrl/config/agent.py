@@ -55,11 +55,12 @@ class ReplicaSettings(Settings):
 
     count: int = 0
     """Copies of the model that generate the agent's responses. 0: the learner's own weights generate, so an
-    agent samples and learns in turns. Each copy takes the memory of the weights and of its KV cache."""
+    agent samples and learns in turns. 1: a copy in the worker's process. More: a process for each copy."""
     devices: tuple[str, ...] | None = None
     """The copies' devices, one for each: `cuda:1`, `cpu`. Default: the agent's device for all of them."""
     timeout: float = 600.0
-    """Longest time in seconds to wait for a copy that gets new weights. Then the run ends."""
+    """Longest time in seconds that a weight update waits for a copy, or that a copy samples no token. Then a
+    copy with a process of its own is given up, and the others go on; otherwise the run ends."""
 
     def __post_init__(self) -> None:
         if self.count < 0:
@@ -115,7 +116,8 @@ class AgentSettings(Settings):
     engine: EngineName | None = None
     """What generates this agent's responses. Default: `rollout.engine`."""
     replicas: ReplicaSettings = field(default_factory=ReplicaSettings)
-    """Copies of the model that generate this agent's responses while it learns; for engine `transformers`."""
+    """Copies of the model that generate this agent's responses, beside learning or on other devices; without
+    effect for other engines than `transformers`."""
     vllm: VllmSettings = field(default_factory=VllmSettings)
     """This agent's vLLM engine; without effect for other engines."""
 

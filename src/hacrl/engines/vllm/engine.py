@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -177,12 +176,7 @@ class VllmEngine:
         held_back: IndexedSamples = []
         if not probes and not unserved:
             return
-        if self._has_old_cache and not self._is_live:
-            self.backend.reset_prefix_cache()
-            self._has_old_cache = False
-        everything = [*probes, *unserved.values()]
-        generate = partial(self.backend.generate_live, most=len(everything))
-        for finished in (generate if self._is_live else self.backend.generate)(everything):
+        for finished in self._responses([*probes, *unserved.values()]):
             for position, sample in finished:
                 if position >= len(probes):
                     held_back.append((indices[position - len(probes)], sample))
@@ -193,6 +187,15 @@ class VllmEngine:
                 take(samples)
                 for index, _ in samples:
                     del unserved[index]
+
+    def _responses(self, requests: Sequence[Request]) -> Iterator[IndexedSamples]:
+        """Yield responses to all requests as they finish, none of them from keys of older weights."""
+        if self._is_live:
+            return self.backend.generate_live(requests, len(requests))
+        if self._has_old_cache:
+            self.backend.reset_prefix_cache()
+            self._has_old_cache = False
+        return self.backend.generate(requests)
 
     def _probe_requests(self, check: SyncCheck) -> list[Request]:
         """Return the check's requests, shortened to the engine's context: servers refuse longer ones."""
@@ -276,7 +279,8 @@ class VllmEngine:
             with self._paused() if self._is_live else nullcontext():
                 with _COPY_LOCK if copies else nullcontext():
                     self._transport.send(exported_weights(self.policy.model), self.backend)
-                self.backend.set_version(self.policy.policy_version)
+                if self._is_live:
+                    self.backend.set_version(self.policy.policy_version)
             if self._is_asleep:
                 self.backend.wake("kv_cache")
                 self._is_asleep = False

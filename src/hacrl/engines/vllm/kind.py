@@ -43,6 +43,13 @@ class VllmKind(EngineKind):
 
     def check(self, settings: AgentSettings) -> None:
         """Check versions, devices, and the server if there is one."""
+        parallel = settings.vllm.engine_args.get("data_parallel_size", 1)
+        if parallel != 1:
+            raise ConfigError(
+                f"agents.{settings.name}.vllm.engine_args.data_parallel_size={parallel}: an agent has one "
+                "vLLM engine, because only one could be sent weights; use tensor_parallel_size, or engine "
+                "transformers with replicas"
+            )
         check_vllm(settings.name, settings.vllm)
 
     def check_together(self, agents: Sequence[AgentSettings]) -> None:
