@@ -81,7 +81,7 @@ class ExecutorContract:
 
     def test_an_asynchronous_run_without_overlap_is_the_synchronous_one(self, tmp_path: Path) -> None:
         """No batch is sampled before the weights of the step before it are published."""
-        run_locally(asynchronous(tmp_path / "local", 0))
+        run_locally(replace(asynchronous(tmp_path / "synchronous", 0), **self.settings))
         config = replace(asynchronous(tmp_path / "other", 1), **self.settings)
 
         def is_early(job: Job) -> bool:
@@ -89,8 +89,8 @@ class ExecutorContract:
 
         order = Order(delayed(is_early))
         finish(config, order)
-        assert differing_files(tmp_path / "local", tmp_path / "other") == ["metrics.jsonl"]
-        expected, found = (lines(tmp_path / which, "metrics.jsonl") for which in ("local", "other"))
+        assert differing_files(tmp_path / "synchronous", tmp_path / "other") == ["metrics.jsonl"]
+        expected, found = (lines(tmp_path / which, "metrics.jsonl") for which in ("synchronous", "other"))
         for line in found:
             for report in line["agents"].values():
                 staleness = report.pop("asynchronous")["staleness"]
