@@ -36,6 +36,14 @@ class SingleAgentSettings(MethodSettings):
     `rollout.max_new_tokens` (Dr. GRPO)."""
     divide_by_std: bool = True
     """Whether advantages are divided by the standard deviation of the prompt's rewards. False: Dr. GRPO."""
+    baseline_scale: float = 1.0
+    """Factor of the mean reward in the baseline. Below 1, right responses count more than wrong ones (as in
+    AsymRE, arXiv 2506.20520): what a partner that never succeeds does to baselines that rewards share."""
+
+    def __post_init__(self) -> None:
+        MethodSettings.__post_init__(self)
+        if not 0 <= self.baseline_scale <= 1:
+            raise ValueError(f"baseline_scale must be in [0, 1], not {self.baseline_scale}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -132,6 +132,11 @@ class MethodSettings(Settings):
         return "response"
 
     @property
+    def baseline_scale(self) -> float:
+        """Factor of the mean reward in the baseline of methods without sharing."""
+        return 1.0
+
+    @property
     def cross_range(self) -> CrossRange | None:
         """Where ratios of other agents' responses are not clipped; None: no clipping, or not known."""
         return None
