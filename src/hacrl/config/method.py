@@ -10,7 +10,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Tag
 
-from hacrl.config.method_base import Aggregation, CrossBaseline, CrossRange, MethodSettings, SharingSettings
+from hacrl.config.method_base import (
+    Aggregation,
+    CrossBaseline,
+    CrossRange,
+    MethodSettings,
+    SharingSettings,
+    check_baseline_scale,
+)
 from hacrl.config.rules import (
     AlignedSettings,
     FtisSettings,
@@ -42,8 +49,7 @@ class SingleAgentSettings(MethodSettings):
 
     def __post_init__(self) -> None:
         MethodSettings.__post_init__(self)
-        if not 0 <= self.baseline_scale <= 1:
-            raise ValueError(f"baseline_scale must be in [0, 1], not {self.baseline_scale}")
+        check_baseline_scale(self.baseline_scale)
 
 
 @dataclass(frozen=True, kw_only=True)
