@@ -93,6 +93,16 @@ def test_only_trusted_partners_touch_an_agents_own_advantages() -> None:
     assert together["c"] == pytest.approx([-(2 / 3) / (math.sqrt(2) / 3)] * 4)
 
 
+def test_its_baseline_scales_like_gspos() -> None:
+    method = make_method(AlignedSettings(baseline_scale=0.5), normaliser=EXACT)
+    method = method.at(StepContext(capabilities=dict.fromkeys(REWARDS, 0.5)))
+    gspo = make_method(GspoSettings(baseline_scale=0.5), normaliser=EXACT)
+    own = method.advantages(REWARDS, "a", equal_capability)["a"]
+    assert own == gspo.advantages(REWARDS, "a", equal_capability)["a"]
+    # mean 3/4, halved; deviation sqrt(3)/4
+    assert own[0] == pytest.approx(0.625 / (math.sqrt(3) / 4))
+
+
 def loss_of(settings: AlignedSettings | GspoSettings, rows: list[Row]):
     batch = make_batch(rows)
     terms = make_method(settings).loss(batch)

@@ -104,6 +104,18 @@ def test_own_responses_are_compared_with_the_rewards_of_all() -> None:
     assert loss_of(XgrpoSettings(**WIDE), rows)[:2] == loss_of(GspoSettings(**WIDE), rows)[:2]
 
 
+def test_a_scaled_baseline_favours_right_responses() -> None:
+    # mean 1/4, halved: 7/8 and -1/8 over sqrt(3)/4
+    found = advantages(GspoSettings(baseline_scale=0.5), MIXED, "a")["a"]
+    assert found == pytest.approx([3.5 / math.sqrt(3), *[-0.5 / math.sqrt(3)] * 3])
+    assert advantages(GspoSettings(baseline_scale=0.5), {"a": (1.0, 1.0)}, "a") == {"a": [0.0, 0.0]}
+    method = make_method(GspoSettings(baseline_scale=0.5))
+    assert method.baseline is not None
+    assert method.baseline(MIXED, "a", equal_capability) == 0.125
+    with pytest.raises(ValueError, match=r"baseline_scale must be in \[0, 1\], not 1.5"):
+        GspoSettings(baseline_scale=1.5)
+
+
 # -- F-TIS
 
 

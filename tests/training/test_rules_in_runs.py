@@ -36,11 +36,11 @@ def uses(run: Run, agent: str) -> list[dict[str, int]]:
 )
 def test_all_agents_learn(runs: Runs, method, group: int, updates: int, shares: bool) -> None:
     run = runs("char", "pair", method=method, rollout={"rollouts_per_prompt": group})
-    for agent, partner in (("char", "pair"), ("pair", "char")):
+    for agent in ("char", "pair"):
         assert_moved(run.weights(agent), runs.initial_weights(agent))
         assert [step["learning"]["updates"] for step in run.of(agent)] == [updates] * 3
         assert all(step["learning"]["bad_updates"] == 0 for step in run.of(agent))
-        assert any(partner in step for step in uses(run, agent)) == shares
+    assert any("pair" in step for step in uses(run, "char")) == shares
 
 
 def test_an_explorer_gives_way_to_the_learner_and_keeps_its_weights(runs: Runs) -> None:

@@ -117,11 +117,13 @@ def joint_mean(rewards: PromptRewards, agent: str) -> float:
     return capability_aware_baseline(rewards, agent, equal_capability, overshoot="keep")
 
 
-def group_relative(rewards: PromptRewards, agent: str, normaliser: Normaliser | None) -> Advantages:
-    """Return (R - mean) / std of all responses; without a normaliser R - mean, as in Dr. GRPO."""
+def group_relative(
+    rewards: PromptRewards, agent: str, normaliser: Normaliser | None, baseline_scale: float = 1.0
+) -> Advantages:
+    """Return (R - scale * mean) / std of all responses; without a normaliser R - mean, as in Dr. GRPO."""
     if is_uniform(rewards):
         return zero_advantages(rewards)
-    baseline = joint_mean(rewards, agent)
+    baseline = baseline_scale * joint_mean(rewards, agent)
     std, epsilon = (
         (1.0, 0.0) if normaliser is None else (joint_std(rewards, normaliser.unbiased), normaliser.epsilon)
     )

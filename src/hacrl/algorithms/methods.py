@@ -110,12 +110,12 @@ def own_advantages(
 ) -> Advantages:
     """Return group-relative advantages of the learner's own responses only (GRPO, GSPO)."""
     scale = normaliser if settings.divide_by_std else None
-    return group_relative({learner: rewards[learner]}, learner, scale)
+    return group_relative({learner: rewards[learner]}, learner, scale, settings.baseline_scale)
 
 
-def own_baseline(_: MethodSettings, rewards: PromptRewards, learner: str, __: CapabilityRatio) -> float:
-    """Return the mean reward of the learner's own responses."""
-    return joint_mean({learner: rewards[learner]}, learner)
+def own_baseline(settings: MethodSettings, rewards: PromptRewards, learner: str, _: CapabilityRatio) -> float:
+    """Return the mean reward of the learner's own responses, scaled as the method's settings say."""
+    return settings.baseline_scale * joint_mean({learner: rewards[learner]}, learner)
 
 
 def joint_baseline(_: MethodSettings, rewards: PromptRewards, learner: str, __: CapabilityRatio) -> float:

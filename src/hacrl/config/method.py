@@ -10,7 +10,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Tag
 
-from hacrl.config.method_base import Aggregation, CrossBaseline, CrossRange, MethodSettings, SharingSettings
+from hacrl.config.method_base import (
+    Aggregation,
+    CrossBaseline,
+    CrossRange,
+    MethodSettings,
+    SharingSettings,
+    check_baseline_scale,
+)
 from hacrl.config.rules import (
     AlignedSettings,
     FtisSettings,
@@ -36,6 +43,13 @@ class SingleAgentSettings(MethodSettings):
     `rollout.max_new_tokens` (Dr. GRPO)."""
     divide_by_std: bool = True
     """Whether advantages are divided by the standard deviation of the prompt's rewards. False: Dr. GRPO."""
+    baseline_scale: float = 1.0
+    """Factor of the mean reward in the baseline. Below 1, right responses count more than wrong ones (as in
+    AsymRE, arXiv 2506.20520): what a partner that never succeeds does to baselines that rewards share."""
+
+    def __post_init__(self) -> None:
+        MethodSettings.__post_init__(self)
+        check_baseline_scale(self.baseline_scale)
 
 
 @dataclass(frozen=True, kw_only=True)

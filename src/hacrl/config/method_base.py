@@ -132,6 +132,11 @@ class MethodSettings(Settings):
         return "response"
 
     @property
+    def baseline_scale(self) -> float:
+        """Factor of the mean reward in the baseline, where the method has one to set."""
+        return 1.0
+
+    @property
     def cross_range(self) -> CrossRange | None:
         """Where ratios of other agents' responses are not clipped; None: no clipping, or not known."""
         return None
@@ -177,3 +182,9 @@ class SharingSettings(MethodSettings):
     def shares_rollouts(self) -> bool:
         """Return True."""
         return True
+
+
+def check_baseline_scale(scale: float) -> None:
+    """Raise ValueError for a factor of the baseline that has no meaning."""
+    if not 0 <= scale <= 1:
+        raise ValueError(f"baseline_scale must be in [0, 1], not {scale}")

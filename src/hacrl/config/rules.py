@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from hacrl.config.method_base import CrossRange, MethodSettings, SharingSettings
+from hacrl.config.method_base import CrossRange, MethodSettings, SharingSettings, check_baseline_scale
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,9 +142,12 @@ class AlignedSettings(SharingSettings):
     """The method."""
     trust_window: int = 5
     """Steps over which the cosine between a partner's gradient and the agent's own is averaged."""
+    baseline_scale: float = 1.0
+    """Factor of the mean reward in the baseline, as GSPO has it."""
 
     def __post_init__(self) -> None:
         MethodSettings.__post_init__(self)
+        check_baseline_scale(self.baseline_scale)
         if self.trust_window < 2:
             raise ValueError(
                 f"trust_window must be at least 2 steps, not {self.trust_window}: a single measurement says "

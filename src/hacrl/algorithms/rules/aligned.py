@@ -71,8 +71,7 @@ def baseline(
     context: StepContext = StepContext(),  # noqa: B008 - immutable
 ) -> float:
     """Return mu_k."""
-    circle = _circle(rewards, learner, context)
-    return ratio_of_sums_baseline(circle, learner, context.capabilities, settings.min_reward)
+    return _scaled_baseline(_circle(rewards, learner, context), settings, learner, context)
 
 
 def _circle(rewards: PromptRewards, learner: str, context: StepContext) -> PromptRewards:
@@ -80,6 +79,13 @@ def _circle(rewards: PromptRewards, learner: str, context: StepContext) -> Promp
     return {
         source: values for source, values in rewards.items() if source == learner or source in context.trusted
     }
+
+
+def _scaled_baseline(
+    circle: PromptRewards, settings: AlignedSettings, learner: str, context: StepContext
+) -> float:
+    mu = ratio_of_sums_baseline(circle, learner, context.capabilities, settings.min_reward)
+    return settings.baseline_scale * mu
 
 
 def _within(
@@ -91,7 +97,7 @@ def _within(
 ) -> dict[str, tuple[float, ...]]:
     if is_uniform(circle):
         return zero_advantages(circle)
-    mu = ratio_of_sums_baseline(circle, learner, context.capabilities, settings.min_reward)
+    mu = _scaled_baseline(circle, settings, learner, context)
     std = joint_std(circle, normaliser.unbiased)
     return {
         source: normalised_advantages(values, mu, std, normaliser.epsilon)
