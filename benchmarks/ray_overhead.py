@@ -4,7 +4,7 @@
 
 Prints the median seconds of a step under each executor, without the first step of a run, and the ratio.
 Agents that share a process (``place.share``) take turns as under ``executor: local``, so that the ratio shows
-the cost of processes and messages alone. ``--apart`` gives every agent a process of its own: all work at once.
+the cost of processes and messages. ``--apart`` gives every agent a process of its own: all work at once.
 """
 
 from __future__ import annotations
