@@ -283,7 +283,7 @@ def test_a_run_uses_the_decision(gpu, monkeypatch: pytest.MonkeyPatch, tmp_path:
     )
     made = []
 
-    def make_engine(_config, settings, agent, _checked):
+    def make_engine(_config, settings, agent, _checked, _placement):
         made.append((agent.name, settings.vllm.memory, settings.vllm.sleep))
         raise KeyboardInterrupt
 

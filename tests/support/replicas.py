@@ -27,9 +27,10 @@ def replica_engine(
     lora: LoraSettings | None = None,
     probes: Sequence[tuple[int, ...]] | None = None,
 ) -> ReplicaEngine:
-    """Return an engine whose replicas read the model's config, and nothing else, from a folder."""
+    """Return an engine whose replicas read the model's config and tokenizer from a folder, no weights."""
     base: Any = agent.model.get_base_model() if lora else agent.model
     base.config.save_pretrained(folder / "model")
+    agent.tokenizer.save_pretrained(folder / "model")
     settings = FleetSettings(
         agent=AgentSettings(name=agent.name, model=str(folder / "model"), precision="float32", lora=lora),
         stop_ids=tuple(sorted(agent.stop_ids)),

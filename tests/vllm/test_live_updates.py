@@ -93,3 +93,19 @@ def test_after_asynchronous_generations_a_synchronous_one_uses_no_old_keys(serve
         labelled = Sample(sample.token_ids, sample.logprobs, ((1, 8),))
         expected = cached_logprobs({1: agent.model}, request.prompts[number // 2], labelled, Sampling(8))
         assert sample.logprobs == pytest.approx(expected, abs=1e-3)
+
+
+def test_stop_strings_end_labelled_responses(server: Server) -> None:
+    agent = engine_agent(seed=5)
+    engine = server.engine(agent)
+    engine.follows_policy = False
+    engine.sync()
+    sampling = Sampling(60, stop=("7",))
+    request = GenerationRequest(probe_prompts(agent), 4, sampling, frozenset(), seed=3)
+    samples = engine.generate(request)
+    texts = [agent.tokenizer.decode(sample.token_ids) for sample in samples]
+    assert sum(text.endswith("7") for text in texts) >= 3
+    for text, sample in zip(texts, samples, strict=True):
+        assert "7" not in text[:-1]
+        assert text.endswith("7") or len(sample.token_ids) == 60
+        assert sample.versions == ((0, len(sample.token_ids)),)

@@ -213,11 +213,14 @@ class ServerClient:
         request: Request,
         finished: queue.SimpleQueue[Any],
     ) -> None:
+        fields = sampling_fields(request)
+        # vLLM finds stop strings in text alone
+        fields |= {"seed": request.seed, "detokenize": "stop" in fields}
         async with free:
             body = {
                 "model": self._model,
                 "token_ids": list(request.prompt_ids),
-                "sampling_params": {"seed": request.seed, "detokenize": False, **sampling_fields(request)},
+                "sampling_params": fields,
                 # cached keys and values of older weights must not serve requests to newer ones
                 "cache_salt": f"policy {self.version_label}",
             }
