@@ -203,8 +203,8 @@ def keep_samples(participant, kept: dict[str, list]) -> None:
     """Per prompt, the advantages the learner was given, in the order of the responses."""
     build = participant.builder.build
 
-    def building(groups: Sequence, ratio, seed=0):
-        built = build(groups, ratio, seed)
+    def building(groups: Sequence, *others):
+        built = build(groups, *others)
         advantages = [sample.advantage for sample in built.samples]
         assert len(advantages) == 4 * len(groups)
         kept[participant.name] = [

@@ -18,7 +18,9 @@ SAMPLING = Sampling(12, temperature=0.9)
 
 
 def request_of(agent: Agent) -> GenerationRequest:
-    return GenerationRequest(probe_prompts(agent), 4, SAMPLING, frozenset(agent.stop_ids), 0, SEEDS)
+    return GenerationRequest(
+        probe_prompts(agent), 4, SAMPLING, frozenset(agent.stop_ids), 0, response_seeds=SEEDS
+    )
 
 
 def same(found: list[Sample], expected: list[Sample]) -> bool:
@@ -52,7 +54,7 @@ def test_every_way_to_decode_gives_the_same_responses(continuous: bool) -> None:
 def test_a_model_with_a_state() -> None:
     agent = Agent("lfm2", tiny_model("lfm2"), TOKENIZER)
     prompts = [(4, 5, 6, 7, 8), (9, 3), (9, 3, 5, 6, 7)]
-    request = GenerationRequest(prompts, 3, SAMPLING, frozenset(), 0, tuple(range(9)))
+    request = GenerationRequest(prompts, 3, SAMPLING, frozenset(), 0, response_seeds=tuple(range(9)))
     expected = TransformersEngine(agent).generate(request)
     assert same(TransformersEngine(agent, max_batch=2).generate(request), expected)
     part = replace(request, prompts=prompts[1:], response_seeds=tuple(range(3, 9)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 from hacrl.rollouts.log import SCHEMA, RolloutLog, _encode, _encode_learnt
@@ -19,8 +20,11 @@ RECORDS = [
 
 
 def test_lines_are_those_of_the_common_writer() -> None:
-    for record in RECORDS:
-        assert _encode_learnt(7, record) == _encode({"schema": SCHEMA, "step": 7, **to_json(record)})
+    for record in (*RECORDS, replace(RECORDS[0], late_from=5)):
+        row = {"schema": SCHEMA, "step": 7, **to_json(record)}
+        if record.late_from is None:  # the key is only in the lines of late rollouts
+            del row["late_from"]
+        assert _encode_learnt(7, record) == _encode(row)
 
 
 def test_records_come_back(tmp_path: Path) -> None:

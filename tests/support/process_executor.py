@@ -44,6 +44,7 @@ class ProcessExecutor:
     """Drives workers through pipes, all at the same time."""
 
     notes: tuple[str, ...] = ()
+    replaces_lost = False
 
     def __init__(self, config: RunConfig) -> None:
         spawn = multiprocessing.get_context("spawn")

@@ -130,7 +130,7 @@ def test_tables_of_finished_runs() -> None:
     assert "[bold]0.750" not in printed(on)  # our own mark-up still works
     lines = study_markdown(make_study(results(), reference="hacpo")).splitlines()
     assert len(lines) == 7
-    assert {line.count("|") for line in lines[:5]} == {6}
+    assert {line.count("|") for line in lines[:5]} == {9}
     assert html.unescape(lines[4].split("|")[1].strip()) == printable(EVERYTHING)
 
 

@@ -85,7 +85,7 @@ def test_nobody_left(tmp_path, monkeypatch):
     monkeypatch.setattr(health, "COLLAPSE_STEPS", 1)
     config = chaos_config(tmp_path / "run", 4, pause_collapsed=True)
     one = build_config({**json.loads(json.dumps(_plain(config))), "agents": [_plain(config)["agents"][1]]})
-    with pytest.raises(TrainingError, match="all agents are paused since step 1"):
+    with pytest.raises(TrainingError, match="no agent left to train: all are paused or lost since step 1"):
         run_locally(one, agents={"llama": mute(config)})
 
 

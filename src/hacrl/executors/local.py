@@ -13,7 +13,6 @@ from torch import Tensor
 from hacrl.algorithms.capability import Capabilities
 from hacrl.engines.base import SyncReport
 from hacrl.engines.concurrent import MainThread, run_concurrently
-from hacrl.errors import TrainingError
 from hacrl.executors.rank_processes import RankProcesses
 from hacrl.memory.residency import Residency
 from hacrl.models.agent import Agent
@@ -27,6 +26,8 @@ from hacrl.types import Rollout
 
 class LocalExecutor:
     """Runs workers one after the other; those whose engines run concurrently generate at the same time."""
+
+    replaces_lost = False  # what is lost in this process is lost with the run
 
     def __init__(
         self,
@@ -150,11 +151,8 @@ class LocalExecutor:
         self.workers[agent].save(folder)
 
     def place_again(self, agent: str) -> None:
-        """Fail: what is lost in this process is lost with the run."""
-        raise TrainingError(
-            f"agent {agent!r} cannot be placed again with executor: local; hacrl resume goes on from the "
-            "last checkpoint"
-        )
+        """Fail: see :attr:`replaces_lost`."""
+        raise AssertionError(f"executor: local replaces no lost agents, and {agent!r} is lost")
 
     def drop(self, agent: str) -> None:
         """End the agent's engine, and forget its worker."""

@@ -96,9 +96,10 @@ class LocalRun:
                     resumed.check_data(self._checkpoints.data)
                 self.trainer = build_trainer(config, checked, self.observer, agents, self._log)
                 self._is_built = True
-                self.trainer.recovery = Recovery(
-                    config, self.trainer.stream, self._log, self._checkpoints.newest_of
-                )
+                if self.trainer.executor.replaces_lost:
+                    self.trainer.recovery = Recovery(
+                        config, self.trainer.stream, self._log, self._checkpoints.newest_of
+                    )
                 self._open_folder(overwrite, resumed)
                 self._report_start((*checked.notes, *checked.warnings) if resumed is None else resumed.notes)
             except BaseException as error:

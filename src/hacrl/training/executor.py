@@ -44,6 +44,7 @@ class Executor(Protocol):
     """
 
     notes: tuple[str, ...]  # sentences for the user about what was decided when the workers were placed
+    replaces_lost: bool  # whether :meth:`place_again` gives lost agents new processes
 
     @property
     def agents(self) -> dict[str, Agent]:

@@ -158,5 +158,5 @@ class Recovery:
 
 
 def no_recovery(error: WorkerLostError) -> TrainingError:
-    """Return the error of a run that cannot rebuild agents."""
+    """Return the error of a run that is to stop when an agent is lost."""
     return TrainingError(f"{error}. hacrl resume goes on from the last checkpoint")

@@ -299,7 +299,9 @@ class Trainer:
 
     def _recover(self, error: WorkerLostError) -> None:
         """Bring lost agents back to where the run is, or go on without them, as the recipe says."""
-        if self.recovery is None or self.recovery.on_loss == "stop":
+        if self.recovery is None:
+            raise error
+        if self.recovery.on_loss == "stop":
             raise no_recovery(error) from error
         self.reporter.notes([f"lost: {error}"])
         if self.recovery.on_loss == "drop":

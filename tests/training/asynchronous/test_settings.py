@@ -71,8 +71,7 @@ def test_an_engine_that_shares_the_learners_weights_is_refused(runs: Runs, monke
     with pytest.raises(ConfigError, match=message):
         LocalRun(settings)
     assert not Path(settings.output).exists()
-    with pytest.raises(ConfigError, match=r"has an engine \(vllm\) that reads the learner's weights"):
-        check_beside_learning(config(rollout={"engine": "vllm"}, copies=0))
+    check_beside_learning(config(rollout={"engine": "vllm"}, copies=0))
     check_beside_learning(config())
 
 

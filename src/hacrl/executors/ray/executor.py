@@ -64,6 +64,8 @@ class _Placed:
 class RayExecutor:
     """Drives all agents' processes."""
 
+    replaces_lost = True
+
     def __init__(
         self, config: RunConfig, checked: CheckedTask, cluster: Cluster, parties: Sequence[Party]
     ) -> None:

@@ -259,7 +259,9 @@ class AsynchronousTrainer(Trainer):
         The rebuilt agent learns logged steps again, from all rollouts that are in the log by now. So its
         weights are not exactly those that were lost if it had gone on without slower agents.
         """
-        if self.recovery is None or self.recovery.on_loss == "stop":
+        if self.recovery is None:
+            raise error
+        if self.recovery.on_loss == "stop":
             raise no_recovery(error) from error
         self.reporter.notes([f"lost: {error}"])
         lost = self._end_lanes(error.lost)
