@@ -54,7 +54,13 @@ def test_models_given_as_objects_are_refused(tmp_path: Path) -> None:
     from tests.support.tiny import char_agent
 
     agent = char_agent()
-    settings = HACRLConfig(output=str(tmp_path / "run"), executor="ray", steps=1, progress=False)
+    settings = HACRLConfig(
+        output=str(tmp_path / "run"),
+        executor="ray",
+        steps=1,
+        rollout={"max_new_tokens": 8},
+        progress=False,
+    )
     with pytest.raises(ConfigError, match=r"agents\.one\.model must be a name or a folder, not an object"):
         HACRLTrainer(
             {"one": (agent.model, agent.tokenizer)},
