@@ -6,9 +6,9 @@ A verb of a process is a stream of these events. The last ones are results; an e
 from __future__ import annotations
 
 import queue
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,10 +57,7 @@ Event = PhaseBegun | ResponsesFinished | Result | Failed
 
 
 class EventStream(Observer):
-    """Calls a function in a thread, and yields the events that it puts here.
-
-    The function has a thread of its own, so that events leave the process while it computes.
-    """
+    """Calls a function in another thread, and yields the events that it puts here while it computes."""
 
     def __init__(self) -> None:
         self._events: queue.Queue[Event | BaseException | None] = queue.Queue(MOST_WAITING)
@@ -68,8 +65,12 @@ class EventStream(Observer):
         self._last_put = 0.0
         self.reporter = Reporter(self)
 
-    def run(self, function: Callable[[EventStream], None]) -> Iterator[Event]:
-        """Yield the events of ``function(self)`` until it returns; raise what it raises."""
+    def run(self, function: Callable[[EventStream], None], threads: ThreadPoolExecutor) -> Iterator[Event]:
+        """Yield the events of ``function(self)`` until it returns; raise what it raises.
+
+        ``threads`` are kept from call to call: torch has CPU threads and memory for every thread that
+        has computed.
+        """
 
         def call() -> None:
             try:
@@ -82,13 +83,11 @@ class EventStream(Observer):
             except BaseException as error:
                 self._events.put(error)
 
-        thread = threading.Thread(target=call, name="hacrl-verb", daemon=True)
-        thread.start()
+        threads.submit(call)
         while (event := self._events.get()) is not None:
             if isinstance(event, BaseException):
                 raise event
             yield event
-        thread.join()
 
     def result(self, agent: str, value: Any, policy_version: int) -> None:
         """Put the result of one agent."""

@@ -11,6 +11,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -65,6 +66,7 @@ class AgentHost:
     def __init__(self) -> None:
         self._found: LocalExecutor | None = None
         self._task: Task | None = None
+        self._threads = ThreadPoolExecutor(thread_name_prefix="hacrl-verb")
 
     @property
     def _executor(self) -> LocalExecutor:
@@ -81,7 +83,7 @@ class AgentHost:
         def load(stream: EventStream) -> None:
             stream.result(agents[0], self._load(spec, agents, members), 0)
 
-        yield from EventStream().run(load)
+        yield from EventStream().run(load, self._threads)
 
     def _load(self, spec: HostSpec, agents: Sequence[str], members: Mapping[Member, Any]) -> HostFacts:
         import ray
@@ -137,7 +139,7 @@ class AgentHost:
             for agent, value in verb(stream.reporter):
                 stream.result(agent, value, self._executor.policy_versions[agent])
 
-        return EventStream().run(run)
+        return EventStream().run(run, self._threads)
 
     def state_dict(self, agents: Sequence[str]) -> Iterator[Event]:
         """Give the agents' states."""
@@ -147,7 +149,7 @@ class AgentHost:
                 if agent in agents:
                     stream.result(agent, state, self._executor.policy_versions[agent])
 
-        yield from EventStream().run(run)
+        yield from EventStream().run(run, self._threads)
 
     def tensors(self, agents: Sequence[str]) -> Iterator[Event]:
         """Give the agents' tensors one by one, each as its name and its content."""
@@ -158,7 +160,7 @@ class AgentHost:
                 for name, tensor in worker.tensors().items():
                     stream.result(agent, (name, PackedTensor.of(tensor)), worker.agent.policy_version)
 
-        yield from EventStream().run(run)
+        yield from EventStream().run(run, self._threads)
 
     def load_state(
         self, agent: str, state: Mapping[str, Any], names: Sequence[str], *tensors: PackedTensor
@@ -170,7 +172,7 @@ class AgentHost:
             self._executor.load_state_dict({agent: state}, {agent: unpacked})
             stream.result(agent, None, self._executor.policy_versions[agent])
 
-        yield from EventStream().run(run)
+        yield from EventStream().run(run, self._threads)
 
     def save(self, agent: str) -> Iterator[Event]:
         """Give the files of a Hugging Face folder in pieces: path, bytes."""
@@ -186,7 +188,7 @@ class AgentHost:
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
 
-        yield from EventStream().run(run)
+        yield from EventStream().run(run, self._threads)
 
     def close(self) -> None:
         """End engines, further ranks and the verifier's processes."""
