@@ -62,6 +62,20 @@ def test_killed_agents_are_rebuilt_to_the_last_bit(tmp_path: Path) -> None:
     assert differing_files(tmp_path / "calm", tmp_path / "killed") == []
 
 
+def test_an_agent_is_rebuilt_from_all_rounds_of_a_step(tmp_path: Path) -> None:
+    def resampling(config: RunConfig) -> RunConfig:
+        return replace(config, rollout=replace(config.rollout, resample=2))
+
+    run_locally(resampling(chaos_config(tmp_path / "calm", 2)))
+    rounds = list((tmp_path / "calm" / "rollouts").glob("step-000001/round-*/llama.jsonl"))
+    assert rounds  # the first step asked further prompts, which the lost agent has to learn from again
+    no_checkpoint = CheckpointSettings(every=0)
+    config = replace(resampling(ray_config(tmp_path / "killed", 2)), checkpoint=no_checkpoint)
+    killer = train(config, (2, "learn", "llama"))
+    assert any("steps 1 to 1 are learnt again from the rollout log" in note for note in killer.notes)
+    assert differing_files(tmp_path / "calm", tmp_path / "killed") == []
+
+
 def test_the_others_go_on_without_a_dropped_agent(tmp_path: Path) -> None:
     killer = train(ray_config(tmp_path / "run", 3, on_loss="drop"), (2, "learn", "llama"))
     assert any("agent 'llama' is dropped" in note for note in killer.notes)

@@ -51,6 +51,30 @@ def test_types_hosts_and_resources_are_asked_for() -> None:
     }
 
 
+def test_engines_apart_are_asked_for_beside_the_learner() -> None:
+    found = bundles(config({"ranks": 2, "place": {"engine_gpus": 2}}, {"replicas": {"count": 2}}))
+    assert found == {
+        "agent a0": [{"CPU": 1.0, "GPU": 3.0}, {"CPU": 1.0, "GPU": 1.0}],  # only rank 0 has engines
+        "agent a1": [{"CPU": 1.0, "GPU": 1.0}] * 3,  # the learner and two replicas
+    }
+    with pytest.raises(ConfigError, match=r"engine_gpus=1 needs gpus=1, not 0\.5"):
+        config({"place": {"engine_gpus": 1, "gpus": 0.5}})
+    with pytest.raises(ConfigError, match=r"agents\.a0\.replicas\.devices: with executor: ray the cluster"):
+        bundles(config({"replicas": {"count": 1, "devices": ["cuda:1"]}}))
+
+
+def test_a_dry_run_says_that_memory_elsewhere_is_not_checked(tmp_path: Path) -> None:
+    from hacrl.runs.dry_run import dry_run
+
+    asked = config({}, device="cuda")
+    planned = dry_run(replace(asked, output=str(tmp_path / "run")))
+    assert planned.devices == ()
+    assert planned.not_checked == (
+        "memory of agents on GPUs: executor 'ray' places them on other machines; a dry run there with "
+        "executor: local estimates it",
+    )
+
+
 def test_agents_that_share_a_process_ask_once() -> None:
     shared = {"place": {"share": "pair"}}
     found = bundles(config(shared, {}, shared))
