@@ -11,6 +11,7 @@ One response passes through these records::
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,14 +25,19 @@ if TYPE_CHECKING:
 # "stop": by a stop token. "stop_string": by one of rollout.stop. "length": cut by rollout.max_new_tokens
 FinishReason = Literal["stop", "stop_string", "length"]
 SegmentKind = Literal["action", "observation"]
+# Why an episode with an environment ended. "done": the environment said so. "answered": the agent called no
+# tool. "max_turns", "max_tokens", "max_seconds": a limit of the task. "failed": the environment raised an
+# error, hung or died.
+EpisodeEnd = Literal["done", "answered", "max_turns", "max_tokens", "max_seconds", "failed"]
 # "scored": a reward function gave a number that does not mean right or wrong
 VerdictLabel = Literal["correct", "wrong", "unparsable", "timeout", "crash", "scored"]
-Role = Literal["system", "user", "assistant"]
+Role = Literal["system", "user", "assistant", "tool"]
 # What became of a rollout at one learner. "used": its gradient is in an update, at least in part.
 # "clipped_below", "clipped_above": clipping removed all of its gradient, because the ratio was below or above
 # the clip range. "no_signal": the advantage is 0. "bad_update": the update was left out, because it was not
 # finite. "over_limit": more than learning.max_cross_rollouts. "not_shared": the method's rule for sharing
-# leaves it out. The others are reasons to drop a rollout.
+# leaves it out. "environment_failed": the episode broke off through no fault of the agent. The others are
+# reasons to drop a rollout.
 Fate = Literal[
     "used",
     "clipped_below",
@@ -40,6 +46,7 @@ Fate = Literal[
     "bad_update",
     "over_limit",
     "not_shared",
+    "environment_failed",
     "too_long",
     "not_representable",
     "non_finite",
@@ -64,11 +71,48 @@ class Sampling:
     stop: tuple[str, ...] = ()  # texts that end a response; they change no probability
 
 
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that a model may call while it answers, as chat templates know it."""
+
+    name: str
+    description: str
+    parameters: str  # JSON schema of the arguments, as text, so that a tool is hashable
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call of a tool, in no model's own format, e.g. ``ToolCall("add", '{"a": 1, "b": 2}')``."""
+
+    name: str
+    arguments: str  # a JSON object, as text
+
+
 class Turn(NamedTuple):
-    """One turn of a conversation, e.g. ``Turn("system", "Answer briefly.")``."""
+    """One turn of a conversation, e.g. ``Turn("system", "Answer briefly.")``.
+
+    It has no model's control tokens and no model's tool format, so that every chat template can write it.
+    """
 
     role: Role
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()  # of an assistant
+    tool: str = ""  # whose result a tool's turn is
+
+    def as_message(self) -> dict[str, Any]:
+        """Return the turn in the form that chat templates read."""
+        message: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": json.loads(call.arguments)},
+                }
+                for call in self.tool_calls
+            ]
+        if self.tool:
+            message["name"] = self.tool
+        return message
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +125,8 @@ class Problem:
     context: tuple[Turn, ...] = ()  # turns before the prompt: a system prompt, worked examples
     # further columns of the data set; plain JSON values only
     fields: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    tools: tuple[Tool, ...] = ()  # that the model may call; the prompt describes them
+    environment: str = ""  # which of the task's environments the episode is played in
 
     def __post_init__(self) -> None:
         for name, value in self.fields.items():
@@ -110,7 +156,7 @@ class Verdict:
 class Segment:
     """One part of a rollout: an action that the policy sampled, or an observation from the environment.
 
-    ``text`` and ``stop_text`` are the decoded ``token_ids``, without the stop token of the last action.
+    ``text`` and ``stop_text`` are the decoded ``token_ids``, without the stop token of an action.
     Log-probabilities are under the sampling distribution: temperature, top-k and top-p included.
     """
 
@@ -122,6 +168,11 @@ class Segment:
     versions: VersionSpans = ()
     # the stop string that ended the last action, and what its last token wrote after it; no verifier sees it
     stop_text: str = ""
+    # Only in episodes. An action stands for one turn of the assistant; an observation for the turns of tools
+    # or the user that answer it. Learners with another chat template write these turns in their own way.
+    turns: tuple[Turn, ...] = ()
+    # Only of an episode's actions: "stop" if the last token is a stop token, which is not part of the text
+    finish_reason: FinishReason | None = None
 
     def __post_init__(self) -> None:
         expected = len(self.token_ids) if self.kind == "action" else 0
@@ -135,6 +186,17 @@ class Segment:
                 f"the policy versions of an {self.kind} segment must cover its {expected} sampled tokens, "
                 f"not {list(self.versions)}"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """What a rollout with an environment has beside its segments."""
+
+    end: EpisodeEnd
+    dialect: str  # fingerprint of the source's chat template and tool format (Dialect.fingerprint)
+    opening: str = ""  # what the environment's reset added to the prompt
+    turn_rewards: tuple[float, ...] = ()  # one per action, if the environment rewards every turn
+    failure: str = ""  # why the environment failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +215,7 @@ class Rollout:
     policy_version: int  # number of updates the source had made when it sampled the first token
     tokenizer: str  # the source's tokenizer fingerprint (TextCodec.tokenizer_fingerprint)
     prompt_ids: tuple[int, ...] = ()  # the prompt as sampled, in the source's token space
+    episode: Episode | None = None  # set if the task has an environment
 
     def __post_init__(self) -> None:
         if self.finish_reason != "length" and (not self.segments or self.segments[-1].kind != "action"):

@@ -117,12 +117,12 @@ class TextCodec:
                 ids = tuple(self.tokenizer(plain_conversation(turns)).input_ids)
             # some tokenizers append eos to every text, but the response is still to come
             return ids[:-1] if ids and ids[-1] == self.tokenizer.eos_token_id else ids
-        messages = [turn._asdict() for turn in turns]
+        messages = [turn.as_message() for turn in turns]
         text = self._render(messages, add_generation_prompt=True)
         with self._in_use:
             return tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
 
-    def _render(self, messages: list[dict[str, str]], **options: bool) -> str:
+    def _render(self, messages: list[dict[str, Any]], **options: bool) -> str:
         from jinja2 import TemplateError
 
         try:

@@ -22,7 +22,7 @@ from hacrl.errors import CheckpointError
 from hacrl.files import check_file, flush_to_disk
 from hacrl.plain_text import json_text
 from hacrl.rollouts.records import dump_line, from_json, load_line, to_json
-from hacrl.types import LearntRollout, Problem, Rollout, Segment, Verdict, VerifiedRollout
+from hacrl.types import Episode, LearntRollout, Problem, Rollout, Segment, Verdict, VerifiedRollout
 
 SCHEMA = 1
 LEARNT = "learnt"  # folder in a step's folder
@@ -205,15 +205,19 @@ def _row(step: int, sample: int, verified: VerifiedRollout) -> Row:
     }
     row |= {key: dict(value) for key in _DETAILS if (value := getattr(verdict, key))}
     if problem.context:
-        row["context"] = [turn._asdict() for turn in problem.context]
+        row["context"] = [turn.as_message() for turn in problem.context]
     if problem.fields:
         row["fields"] = dict(problem.fields)
+    if problem.tools:
+        row["tools"] = [to_json(tool) for tool in problem.tools]
+    if rollout.episode is not None:
+        row["episode"] = to_json(rollout.episode)
     return row
 
 
 def _segment(segment: Segment) -> Row:
     data = to_json(segment)
-    for key in ("versions", "stop_text"):
+    for key in ("versions", "stop_text", "turns", "finish_reason"):
         if not data[key]:
             del data[key]
     return data
@@ -228,6 +232,7 @@ def _verified_rollout(row: Mapping[str, Any], problems: Mapping[str, Problem]) -
         policy_version=row["policy_version"],
         tokenizer=row["tokenizer"],
         prompt_ids=tuple(row["prompt_ids"]),
+        episode=from_json(Episode, row["episode"]) if "episode" in row else None,
     )
     details = {key: row[key] for key in _DETAILS if key in row}
     return VerifiedRollout(rollout, Verdict(row["reward"], row["verdict"], **details))

@@ -102,7 +102,8 @@ def _writer(kind: Any) -> _Convert:
     if kind is float:
         return lambda value: value if math.isfinite(value) else None
     if _is_named_tuple(kind):
-        return lambda value: dict(value._asdict())
+        parts = [(name, _writer(hint)) for name, hint in get_type_hints(kind).items()]
+        return lambda value: {name: write(getattr(value, name)) for name, write in parts}
     if origin is tuple:
         if arguments[0] is float:
             return _write_floats
@@ -137,7 +138,8 @@ def _reader(kind: Any) -> _Convert:
         return _read_float
     if _is_named_tuple(kind):
         readers = {name: _reader(hint) for name, hint in get_type_hints(kind).items()}
-        return lambda data: kind(**_read_parts(data, readers, readers.keys()))
+        required = readers.keys() - kind._field_defaults.keys()
+        return lambda data: kind(**_read_parts(data, readers, required))
     if origin is tuple:
         read_item = _reader(arguments[0])
         if arguments[0] is float:
