@@ -7,13 +7,16 @@ import json
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from hacrl.config.values import shown
 from hacrl.errors import ModelError, TaskError
 from hacrl.plain_text import half_character
 from hacrl.types import Problem, Turn
+
+if TYPE_CHECKING:
+    from hacrl.models.dialect import Dialect
 
 _NEUTRAL_LEADS = (":", "\n")  # characters that rarely merge with the text that follows
 _MARKER = "answer"  # stands for a response when a chat template is rendered to see how turns end
@@ -97,9 +100,20 @@ class TextCodec:
             identity = json.dumps(kept, sort_keys=True)
         return hashlib.sha256(identity.encode()).hexdigest()
 
-    def encode_prompt(self, problem: Problem) -> tuple[int, ...]:
-        """Return the prompt's tokens, rendered with the agent's chat template if it has one."""
-        turns = (*problem.context, Turn("user", problem.prompt))
+    @cached_property
+    def dialect(self) -> Dialect:
+        """How the agent writes tool calls and conversations with an environment."""
+        from hacrl.models.dialect import Dialect
+
+        return Dialect(self)
+
+    def encode_prompt(self, problem: Problem, opening: str = "") -> tuple[int, ...]:
+        """Return the prompt's tokens, rendered with the agent's chat template if it has one.
+
+        The prompt describes the problem's tools. ``opening``: what an environment's reset adds to the
+        question; control tokens spelled out in it are encoded as text.
+        """
+        turns = (*problem.context, Turn("user", problem.prompt + opening))
         for turn in turns:
             if (half := half_character(turn.content)) is not None:
                 raise TaskError(
