@@ -198,7 +198,9 @@ class Episode:
     turn_rewards: tuple[float, ...] = ()  # one per action, if the environment rewards every turn
     reward: float | None = None  # of the whole episode; None: the environment failed, or gives no rewards
     failure: str = ""  # why the environment failed
-    failed_by: Literal["", "timeout", "crash"] = ""  # it did not answer in time, or it raised an error or died
+    # "timeout": it did not answer in time. "crash": it raised an error or died.
+    failure_kind: Literal["", "timeout", "crash"] = ""
+    tool_errors: int = 0  # tool calls whose result is an error
     # what was wrong with tool calls that could not be read, a sentence per action that had some
     unread_calls: tuple[str, ...] = ()
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from hacrl.engines.answering import DecodedResponse
-from hacrl.environments.pool import Outcome
+from hacrl.environments.interface import FailureKind, Outcome
 from hacrl.models.agent import Agent
 from hacrl.models.dialect import ParsedAction
 from hacrl.types import Episode, EpisodeEnd, Problem, Rollout, Segment, Turn
@@ -35,7 +36,8 @@ class EpisodeState:
     turn_rewards: list[float] = field(default_factory=list)
     reward: float | None = None
     failure: str = ""
-    failed_by: Literal["", "timeout", "crash"] = ""
+    failure_kind: FailureKind = ""
+    tool_errors: int = 0
     unread_calls: list[str] = field(default_factory=list)
     first_version: int | None = None  # of the policy that sampled the first token
 
@@ -83,17 +85,26 @@ class EpisodeState:
     def fail(self, outcome: Outcome) -> None:
         """End the episode: the environment has failed."""
         self.waiting, self.end = "nothing", "failed"
-        self.failure, self.failed_by = outcome.failure, outcome.failed_by
+        self.failure, self.failure_kind = outcome.failure, outcome.failure_kind
         self.reward = None
+
+    def close(self, outcome: Outcome) -> None:
+        """End the episode with the environment's reward, or with the sum of the turns' rewards."""
+        self.waiting, self.reward = "nothing", outcome.reward
+        if self.reward is None and self.turn_rewards:
+            self.reward = math.fsum(self.turn_rewards)
 
     def rollout(self, agent: Agent, version: int) -> Rollout:
         """Return the record of the finished episode."""
         assert self.end is not None, "the episode is under way"
-        last = self.segments[-1].finish_reason if self.segments else None
+        segments = self.segments
+        if segments and segments[-1].kind == "observation":  # the agent has not answered it
+            segments = segments[:-1]
+        last = segments[-1].finish_reason if segments else None
         return Rollout(
             problem=self.problem,
             agent=agent.name,
-            segments=tuple(self.segments),
+            segments=tuple(segments),
             finish_reason=last or "length",
             policy_version=version if self.first_version is None else self.first_version,
             tokenizer=agent.tokenizer_fingerprint,
@@ -105,7 +116,8 @@ class EpisodeState:
                 turn_rewards=tuple(self.turn_rewards),
                 reward=self.reward,
                 failure=self.failure,
-                failed_by=self.failed_by,
+                failure_kind=self.failure_kind,
+                tool_errors=self.tool_errors,
                 unread_calls=tuple(self.unread_calls),
             ),
         )
