@@ -108,6 +108,13 @@ class Answerer:
         """Stop verifying: the verdicts are not needed. Do nothing after :meth:`verify`."""
         self._verifier.abandon()
 
+    def take_notes(self) -> list[str]:
+        """Return nothing: the engine has its own notes."""
+        return []
+
+    def close(self) -> None:
+        """Do nothing: the task's processes are the task's."""
+
 
 @dataclass(frozen=True, slots=True)
 class DecodedResponse:

@@ -28,9 +28,13 @@ _NOT_PASSED = frozenset(("completion", "completion_ids"))
 
 
 class PromptReader:
-    """Turns rows into candidates. Prompts must be all text or all conversations."""
+    """Turns rows into candidates. Prompts must be all text or all conversations.
 
-    def __init__(self, columns: Mapping[str, str]) -> None:
+    Without ``needs_prompt``, rows may have no prompt; it is empty then.
+    """
+
+    def __init__(self, columns: Mapping[str, str], needs_prompt: bool = True) -> None:
+        self._needs_prompt = needs_prompt
         self.conversational: bool | None = None
         # problem id -> columns of a row that has values which JSON cannot hold
         self.python_columns: dict[str, Mapping[str, Any]] = {}
@@ -42,7 +46,10 @@ class PromptReader:
         Columns with other values, such as objects, are kept in ``python_columns``.
         """
         columns = merge_columns(table, self._columns, PURPOSES)
-        prompt_column = require_column(table, "prompt", columns, ("prompt",))
+        if self._needs_prompt:
+            prompt_column: str | None = require_column(table, "prompt", columns, ("prompt",))
+        else:
+            prompt_column = find_column(table, "prompt", columns, ("prompt",))
         answer_column = find_column(table, "answer", columns)
         names = dict.fromkeys(key for row in table.rows for key in row.values)
         clash = _RESERVED & names.keys()
@@ -57,7 +64,8 @@ class PromptReader:
             fields = {name: row.values.get(name) for name in kept}
             # Rows with equal prompts and different other columns are judged differently: keep all of them.
             variant = json.dumps(fields, sort_keys=True, default=partial(_stable_text, row.number))
-            question = "\x1f".join(f"{turn.role}: {turn.content}" for turn in turns)
+            has_prompt = len(turns) > 1 or turns[0].content
+            question = "\x1f".join(f"{turn.role}: {turn.content}" for turn in turns) if has_prompt else ""
             own_id = f"{question_hash(question, variant) >> 192:016x}"
             answer = (
                 as_text(table, row, answer_column) if answer_column else _loggable(row.values.get("answer"))
@@ -69,9 +77,11 @@ class PromptReader:
             found.append(Candidate(question, problem, variant))
         return found
 
-    def _turns(self, table: Table, row: Row, column: str) -> tuple[Turn, ...]:
-        value = value_of(row, column)
+    def _turns(self, table: Table, row: Row, column: str | None) -> tuple[Turn, ...]:
+        value = None if column is None else value_of(row, column)
         if is_missing(value):
+            if not self._needs_prompt:
+                return (Turn("user", ""),)
             raise table.error(f"column {column!r} is empty; every row needs a prompt", row)
         conversational = not isinstance(value, str)
         if self.conversational not in (None, conversational):
