@@ -1,4 +1,4 @@
-"""The ``environment`` task: prompts whose responses are episodes with an environment, judged by its reward."""
+"""The ``environment`` task: prompts whose responses are episodes with an environment, and its rewards."""
 
 from __future__ import annotations
 
@@ -231,19 +231,22 @@ def _sources(
 
 
 def _source(key: str, given: Any) -> Factory | str | EnvironmentSource:
-    if isinstance(given, EnvironmentSource | str) or callable(given):
+    if isinstance(given, EnvironmentSource | str):
         return given
+    if callable(given):
+        factory: Factory = given
+        return factory
     if not isinstance(given, Mapping):
         raise TaskError(f"{key}: must be a class or a reference such as package.module:Class, not {given!r}")
     for part in given:
         if part not in ("factory", "options"):
             raise TaskError(f"{key}.{part}: unknown key; it takes factory, options")
-    factory, options = given.get("factory"), given.get("options") or {}
-    if not isinstance(factory, str) and not callable(factory):
-        raise TaskError(f"{key}.factory: must be a class or a reference to one, not {factory!r}")
+    made_by, options = given.get("factory"), given.get("options") or {}
+    if not isinstance(made_by, str) and not callable(made_by):
+        raise TaskError(f"{key}.factory: must be a class or a reference to one, not {made_by!r}")
     if not isinstance(options, Mapping):
         raise TaskError(f"{key}.options: must map keyword arguments to values, not {options!r}")
-    return EnvironmentSource(factory, dict(options))
+    return EnvironmentSource(made_by, dict(options))
 
 
 def _with_named(table: Table, sources: Any) -> Table:

@@ -244,8 +244,8 @@ class SampleBuilder:
         if len(probes) > limit:  # chosen like responses that are trained on, and beside them
             probes = most_useful_first(probes, seed, group.problem.id)
         to_try = own + cross[:limit] + probes[:limit]
-        left_out = not_shared + probes[limit:]
-        return _PromptState(group, to_try, cross[limit:], has_signal, left_out, failed)
+        not_shared += probes[limit:]
+        return _PromptState(group, to_try, cross[limit:], has_signal, not_shared, failed)
 
     def _failed(self, group: PromptGroup) -> list[Candidate]:
         """Return the failed episodes that the learner would otherwise learn from."""
