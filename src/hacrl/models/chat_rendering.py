@@ -1,7 +1,7 @@
-"""Find out which part of a rendered chat template comes from a turn's content, and which from the template.
+"""Tell apart what a chat template writes itself and what comes from the contents of turns.
 
-Control tokens that are spelled out in a content are text, those of the template are tokens. So the two must be
-told apart. A template may change a content: Gemma's removes spaces around it, Llama 3's writes it as JSON.
+Control tokens that are spelled out in a content are text; those of the template are tokens. A template may
+change a content: Gemma's removes spaces around it, Llama 3's writes a tool's result as JSON.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ def joined(pieces: Sequence[Piece]) -> str:
 
 
 def rendered_pieces(render: Callable[[Sequence[str]], str], contents: Sequence[str]) -> list[Piece]:
-    """Return what ``render`` writes for the contents: the template's pieces and, between them, the contents'.
+    """Return what ``render`` writes for the contents: the template's pieces, and between them the contents'.
 
-    Marks are rendered in the contents' place, and then each content in its mark's place. What stands between the
-    same texts as the mark did is the content as the template writes it. Raise LookupError if the template leaves
-    a content out, repeats it, or does not write contents in their order.
+    Marks are rendered in place of the contents, then each content in place of its mark. What stands where the
+    mark stood is the content as the template writes it. Raise LookupError if the template leaves a content
+    out, repeats it, or does not write contents in their order.
     """
     marks = [f"contentnumber{number}here" for number in range(len(contents))]
     shape = render(marks)

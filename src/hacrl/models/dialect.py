@@ -1,12 +1,12 @@
 """How one model writes a conversation with an environment: tool calls, results, and the turns between them.
 
-A :class:`Dialect` belongs to a :class:`~hacrl.models.tokenizing.TextCodec` (``codec.dialect``). It parses what
-the model wrote into a neutral :class:`~hacrl.types.Turn`, and writes neutral turns in the model's own way. An
-episode is never written anew: the tokens of an observation are appended to the tokens so far.
+A :class:`Dialect` belongs to a :class:`~hacrl.models.tokenizing.TextCodec` (``codec.dialect``). It parses
+what the model wrote into a neutral :class:`~hacrl.types.Turn`, and writes neutral turns in the model's own
+way. What was sampled is never written anew: the tokens of an observation are appended to the tokens so far.
 
-The chat template decides how turns look. Short conversations that are rendered through the template show whether
-it knows tools, how it writes tool calls, and what it puts between two turns of the assistant. A template that
-knows no tools, or no template at all, gets the tools described in the prompt and their results in a user's turn.
+The chat template decides how turns look. Short conversations that are rendered through the template show
+whether it knows tools, how it writes tool calls, and what it puts between two turns of the assistant. For a
+template that knows no tools, and without a template, the prompt's text describes the tools.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ _PROBE_TOOL = Tool(
 _PROBE_CALL = ToolCall("probe_tool", '{"words": "two words", "count": 3}')
 _SPOKEN = "whatassistantsaid"  # stands for an action when a template is rendered to see what follows one
 _HALF_CHARACTERS = re.compile("[\ud800-\udfff]")
+_THOUGHT, _END_OF_THOUGHT = "<think>\n", "</think>"  # as Qwen and DeepSeek write thoughts
 OBSERVATION_CACHE_SIZE = 16384  # equal observations of a step are written once
 
 
@@ -112,8 +113,11 @@ class Dialect:
         """Return the turn that an action stands for.
 
         ``text``: the action's whole text, a stop string included, without the stop token. Without ``tools``
-        everything is content.
+        everything is content. A thought that the generation prompt opened is content, too.
         """
+        if self._opens_thought:
+            thought, end, rest = text.partition(_END_OF_THOUGHT)
+            text = rest.lstrip() if end and not thought.strip() else f"{_THOUGHT}{text}"
         return self.tool_format.parse(text, tools) if tools else ParsedAction(Turn("assistant", text))
 
     def action(self, turn: Turn, tools: Sequence[Tool] = ()) -> str | None:
@@ -121,8 +125,16 @@ class Dialect:
 
         None if the model's format cannot say it: the text would not be parsed to the same turn.
         """
-        text = self.tool_format.write(turn, tools)
+        text = self.tool_format.write(turn)
+        if text is not None and self._opens_thought:
+            has_thought = text.startswith(_THOUGHT)
+            text = text.removeprefix(_THOUGHT) if has_thought else f"\n{_END_OF_THOUGHT}\n\n{text}"
         return text if text is not None and same_turn(self.parse(text, tools).turn, turn) else None
+
+    @cached_property
+    def _opens_thought(self) -> bool:
+        """Whether the generation prompt ends with the start of a thought."""
+        return self._codec.use_chat_template and self._render([Turn("user", "x")], ()).endswith(_THOUGHT)
 
     # -- observations
 
@@ -198,13 +210,13 @@ class Dialect:
         if _PROBE_TOOL.description not in described or result.content not in answered:
             return None
         for known in FORMATS:
-            if (known.write(call, [_PROBE_TOOL]) or "") in called:
+            if (known.write(call) or "") in called:
                 return known
         return ResponseTemplate.of(self._codec.tokenizer)
 
 
 def merged_turns(turns: Sequence[Turn]) -> list[Turn]:
-    """Return the turns with neighbours of the user as one, because some templates ask for alternating roles."""
+    """Return the turns with neighbouring turns of the user as one: some templates want alternating roles."""
     merged: list[Turn] = []
     for turn in turns:
         if merged and turn.role == merged[-1].role == "user":
@@ -225,7 +237,7 @@ def _without_tool_turns(turns: Sequence[Turn]) -> list[Turn]:
         if turn.role == "tool":
             turn = Turn("user", "".join(written_result(turn.content)))
         elif turn.tool_calls:
-            turn = Turn(turn.role, TaggedJson().write(turn, ()))
+            turn = Turn(turn.role, TaggedJson().write(turn))
         written.append(turn)
     return written
 

@@ -48,6 +48,6 @@ class ResponseTemplate:
             Turn("assistant", f"<think>\n{thought}\n</think>\n\n{content}" if thought else content, calls)
         )
 
-    def write(self, turn: Turn, tools: Sequence[Tool]) -> str | None:
+    def write(self, turn: Turn) -> str | None:
         """Return the text of a turn without tool calls; None for others."""
         return None if turn.tool_calls else turn.content

@@ -209,6 +209,11 @@ class TextCodec:
         controls = self.control_ids - {self.tokenizer.unk_token_id}
         return tuple(token for token in self._plain_ids(text) if token not in controls)
 
+    def can_encode(self, texts: Sequence[str]) -> bool:
+        """Return whether the tokenizer can write all texts without losing a character."""
+        before = self._plain_ids(_NEUTRAL_LEADS[0])
+        return all(ids is not None for ids in self.encode_responses(texts, [before] * len(texts)))
+
     def render(self, messages: list[dict[str, Any]], **options: Any) -> str:
         """Return a conversation as the chat template writes it. Raise ModelError if the template cannot."""
         from jinja2 import TemplateError

@@ -1,7 +1,7 @@
 """Texts in which models write tool calls, e.g. ``<tool_call>{"name": ..., "arguments": ...}</tool_call>``.
 
-A format parses the text of one assistant's turn into a neutral turn, and writes a neutral turn. It is strict: a
-call that is not written right is content, and a sentence says what is wrong with it.
+A format parses the text of one assistant's turn into a neutral turn, and writes a neutral turn. It is strict:
+a call that is not written right is content, and a sentence says what is wrong with it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ToolFormat(Protocol):
         """Return the turn that the text stands for."""
         ...
 
-    def write(self, turn: Turn, tools: Sequence[Tool]) -> str | None:
+    def write(self, turn: Turn) -> str | None:
         """Return the text of an assistant's turn; None if the format has no place for one of its parts."""
         ...
 
@@ -87,7 +87,7 @@ class TaggedJson:
         content, end = _decode(text, at)
         return _call(content, "arguments"), end
 
-    def write(self, turn: Turn, tools: Sequence[Tool]) -> str | None:
+    def write(self, turn: Turn) -> str:
         """Return the text of an assistant's turn."""
         calls = [f"{self.opening}\n{self._written(call)}\n{self.closing}" for call in turn.tool_calls]
         return "\n".join(([turn.content] if turn.content or not calls else []) + calls)
@@ -131,8 +131,8 @@ class TaggedXml(TaggedJson):
 class BareJson:
     """One JSON object without tags at the end of a turn, as Llama 3 writes it.
 
-    Llama's chat template has room for one call a turn, and leaves out text before it. Models write text all the
-    same, so text on lines before the call is content.
+    Llama's chat template has room for one call a turn, and leaves out text before it. Models write text all
+    the same, so text on lines before the call is content.
     """
 
     name = "bare_json"
@@ -158,7 +158,7 @@ class BareJson:
             return ParsedAction(Turn("assistant", text), f"the tool call {error}")
         return ParsedAction(Turn("assistant", text[: found.start()].rstrip(), (call,)))
 
-    def write(self, turn: Turn, tools: Sequence[Tool]) -> str | None:
+    def write(self, turn: Turn) -> str | None:
         """Return the text of an assistant's turn; None for a turn with several calls."""
         if not turn.tool_calls:
             return turn.content
