@@ -61,8 +61,9 @@ class HACRLTrainer:
         ``train_dataset``, ``eval_dataset``: a ``datasets.Dataset``, rows, a file, or a hub data set; column
         ``prompt`` is text or a list of messages. ``environment_factory``: a class as in TRL, whose public
         methods are tools, or a dict of them by the name in the column ``environment``. ``task``: a name such
-        as ``"gsm8k"``, its settings, or an object with the attributes of :class:`hacrl.tasks.base.Task`. ``callbacks``: of hacrl or transformers.
-        ``peft_config``: a ``LoraConfig`` for all agents. Other arguments of TRL are answered with hacrl's.
+        as ``"gsm8k"``, its settings, or an object with the attributes of :class:`hacrl.tasks.base.Task`.
+        ``callbacks``: of hacrl or transformers. ``peft_config``: a ``LoraConfig`` for all agents. Other
+        arguments of TRL are answered with hacrl's.
         """
         refuse_trainer_arguments(others, _ARGUMENTS)
         check_args(args, HACRLConfig)

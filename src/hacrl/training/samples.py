@@ -270,6 +270,8 @@ class SampleBuilder:
 
     def _reason_to_drop(self, rollout: Rollout) -> DropReason | None:
         """Return why a rollout is not even written in the learner's tokens."""
+        if not rollout.segments:  # an episode whose prompt leaves no room for an action
+            return "empty"
         if not math.isfinite(rollout.logprob):
             return "non_finite"
         if self._mask_truncated and rollout.finish_reason == "length":
