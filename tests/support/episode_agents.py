@@ -17,6 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from hacrl.models.agent import Agent
 
 CONTEXT = 2048
+STEADY = 4.0  # larger than what layers add, so that norms change it little
 SPECIALS = ("<pad>", "<eos>", "<unk>")
 CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
 HEAD = '<tool_call>\n{"name": "guess", "arguments": {"number": '
@@ -62,18 +63,18 @@ def markov_llama(tokenizer: PreTrainedTokenizerFast, calls: Sequence[str], seed:
     ends = [tokenizer.convert_tokens_to_ids(TAIL)] if TAIL in tokenizer.get_vocab() else starts
     embedded, out = model.model.embed_tokens.weight, model.lm_head.weight
     with torch.no_grad():
-        embedded[:, :3] = torch.tensor([1.0, 0.0, 0.0])
-        embedded[ends, 2] = 1.0
+        embedded[:, :3] = torch.tensor([STEADY, 0.0, 0.0])
+        embedded[ends, 2] = STEADY
         for layer in model.model.layers:
             layer.self_attn.o_proj.weight[:3] = 0.0
             layer.mlp.down_proj.weight[:3] = 0.0
         model.model.norm.weight[:3] = 0.2  # about 1 then: leanings are logits
         out[:, :3] = torch.tensor([-2.0, 0.0, 0.0])
         out[starts, 0] = 4.0
-        out[tokenizer.eos_token_id, :3] = torch.tensor([3.0, 0.0, 6.0])
+        out[tokenizer.eos_token_id, :3] = torch.tensor([3.0, 0.0, 9.0])
         if ends != starts:
-            embedded[starts, 1] = 1.0
-            out[ends, 1] = 12.0
+            embedded[starts, 1] = STEADY
+            out[ends, 1] = 15.0
     return model
 
 
