@@ -91,7 +91,6 @@ class ProcessBackend:
         self, reference: str, options: Mapping[str, Any], limits: EnvironmentLimits, key: str
     ) -> None:
         """Prepare; nothing is started before :meth:`new_episode`."""
-        self._reference, self._key = reference, key
         self._setup = {
             "reference": reference,
             "key": key,

@@ -24,7 +24,7 @@ class Reply:
 
 
 def outcome_of(call: Call, reply: Reply) -> Outcome:
-    """Return the outcome of a call. A reply that is not of the right form, which code can forge, is a crash."""
+    """Return the outcome of a call. A reply of the wrong form, which an environment can send, is a crash."""
     failure, kind = reply.failure, reply.kind
     try:
         content = reply.content

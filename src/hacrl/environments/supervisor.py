@@ -1,8 +1,9 @@
 """The two processes of an episode: the environment's, and a supervisor that forwards messages and ends it.
 
-The pool holds the other end of the supervisor's socket and no process id: closing the socket ends the episode.
-The supervisor trusts nothing that comes from the environment's process: it forwards complete replies of a
-bounded length, and kills the whole process tree when a limit is passed, the process ends or the pool hangs up.
+The pool holds the other end of the supervisor's socket and no process id: closing the socket ends the
+episode. The supervisor trusts nothing that comes from the environment's process: it forwards complete replies
+of a bounded length, and kills the whole process tree when a limit is passed, the process ends or the pool
+closes the socket.
 """
 
 from __future__ import annotations

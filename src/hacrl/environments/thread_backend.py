@@ -1,7 +1,7 @@
 """Episodes in threads of this process, for factories that no other process can import.
 
-A thread cannot be killed. One that is out of time is left to itself: its episode fails, and the thread runs on
-in the background until the environment returns.
+A thread cannot be killed. One that is out of time is left to itself: its episode fails, and the thread runs
+on in the background until the environment returns.
 """
 
 from __future__ import annotations
