@@ -30,8 +30,8 @@ class EpisodeBackend(Protocol):
         """Return the file descriptor that becomes readable when a reply arrives."""
         ...
 
-    def send(self, message: Mapping[str, Any]) -> None:
-        """Send a call."""
+    def send(self, message: Mapping[str, Any], limit: float) -> None:
+        """Send a call that may take ``limit`` seconds."""
         ...
 
     def receive(self) -> Reply | None:

@@ -6,8 +6,8 @@ import os
 import select
 import time
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from types import TracebackType
 from typing import Any
@@ -29,6 +29,7 @@ from hacrl.seeding import derive_seed
 from hacrl.types import Problem, Tool, Turn
 
 CALLS_PER_CORE = 8
+DESCRIBE_SECONDS = 60.0  # for an environment to be made and described, at least
 BUSY_SECONDS = 0.05  # until a zygote that is too busy is asked again
 
 
@@ -201,8 +202,8 @@ class EnvironmentPool:
                     return
             self._waiting.popleft()
             assert episode.message is not None
-            episode.backend.send(episode.message)
             limit = call_limit(self.limits, episode.seconds)
+            episode.backend.send(episode.message, limit)
             episode.deadline = time.monotonic() + limit + episode.backend.grace
             self._running.add(key)
 
@@ -216,20 +217,16 @@ class EnvironmentPool:
 
     def _collect(self, seconds: float) -> None:
         """Wait so long for replies; take them, end episodes that are out of time, and run waiting calls."""
-        poll = select.poll()  # select.select fails beyond file descriptor 1023
-        by_fd = {}
-        for key in self._running:
-            backend = self._backend(key)
-            by_fd[backend.fileno()] = key
-            poll.register(backend.fileno(), select.POLLIN | (select.POLLOUT if backend.wants_to_write else 0))
-        ready = {by_fd[fd] for fd, _ in poll.poll(seconds * 1000 + 1 if seconds else 0)}
+        keys = list(self._running)
+        readable = _poll([self._backend(key) for key in keys], seconds)
+        ready = {key for key in keys if self._backend(key).fileno() in readable}
         now = time.monotonic()
         for key in sorted(self._running):
             episode, backend = self._episodes[key], self._backend(key)
             reply = backend.receive() if key in ready else None
             if reply is None and now >= (episode.deadline or now):
                 backend.kill_supervisor()
-                reply = Reply(failure=time_failure(self.limits, episode.seconds), kind="timeout")
+                reply = Reply(kind="timeout")
             if reply is not None:
                 self._take(key, episode, reply)
         self._run_waiting()
@@ -240,6 +237,8 @@ class EnvironmentPool:
         return backend
 
     def _take(self, key: int, episode: _Episode, reply: Reply) -> None:
+        if reply.kind == "timeout":
+            reply = replace(reply, failure=time_failure(self.limits, episode.seconds))
         outcome = outcome_of(episode.call, reply)
         self._arrived.append((key, outcome))
         self._running.discard(key)
@@ -262,23 +261,21 @@ class EnvironmentPool:
     def _describe(self, name: str) -> EnvironmentDescription:
         """Ask an environment that is made for this what it offers."""
         self._forget_episodes_of_parent()
-        until = time.monotonic() + self.limits.call_seconds + BUSY_SECONDS
+        limit = max(self.limits.call_seconds, DESCRIBE_SECONDS)
+        deadline = time.monotonic() + limit
         while (episode := self._backends[name].new_episode()) is None:
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise TaskError(f"{self._key_of(name)}: the process that starts environments does not answer")
             time.sleep(BUSY_SECONDS)
         try:
-            episode.send({"call": "describe"})
-            deadline = time.monotonic() + self.limits.call_seconds + episode.grace
+            episode.send({"call": "describe"}, limit)
+            deadline = time.monotonic() + limit + episode.grace
             while (reply := episode.receive()) is None and (left := deadline - time.monotonic()) > 0:
-                poll = select.poll()
-                poll.register(
-                    episode.fileno(), select.POLLIN | (select.POLLOUT if episode.wants_to_write else 0)
-                )
-                poll.poll(left * 1000 + 1)
+                _poll([episode], left)
         finally:
             episode.end()
-        reply = reply or Reply(failure=time_failure(self.limits, 0.0))
+        if reply is None or reply.kind == "timeout":
+            reply = Reply(failure=f"could not be made within {limit:g} s")
         failure = reply.failure or reply.content.get("failure")
         if failure:
             raise TaskError(f"{self._key_of(name)}: the environment {failure}")
@@ -307,3 +304,11 @@ class EnvironmentPool:
         self._arrived.clear()
         for backend in self._backends.values():
             backend.forget()
+
+
+def _poll(episodes: Sequence[EpisodeBackend], seconds: float) -> set[int]:
+    """Wait so long until something can be read or written; return the file descriptors."""
+    poll = select.poll()  # select.select fails beyond file descriptor 1023
+    for episode in episodes:
+        poll.register(episode.fileno(), select.POLLIN | (select.POLLOUT if episode.wants_to_write else 0))
+    return {fd for fd, _ in poll.poll(seconds * 1000 + 1 if seconds > 0 else 0)}

@@ -36,8 +36,8 @@ class ThreadEpisode:
         """Return the file descriptor that becomes readable when a reply arrives."""
         return self._own.fileno()
 
-    def send(self, message: Mapping[str, Any]) -> None:
-        """Send a call without waiting."""
+    def send(self, message: Mapping[str, Any], limit: float) -> None:
+        """Send a call without waiting; the pool keeps the limit."""
         self._calls.put(message)
 
     def receive(self) -> Reply | None:
