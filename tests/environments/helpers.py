@@ -21,7 +21,7 @@ def play(pool: EnvironmentPool, key: int, **row: object) -> Outcome:
 
 
 def problem(name: str = "problem", environment: str = "", **row: object) -> Problem:
-    return Problem(name, "question", "", fields=row, environment=environment)
+    return Problem(name, "question", "12", fields=row, environment=environment)
 
 
 def call(pool: EnvironmentPool, key: int, *tools: tuple[str, str]) -> Outcome:
