@@ -66,14 +66,16 @@ def measure(pool: EnvironmentPool, episodes: int, acts: int) -> None:
     began = time.perf_counter()
     pool.check()
     print(f"import and describe: {time.perf_counter() - began:.2f} s; memory {memory():.0f} MiB")
+    cpu = cpu_seconds()
     began = time.perf_counter()
     for key in range(episodes):
         pool.start(key, Problem(f"problem {key}", "Count to three.", "3"))
     collect(pool, episodes)
-    report("start", began, episodes)
+    report("start", began, episodes, cpu_seconds() - cpu)
     found = processes()
     print(f"{len(found)} processes; memory {memory():.0f} MiB")
     rounds = []
+    cpu = cpu_seconds()
     began = time.perf_counter()
     for _ in range(acts):
         round_began = time.perf_counter()
@@ -81,7 +83,7 @@ def measure(pool: EnvironmentPool, episodes: int, acts: int) -> None:
             pool.act(key, ACTION)
         collect(pool, episodes)
         rounds.append(1000 * (time.perf_counter() - round_began) / episodes)
-    report("act", began, episodes * acts)
+    report("act", began, episodes * acts, cpu_seconds() - cpu)
     print(f"per round: median {statistics.median(rounds):.2f} ms, slowest {max(rounds):.2f} ms an act")
     print(f"{len(processes())} processes; memory {memory():.0f} MiB")
     began = time.perf_counter()
@@ -103,10 +105,20 @@ def collect(pool: EnvironmentPool, count: int) -> list[Outcome]:
     return outcomes
 
 
-def report(what: str, began: float, count: int) -> None:
-    """Print the time per call."""
+def report(what: str, began: float, count: int, cpu: float | None = None) -> None:
+    """Print the time per call, and the CPU time of all processes."""
     seconds = time.perf_counter() - began
-    print(f"{what}: {1000 * seconds / count:.2f} ms each ({count} in {seconds:.2f} s)")
+    more = "" if cpu is None else f", {1000 * cpu / count:.2f} ms of CPU time each"
+    print(f"{what}: {1000 * seconds / count:.2f} ms each ({count} in {seconds:.2f} s){more}")
+
+
+def cpu_seconds() -> float:
+    """Return the CPU time that this process and the pool's processes have used."""
+    used = time.process_time()
+    for pid in processes():
+        with suppress(OSError):
+            used += int(Path(f"/proc/{pid}/schedstat").read_text("ascii").split()[0]) / 1e9
+    return used
 
 
 def processes() -> list[int]:
