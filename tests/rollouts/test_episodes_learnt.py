@@ -146,6 +146,9 @@ def test_the_audit_has_one_number_per_token_of_the_episode() -> None:
     assert line.token_ids == (4, 4, 1, 18, 5, 12, 1)
     logprob = round(-LN_22, 4)  # observations have no log-probability
     assert line.token_logprobs == (logprob, logprob, logprob, 0.0, 0.0, logprob, logprob)
+    assert line.loss_mask == (T, T, T, F, F, T, T)
+    (single,) = [one for one in learnt_rollouts("ada", stats, built) if one.agent == "ada"]
+    assert single.loss_mask is None
 
 
 def loss_batch(agent: Agent, method: AnyMethodSettings, sample: LearnerSample) -> tuple[LossBatch, Learner]:
