@@ -2,10 +2,11 @@
 
     python benchmarks/episode_round_trips.py qwen3=FOLDER llama3.2=FOLDER ... [--episodes 200] [--json]
 
-A folder holds tokenizer.json and tokenizer_config.json with the chat template. Episodes are made up: sums with
-varied arguments, several calls in a turn, thoughts, malformed calls, and a text game without tools. Every
-source plays them in its own format, as far as that can say them. A learner's version is checked apart from
-the code that wrote it: actions are decoded and parsed, observations must hold the contents.
+A folder holds tokenizer.json and tokenizer_config.json with the chat template; NAME=FOLDER:FILE takes the
+template from another file. Episodes are made up: calls with varied arguments, several calls in a turn,
+thoughts, malformed calls, and a text game without tools. Every source plays them in its own format, as far as
+that can say them. A learner's version is checked apart from the code that wrote it: actions are decoded and
+parsed, observations must hold the contents.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import groupby
+from pathlib import Path
 from types import SimpleNamespace
 
 from transformers import AutoTokenizer
@@ -25,9 +27,27 @@ from hacrl.models.tokenizing import TextCodec
 from hacrl.models.tool_formats import same_turn
 from hacrl.types import Episode, FinishReason, Problem, Rollout, Segment, Tool, ToolCall, Turn
 
-WORDS = (
-    ["the", "slope", "of", "this", "line", "is", "three", "over", "four", "hence", "we", "add", "twelve", "and", "thirty", "then", "divide", "by", "seven"]
-)
+WORDS = [
+    "the",
+    "slope",
+    "of",
+    "this",
+    "line",
+    "is",
+    "three",
+    "over",
+    "four",
+    "hence",
+    "we",
+    "add",
+    "twelve",
+    "and",
+    "thirty",
+    "then",
+    "divide",
+    "by",
+    "seven",
+]
 ODD = ("naïve Ω ≤ 数", 'a "quoted" word', "tab\tand\nnewline", "\\frac{3}{4}", "<b>x</b>", "🙂", "[1, 2]", "")
 CONTROL = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "</s>", "</tool_response>")
 PARAMETERS = {
@@ -165,14 +185,17 @@ def is_whole(learner: TextCodec, steps: Sequence[Step], tokens: LearnerTokens) -
 
 
 def load(family: str) -> TextCodec:
-    """Return the codec of NAME=FOLDER."""
-    name, _, folder = family.partition("=")
+    """Return the codec of NAME=FOLDER or NAME=FOLDER:TEMPLATE."""
+    name, _, place = family.partition("=")
+    folder, _, template = place.partition(":")
     if folder == "smollm2":
         from hacrl.models.smollm2 import load_tokenizer
 
         tokenizer = load_tokenizer()
     else:
         tokenizer = AutoTokenizer.from_pretrained(folder)
+    if template:
+        tokenizer.chat_template = Path(template).read_text(encoding="utf-8")
     return TextCodec(name, tokenizer, SimpleNamespace(eos_token_id=tokenizer.eos_token_id), None)
 
 
@@ -205,7 +228,7 @@ def measure(families: Sequence[TextCodec], episodes: int) -> dict[str, dict[tupl
 def main() -> None:
     """Print a table of all pairs, or JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("families", nargs="+", help="NAME=FOLDER, or NAME=smollm2 for the installed package")
+    parser.add_argument("families", nargs="+", help="NAME=FOLDER[:TEMPLATE], or NAME=smollm2")
     parser.add_argument("--episodes", type=int, default=200, help="of each kind")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

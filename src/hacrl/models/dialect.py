@@ -120,7 +120,7 @@ class Dialect:
         except LookupError as error:
             raise ModelError(
                 f"agent {self._codec.name!r}: its chat template has no place for what an environment adds to "
-                f"the question: {error}; set agents.{self._codec.name}.chat_template=false to ask in plain text"
+                f"the question: {error}; set agents.{self._codec.name}.chat_template=false"
             ) from error
         return rendered_pieces(render, [_clean(opening)], parts)
 
