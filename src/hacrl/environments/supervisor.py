@@ -41,7 +41,7 @@ LONGEST_REPLY = 2**26
 CLEANUP_SECONDS = 5.0  # for killed processes to be gone
 EXIT_SECONDS = 1.0  # from the end of a connection to the end of its process
 NICENESS = 5  # the trainer and the supervisors come first
-_FIRST_CHECK, _LAST_CHECK = 0.02, 1.0  # seconds between counts of processes, which double
+_FIRST_CHECK, _LAST_CHECK = 0.05, 1.0  # seconds between counts of processes, which double
 
 
 @dataclass(frozen=True, slots=True)
