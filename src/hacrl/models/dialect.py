@@ -176,13 +176,17 @@ class Dialect:
             pieces = _plain_observation(turns)
             return WrittenTurns(joined(pieces), self._codec.encode_continuation(pieces))
         pieces = self._after_action(turns if self.knows_tools else merged_turns(_without_tool_turns(turns)))
-        ids = self._codec.encode_continuation(pieces)
+        # The stop token is in the action already. It is encoded with what follows, and then left out, because
+        # some tokenizers treat the start of a text in their own way.
+        text, ids = joined(pieces), self._codec.encode_continuation(pieces)
         end = self._codec.turn_end
-        if finish_reason == "stop" and end is not None and end.text in pieces[0].text:
-            # The stop token is in the action. It was encoded with what follows, because some tokenizers treat
-            # the start of a text in their own way.
-            return WrittenTurns(joined(pieces).partition(end.text)[2], ids[ids.index(end.id) + 1 :])
-        return WrittenTurns(joined(pieces), ids)
+        if finish_reason == "stop" and end is not None and end.text in pieces[0].text and end.id in ids:
+            return WrittenTurns(text.partition(end.text)[2], ids[ids.index(end.id) + 1 :])
+        if finish_reason == "stop" and ids and ids[0] in self._codec.stop_ids:
+            # Some models stop with the token that starts the next turn, e.g. <|user|>.
+            start = str(self._codec.tokenizer.convert_ids_to_tokens(ids[0]))
+            return WrittenTurns(text.removeprefix(start), ids[1:])
+        return WrittenTurns(text, ids)
 
     def _after_action(self, turns: Sequence[Turn]) -> list[Piece]:
         """Return what the template writes behind an action, from the end of the assistant's turn on."""
@@ -221,7 +225,10 @@ class Dialect:
     def _render_answer(self, action: Turn, turns: Sequence[Turn], contents: Sequence[str]) -> str:
         answered = [turn._replace(content=text) for turn, text in zip(turns, contents, strict=True)]
         messages = _messages([Turn("user", "x"), action, *answered])
-        return self._codec.render(messages, add_generation_prompt=True)
+        # A tokenizer with several templates has one for conversations with tools.
+        has_several = isinstance(self._codec.tokenizer.chat_template, dict) and _has_tool_turns(turns)
+        described = {"tools": [schema(_PROBE_TOOL)]} if has_several else {}
+        return self._codec.render(messages, add_generation_prompt=True, **described)
 
     # -- what the template knows
 
@@ -230,13 +237,11 @@ class Dialect:
         """The format of the template's tool calls; None if it lacks a place for tools, calls or results."""
         if not self._codec.use_chat_template:
             return None
-        asked = Turn("user", "x")
+        asked, tools = Turn("user", "x"), [schema(_PROBE_TOOL)]
         call, result = Turn("assistant", "", (_PROBE_CALL,)), Turn("tool", "42 degrees", tool="probe_tool")
         try:
-            described = self._codec.render(
-                _messages([asked]), add_generation_prompt=True, tools=[schema(_PROBE_TOOL)]
-            )
-            called = self._codec.render(_messages([asked, call, result]), add_generation_prompt=True)
+            described = self._codec.render(_messages([asked]), tools=tools)
+            called = self._codec.render(_messages([asked, call, result]), tools=tools)
             answered = joined(self._after_action([result]))
         except ModelError:
             return None
