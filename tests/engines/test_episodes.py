@@ -37,7 +37,9 @@ def agent() -> Agent:
     return engine_agent(leaning={"<eos>": 2.0})
 
 
-def task_of(name: str = "GuessInText", rows: Sequence[dict[str, Any]] = ROWS, **options: Any) -> EnvironmentTask:
+def task_of(
+    name: str = "GuessInText", rows: Sequence[dict[str, Any]] = ROWS, **options: Any
+) -> EnvironmentTask:
     return EnvironmentTask(environment=reference(name), train=list(rows), **options)
 
 
