@@ -50,7 +50,7 @@ def test_several_classes_and_a_reward_function(callers: dict[str, str], tmp_path
         callers, tmp_path / "run", environment_factory=factories, train_dataset=rows, reward_funcs=lengths
     )
     trainer.train()
-    verdicts = [row for row in RolloutLog(tmp_path / "run" / "rollouts").read(1)]
+    verdicts = list(RolloutLog(tmp_path / "run" / "rollouts").read(1))
     assert len(verdicts) == 2 * 3 * 2
     for row in verdicts:
         messages = sum(len(segment["turns"]) for segment in row["segments"])

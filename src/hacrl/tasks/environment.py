@@ -160,8 +160,8 @@ class EnvironmentTask:
         missing = [name for name in self._descriptions[environment].required_columns if name not in columns]
         if missing:
             raise table.error(
-                f"has no column {missing[0]!r}, which reset of {_key(environment)} needs; add it, or give the "
-                "parameter a default"
+                f"has no column {missing[0]!r}, which reset of {_key(environment)} needs; add it, or give "
+                "the parameter a default"
             )
 
     def _scored(self, rollouts: Sequence[Rollout]) -> list[Verdict]:
