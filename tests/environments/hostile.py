@@ -215,6 +215,13 @@ def leave_files() -> None:
         file.write(b"x" * 1000)
 
 
+def leave_nested_folders() -> None:
+    os.chdir(tempfile.gettempdir())
+    for _ in range(1100):
+        os.mkdir("in")
+        os.chdir("in")
+
+
 def open_sockets() -> None:
     """What the episode inherited: nothing of other episodes, of the supervisor or of the zygote."""
     sockets = []

@@ -131,6 +131,7 @@ def test_attacks_in_tools_and_rewards(pool: EnvironmentPool, shared_mark: str, w
         "leave_daemon",
         "leave_program",
         "leave_files",
+        "leave_nested_folders",
     ],
 )
 def test_what_does_no_harm_is_no_failure(pool: EnvironmentPool, shared_mark: str, attack: str):

@@ -6,7 +6,6 @@ import json
 import os
 import secrets
 import select
-import shutil
 import socket
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from typing import Any
 
 from hacrl.environments.channel import Channel, MessageTooLongError
 from hacrl.environments.interface import EnvironmentLimits
-from hacrl.environments.process_tree import is_stopped, kill_marked
+from hacrl.environments.process_tree import is_stopped, kill_marked, remove_folder
 from hacrl.environments.replies import Reply
 from hacrl.environments.supervisor import FAILURE, LONGEST_REPLY, SECONDS
 from hacrl.environments.zygote import LONGEST_PACKET, NUMBER_BYTES
@@ -246,4 +245,4 @@ def _end(
     deadline = time.monotonic() + END_SECONDS
     while kill_marked(MARK, mark) and time.monotonic() < deadline:  # nothing, unless the zygote was killed
         time.sleep(0.001)
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_folder(folder)

@@ -12,7 +12,6 @@ import json
 import os
 import resource
 import select
-import shutil
 import signal
 import socket
 import struct
@@ -31,6 +30,7 @@ from hacrl.environments.process_tree import (
     descendants,
     end_with_parent,
     kill_descendants,
+    remove_folder,
 )
 from hacrl.processes import receive_message, send_message
 
@@ -126,7 +126,9 @@ def _limit_memory(limit: float | None) -> None:
         with open("/proc/self/statm", encoding="ascii") as file:
             used = int(file.read().split()[0]) * resource.getpagesize()
         most = used + int(limit * 2**30)
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        inherited = resource.getrlimit(resource.RLIMIT_AS)[1]
+        if inherited == resource.RLIM_INFINITY or most < inherited:
+            resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 class _Supervisor:
@@ -156,13 +158,13 @@ class _Supervisor:
             with suppress(OSError):  # a process that has just started has no group yet
                 os.killpg(self._child, signal.SIGKILL)  # all at once: they may fork all the time
             is_clean = kill_descendants(CLEANUP_SECONDS)
-            shutil.rmtree(self._folder, ignore_errors=True)
         if failure and not is_clean:
             failure += "; some of its processes could not be ended"
         if failure or is_late:
             kind = "crash" if failure else "timeout"
             self._pool.send(_failure_message(failure, kind, self._seconds()))
             self._flush()
+        remove_folder(self._folder)
 
     def _flush(self) -> None:
         poll = select.poll()
