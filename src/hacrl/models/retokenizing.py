@@ -13,7 +13,9 @@ from typing import Literal
 from hacrl.models.tokenizing import BROKEN_CHARACTER, PlainIds, TextCodec
 from hacrl.types import FinishReason, Rollout, full_loss_mask
 
-DropReason = Literal["too_long", "not_representable", "non_finite", "empty", "truncated"]
+DropReason = Literal[
+    "too_long", "not_representable", "non_finite", "empty", "truncated", "environment_failed"
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,10 +29,7 @@ UNKNOWN_SHARE_LIMIT = 0.1  # a larger share of unknown tokens in the prompts is 
 def preflight(config: RunConfig, task: Task, loaded: Mapping[str, TextCodec] | None = None) -> CheckedTask:
     """Check models, devices, tokenizers and problems; return the problems that fit, devices and notes."""
     devices = check_agents(config, loaded or ())
-    check_problem_counts(config, task)
-    check_problem_ids(task)
-    if isinstance(task, SelfTesting):
-        task.self_test()
+    check_task(config, task)
     codecs = [(loaded or {}).get(agent.name) or load_text_codec(agent) for agent in config.agents]
     held_out = task.test[: config.evaluation.most_problems]
     fitting = fit_problems(config, task.train, held_out, codecs)
@@ -110,6 +107,14 @@ def check_rank_devices(config: RunConfig, devices: Mapping[str, str]) -> None:
                     f"{key}={agent.ranks} takes {own[0]} to {own[-1]}, and agent {other.name!r} is on "
                     f"{min(shared)} too: set agents.{other.name}.device to another GPU"
                 )
+
+
+def check_task(config: RunConfig, task: Task) -> None:
+    """Check the task's problems, and try its code."""
+    check_problem_counts(config, task)
+    check_problem_ids(task)
+    if isinstance(task, SelfTesting):
+        task.self_test()
 
 
 def check_problem_counts(config: RunConfig, task: Task) -> None:
