@@ -196,7 +196,13 @@ class Episode:
     dialect: str  # fingerprint of the source's chat template and tool format (Dialect.fingerprint)
     opening: str = ""  # what the environment's reset added to the prompt
     turn_rewards: tuple[float, ...] = ()  # one per action, if the environment rewards every turn
+    reward: float | None = None  # of the whole episode; None: the environment failed, or gives no rewards
     failure: str = ""  # why the environment failed
+    # "timeout": it did not answer in time. "crash": it raised an error or died.
+    failure_kind: Literal["", "timeout", "crash"] = ""
+    tool_errors: int = 0  # tool calls whose result is an error
+    # what was wrong with tool calls that could not be read, a sentence per action that had some
+    unread_calls: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +247,11 @@ class Rollout:
         """Return a rollout of one action segment."""
         segment = Segment("action", text, token_ids, token_logprobs, versions, stop_text)
         return cls(problem, agent, (segment,), finish_reason, policy_version, tokenizer, prompt_ids)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the environment failed: the reward says nothing about the agent."""
+        return self.episode is not None and self.episode.end == "failed"
 
     @property
     def text(self) -> str:

@@ -32,20 +32,28 @@ class GenerationRequest:
     # One per response, in place of ``seed``: a response then depends on its prompt, its seed and the weights,
     # and not on the other responses of the request.
     response_seeds: tuple[int, ...] | None = None
+    # Most new tokens of each response, at most sampling.max_new_tokens. None: as many for every response.
+    limits: tuple[int, ...] | None = None
 
     @property
     def num_samples(self) -> int:
         """Number of samples in all."""
         return len(self.prompts) * self.samples_per_prompt
 
+    def limit(self, index: int) -> int:
+        """Return the most new tokens of one response."""
+        return self.sampling.max_new_tokens if self.limits is None else self.limits[index]
+
     def check_lengths(self, agent: str, limit: int | None) -> None:
         """Raise ModelError if a prompt and a full response do not fit into ``limit`` tokens."""
-        for number, prompt in enumerate(self.prompts, start=1):
-            needed = len(prompt) + self.sampling.max_new_tokens
+        group = self.samples_per_prompt
+        for number, prompt in enumerate(self.prompts):
+            new = max(self.limit(index) for index in range(number * group, (number + 1) * group))
+            needed = len(prompt) + new
             if limit is not None and needed > limit:
                 raise ModelError(
-                    f"agent {agent!r}: prompt {number} of {len(self.prompts)} has {len(prompt)} tokens; with "
-                    f"max_new_tokens={self.sampling.max_new_tokens} it needs {needed}, the context has "
+                    f"agent {agent!r}: prompt {number + 1} of {len(self.prompts)} has {len(prompt)} tokens; "
+                    f"with max_new_tokens={new} it needs {needed}, the context has "
                     f"{limit}: use shorter prompts or fewer new tokens"
                 )
 

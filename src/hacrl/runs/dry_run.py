@@ -24,8 +24,8 @@ from hacrl.models.loading import load_model_config, load_text_codec
 from hacrl.models.tokenizing import TextCodec
 from hacrl.runs.folder import check_output
 from hacrl.runs.hub import is_unreachable, probe_hub_if_needed
-from hacrl.runs.preflight import check_agents, check_problem_counts, check_problem_ids, preflight
-from hacrl.tasks.base import CheckedTask, SelfTesting, Task
+from hacrl.runs.preflight import check_agents, check_task, preflight
+from hacrl.tasks.base import CheckedTask, Task
 from hacrl.tasks.registry import make_task
 from hacrl.tracking.registry import make_trackers
 
@@ -173,10 +173,7 @@ def _check_task(config: RunConfig, task: Task | None, codecs: Mapping[str, TextC
     agents = tuple(agent for agent in config.agents if agent.name in codecs)
     if agents:
         return preflight(replace(config, agents=agents), task, codecs)
-    check_problem_counts(config, task)
-    check_problem_ids(task)
-    if isinstance(task, SelfTesting):
-        task.self_test()
+    check_task(config, task)
     return None
 
 

@@ -17,6 +17,7 @@ from hacrl.models.tokenizing import TextCodec
 from hacrl.runs.fitting import fit_problems
 from hacrl.runs.response_length import response_length_warnings
 from hacrl.tasks.base import CheckedTask, SelfTesting, Task
+from hacrl.tasks.episodes import PlaysEpisodes
 from hacrl.tasks.stream import ProblemStream
 from hacrl.training.health.tokenizers import prompt_token_notes
 from hacrl.training.lr_schedule import LearningRateSchedule
@@ -29,10 +30,7 @@ UNKNOWN_SHARE_LIMIT = 0.1  # a larger share of unknown tokens in the prompts is 
 def preflight(config: RunConfig, task: Task, loaded: Mapping[str, TextCodec] | None = None) -> CheckedTask:
     """Check models, devices, tokenizers and problems; return the problems that fit, devices and notes."""
     devices = check_agents(config, loaded or ())
-    check_problem_counts(config, task)
-    check_problem_ids(task)
-    if isinstance(task, SelfTesting):
-        task.self_test()
+    check_task(config, task)
     codecs = [(loaded or {}).get(agent.name) or load_text_codec(agent) for agent in config.agents]
     held_out = task.test[: config.evaluation.most_problems]
     fitting = fit_problems(config, task.train, held_out, codecs)
@@ -110,6 +108,20 @@ def check_rank_devices(config: RunConfig, devices: Mapping[str, str]) -> None:
                     f"{key}={agent.ranks} takes {own[0]} to {own[-1]}, and agent {other.name!r} is on "
                     f"{min(shared)} too: set agents.{other.name}.device to another GPU"
                 )
+
+
+def check_task(config: RunConfig, task: Task) -> None:
+    """Check the task's problems, and try its code."""
+    check_problem_counts(config, task)
+    check_problem_ids(task)
+    if config.asynchronous.is_on and isinstance(task, PlaysEpisodes):
+        raise ConfigError(
+            f"asynchronous.max_staleness={config.asynchronous.max_staleness}: weights would change between "
+            f"the turns of an episode, so task {task.name!r} needs a synchronous run; set "
+            "asynchronous.max_staleness=0"
+        )
+    if isinstance(task, SelfTesting):
+        task.self_test()
 
 
 def check_problem_counts(config: RunConfig, task: Task) -> None:

@@ -22,6 +22,7 @@ TASKS: dict[str, Callable[..., Task] | str] = {
     "boxed": "hacrl.tasks.boxed:BoxedTask",
     **dict.fromkeys(PRESETS, "hacrl.tasks.boxed:BoxedTask"),
     "reward": "hacrl.tasks.rewards:RewardTask",
+    "environment": "hacrl.tasks.environment:EnvironmentTask",
 }
 _NO_OPTIONS = ("name",)  # given by the registry
 

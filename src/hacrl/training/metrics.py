@@ -13,7 +13,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hacrl.engines.base import SyncReport
+from hacrl.rollouts.groups import rewards_that_count
 from hacrl.training.asynchronous.staleness import Staleness
+from hacrl.training.episode_metrics import EpisodesReport, episodes_report
 from hacrl.training.learn_stats import LearnStats
 from hacrl.training.learnt import learnt_rollouts
 from hacrl.training.samples import LearnerSamples
@@ -41,7 +43,7 @@ class RewardReport:
 
 @dataclass(frozen=True)
 class RolloutReport:
-    """One agent's responses in one step."""
+    """One agent's responses in one step. Rewards are those of responses whose environment did not fail."""
 
     reward: float  # mean
     verdicts: dict[str, int]
@@ -57,6 +59,7 @@ class RolloutReport:
     all_right: float = 0.0  # share of prompts whose responses all have the same reward, above the lowest
     all_wrong: float = 0.0  # share of prompts whose responses all have the lowest reward
     replaced: int = 0  # prompts of the step without variance that rollout.resample replaced
+    episodes: EpisodesReport | None = None  # None: the task has no environments
 
 
 @dataclass(frozen=True)
@@ -165,6 +168,8 @@ class StepReport:
             del agent["learning"]["notes"], agent["learning"]["learnt"]
             if agent["asynchronous"] is None:
                 del agent["asynchronous"]
+            if agent["rollout"]["episodes"] is None:
+                del agent["rollout"]["episodes"]
         return plain
 
 
@@ -190,10 +195,11 @@ def rollout_report(
     logprobs = [logprob for verified in rollouts for logprob in verified.rollout.token_logprobs]
     by_problem: dict[str, set[float]] = {}
     for verified in rollouts:
-        by_problem.setdefault(verified.rollout.problem.id, set()).add(verified.reward)
+        if not verified.rollout.has_failed:
+            by_problem.setdefault(verified.rollout.problem.id, set()).add(verified.reward)
     uniform = [values.pop() for values in by_problem.values() if len(values) == 1]
     return RolloutReport(
-        reward=mean(verified.reward for verified in rollouts),
+        reward=mean(rewards_that_count(rollouts)),
         verdicts=dict(sorted(Counter(verified.verdict.label for verified in rollouts).items())),
         response_tokens=mean(verified.rollout.num_tokens for verified in rollouts),
         stopped=mean(verified.rollout.finish_reason != "length" for verified in rollouts),
@@ -205,6 +211,7 @@ def rollout_report(
         all_right=sum(reward > min_reward for reward in uniform) / max(1, len(by_problem)),
         all_wrong=sum(reward <= min_reward for reward in uniform) / max(1, len(by_problem)),
         replaced=replaced,
+        episodes=episodes_report(rollouts),
     )
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from hacrl.algorithms.capability import CapabilityTracker
 from hacrl.config.schema import OnLoss, RunConfig
 from hacrl.errors import CheckpointError, TrainingError, WorkerLostError
-from hacrl.rollouts.groups import PromptGroup, group_by_prompt
+from hacrl.rollouts.groups import PromptGroup, group_by_prompt, rewards_that_count
 from hacrl.rollouts.log import RolloutLog
 from hacrl.tasks.stream import ProblemStream
 from hacrl.training.executor import Executor
@@ -142,7 +142,7 @@ class Recovery:
             present = [name for name in names if self._log.has(step, name, number)]
             rollouts = {name: self._log.load(step, name, problems, number) for name in present}
             for name, found in rollouts.items():
-                rewards.setdefault(name, []).extend(one.reward for one in found)
+                rewards.setdefault(name, []).extend(rewards_that_count(found))
             asked += group_by_prompt(rollouts)
         if agent not in rewards:
             raise CheckpointError(
@@ -150,7 +150,8 @@ class Recovery:
                 f"{self._log.folder} any more. Set keep_rollouts: all, or checkpoint.every, so that what is "
                 "after the last checkpoint stays"
             )
-        capabilities.record(rewards, absent=[name for name in names if name not in rewards])
+        earning = {name: values for name, values in rewards.items() if values}
+        capabilities.record(earning, absent=[name for name in names if name not in earning])
         if learns:
             groups = resampler.chosen(asked)
             for _ in executor.learn(groups, capabilities.current, step, [agent], reporter):

@@ -181,7 +181,9 @@ class Trainer:
             name: [reward for group in groups for reward in group.rewards.get(name, ())]
             for name in self.active
         }
-        self.capabilities.record(rewards, absent={*self._collapse.paused, *self._dropped})
+        earning = {name: values for name, values in rewards.items() if values}  # not all episodes failed
+        absent = {agent.name for agent in self.config.agents} - earning.keys()
+        self.capabilities.record(earning, absent=absent)
         return self.capabilities.current
 
     def _learn(

@@ -16,8 +16,8 @@ from torch import Tensor
 from hacrl.algorithms.alignment import TrustTracker
 from hacrl.algorithms.capability import Capabilities
 from hacrl.algorithms.context import StepContext
-from hacrl.engines.answering import Answerer
 from hacrl.engines.base import Engine, SyncReport
+from hacrl.engines.episodes import make_answerer
 from hacrl.errors import EngineMismatchError
 from hacrl.models.agent import Agent
 from hacrl.rollouts.groups import PromptGroup
@@ -89,7 +89,7 @@ class AgentWorker:
         self.builder = builder
         self.settings = settings
         self.trust = TrustTracker(settings.trust_window)
-        self._answerer = Answerer(agent, engine, task, verify_lock)
+        self._answerer = make_answerer(agent, engine, task, verify_lock)
         self._published: SyncReport | None = None  # what the engine got last by publish
 
     @property
@@ -133,10 +133,11 @@ class AgentWorker:
 
     def end_generation(self, assignment: Assignment) -> tuple[SyncReport | None, tuple[str, ...]]:
         """Free memory that only generation needs; return the weight sync's report and the engine's notes."""
+        notes = tuple(self._answerer.take_notes())
         if assignment.weights == "published":
-            return self._published, tuple(self.engine.take_notes())
+            return self._published, (*self.engine.take_notes(), *notes)
         sync = self.engine.sync()  # a new report if the engine died meanwhile
-        notes = tuple(self.engine.take_notes())
+        notes = (*self.engine.take_notes(), *notes)
         self.engine.sleep()
         return sync, notes
 
@@ -229,5 +230,8 @@ class AgentWorker:
         self.agent.save(folder)
 
     def close(self) -> None:
-        """End the engine."""
-        self.engine.close()
+        """End the engine, and the environments if there are any."""
+        try:
+            self._answerer.close()
+        finally:
+            self.engine.close()

@@ -107,6 +107,7 @@ class Generation:
             request.stop_ids,
             request.seed,
             response_seeds=tuple(self._seeds[index] for index in indices),
+            limits=None if request.limits is None else tuple(request.limits[index] for index in indices),
         )
         self._jobs[job], self._owners[job] = indices, replica
         replica.last_progress = time.monotonic()

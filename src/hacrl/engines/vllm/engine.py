@@ -343,12 +343,13 @@ class VllmEngine:
         request.check_lengths(self.policy.name, self._max_length)  # vLLM would cut responses in silence
         stop_ids = tuple(sorted(request.stop_ids))
         prompts = [prompt for prompt in request.prompts for _ in range(request.samples_per_prompt)]
+        seeds = request.response_seeds or [derive_seed(request.seed, index) for index in range(len(prompts))]
         return [
             Request(
                 prompt,
-                request.sampling,
+                replace(request.sampling, max_new_tokens=request.limit(index)),
                 stop_ids,
-                derive_seed(request.seed, index) if self._settings.seeded else None,
+                seeds[index] if self._settings.seeded else None,
             )
             for index, prompt in enumerate(prompts)
         ]

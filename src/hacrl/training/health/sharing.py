@@ -24,6 +24,7 @@ FIXES: dict[str, str] = {
     "empty": "they have no token to learn from: the partner ends its responses at once",
     "truncated": "rollout.max_new_tokens cut them and learning.mask_truncated leaves such responses out: "
     "raise rollout.max_new_tokens",
+    "environment_failed": "its environments failed: `hacrl rollouts` shows why",
 }
 
 

@@ -1,0 +1,85 @@
+"""All processes of one episode: adopt them, count them, end them. Linux only.
+
+A process that sets itself as the subreaper becomes the parent of every descendant whose own parent ends. So a
+daemon that an environment leaves behind is still found, and no process id is ever reused before it is reaped.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def become_subreaper() -> None:
+    """Make this process the parent of orphans among its descendants."""
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_with_parent(parent: int) -> None:
+    """Have the kernel kill this process once its parent ends; end at once if that has happened."""
+    _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def descendants(pid: int, at_most: int | None = None) -> list[int]:
+    """Return the ids of all processes below a process; stop beyond ``at_most`` of them."""
+    found: list[int] = []
+    waiting = [pid]
+    while waiting and (at_most is None or len(found) <= at_most):
+        children = _children(waiting.pop())
+        found += children
+        waiting += children
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    children: list[int] = []
+    with suppress(OSError):  # it has ended meanwhile
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with suppress(OSError):
+                children += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text("ascii").split())
+    return children
+
+
+def kill_descendants(seconds: float, spared: frozenset[int] = frozenset()) -> bool:
+    """Kill and reap all descendants of this process, the subreaper; return whether none is left.
+
+    ``spared``: children that are neither killed nor reaped, nor what they started.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        children = [child for child in _children(os.getpid()) if child not in spared]
+        if not children:
+            return True
+        for child in children:
+            for pid in (child, *descendants(child)):
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+        for child in children:
+            with suppress(ChildProcessError):
+                os.waitpid(child, os.WNOHANG)
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.001)
+
+
+def kill_marked(variable: str, value: str) -> int:
+    """Kill all processes that were started with an environment variable of this value; return their number."""
+    mark = f"{variable}={value}".encode("ascii")
+    killed = 0
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and int(entry) != os.getpid():
+            with suppress(OSError):  # it has ended, or belongs to another user
+                if mark in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
+                    os.kill(int(entry), signal.SIGKILL)
+                    killed += 1
+    return killed
