@@ -23,6 +23,12 @@ TASKS: dict[str, Callable[..., Task] | str] = {
     **dict.fromkeys(PRESETS, "hacrl.tasks.boxed:BoxedTask"),
     "reward": "hacrl.tasks.rewards:RewardTask",
     "environment": "hacrl.tasks.environment:EnvironmentTask",
+    "calculator": "hacrl.tasks.bundled:calculator_task",
+    "python": "hacrl.tasks.bundled:python_task",
+    "dungeon": "hacrl.tasks.bundled:dungeon_task",
+    "sqlite": "hacrl.tasks.bundled:sqlite_task",
+    "written_calculator": "hacrl.tasks.bundled:written_calculator_task",
+    "verifiers": "hacrl.tasks.bundled:verifiers_task",
 }
 _NO_OPTIONS = ("name",)  # given by the registry
 
