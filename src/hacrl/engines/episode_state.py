@@ -88,10 +88,10 @@ class EpisodeState:
         self.failure, self.failure_kind = outcome.failure, outcome.failure_kind
         self.reward = None
 
-    def close(self, outcome: Outcome) -> None:
-        """End the episode with the environment's reward, or with the sum of the turns' rewards."""
+    def close(self, outcome: Outcome, is_text: bool) -> None:
+        """End the episode with the environment's reward; in the text form without, the sum of the turns'."""
         self.waiting, self.reward = "nothing", outcome.reward
-        if self.reward is None and self.turn_rewards:
+        if self.reward is None and is_text:
             self.reward = math.fsum(self.turn_rewards)
 
     def rollout(self, agent: Agent, version: int) -> Rollout:

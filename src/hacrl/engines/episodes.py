@@ -205,11 +205,10 @@ class _Play:
 
     def _act(self, episode: EpisodeState, response: DecodedResponse) -> None:
         """Take an action: ask the environment for its answer, or end the episode."""
-        is_text = self._environments.is_text(episode.problem.environment)
         was_cut = response.finish_reason == "length"
         parsed = self._agent.dialect.parse(response.text + response.stop_text, episode.problem.tools)
         episode.add_action(response, parsed, self._version)
-        if is_text:  # which sees what verifiers see: what is before a stop string
+        if self._is_text(episode):  # which sees what verifiers see: what is before a stop string
             episode.waiting = "observation"
             self._environments.act(episode.key, Turn("assistant", response.text))
         elif was_cut:
@@ -219,6 +218,9 @@ class _Play:
             self._environments.act(episode.key, parsed.turn)
         else:
             self._finish(episode, "answered")
+
+    def _is_text(self, episode: EpisodeState) -> bool:
+        return self._environments.is_text(episode.problem.environment)
 
     def _finish(self, episode: EpisodeState, end: EpisodeEnd) -> None:
         episode.waiting, episode.end = "reward", end
@@ -242,7 +244,7 @@ class _Play:
             elif outcome.call == "act":
                 self._observe(episode, outcome)
             else:
-                episode.close(outcome)
+                episode.close(outcome, self._is_text(episode))
                 self._on_responses(1)
 
     def _open(self, episode: EpisodeState, outcome: Outcome) -> None:

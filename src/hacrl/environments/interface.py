@@ -49,9 +49,8 @@ class EnvironmentLimits:
 
     call_seconds: float = 60.0  # of one call, by the clock, from when it runs
     episode_seconds: float | None = 600.0  # of all calls of an episode together; None: no limit
-    memory: float | None = (
-        2.0  # GiB of address space beyond the imported modules', per process; None: no limit
-    )
+    # GiB of address space that each process may take, beyond that of the imported modules; None: no limit
+    memory: float | None = 2.0
     processes: int = 64  # of an episode at once
     observation_characters: int = 20_000  # of one opening, tool result or observation; the rest is cut
     # Calls that run at once, over all episodes; others wait, and their clock with them. None: 8 per core
@@ -86,7 +85,7 @@ class Outcome:
     call: Call
     opening: str = ""  # of a start: what is added to the prompt
     turns: tuple[Turn, ...] = ()  # of an act: one turn per tool call, or one user turn
-    # Of an act in the text form: the turn's reward. Of a finish: get_reward's, None if there is no get_reward.
+    # Of an act in the text form: the turn's reward. Of a finish: that of get_reward, None without the method.
     reward: float | None = None
     done: bool = False  # whether the environment ended the episode
     tool_errors: int = 0  # tool calls whose result is an error

@@ -100,8 +100,8 @@ class Player:
         self._is_text = "step" in methods and ("observe" in methods or _returns_tuple(methods["step"]))
         if not self._is_text and "reset" not in methods:
             raise BadEnvironmentError(
-                f"{type(environment).__name__} has no method reset, which begins an episode, and it is no text "
-                "environment with step and observe either"
+                f"of type {type(environment).__name__} has no method reset, which begins an episode; and it "
+                "is no text environment with step and observe either"
             )
         if not self._is_text:
             self._tools = {
@@ -122,7 +122,7 @@ class Player:
             opening = self._await(self._environment.observe())
         if opening is not None and not isinstance(opening, str):
             raise BadEnvironmentError(
-                f"gave an opening of type {type(opening).__name__}; hacrl reads text only"
+                f"began with an observation of type {type(opening).__name__}; hacrl reads text only"
             )
         return {"opening": self._cut(opening or "")}
 

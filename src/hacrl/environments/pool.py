@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import select
-import sys
 import time
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
+from hacrl.environments.backends import Backend, EpisodeBackend, backend_of
 from hacrl.environments.interface import (
     Call,
     EnvironmentDescription,
@@ -22,50 +22,15 @@ from hacrl.environments.interface import (
     Outcome,
     row_of,
 )
-from hacrl.environments.process_backend import ProcessBackend
-from hacrl.environments.references import reference_of
 from hacrl.environments.replies import Reply, description_of, outcome_of
-from hacrl.environments.thread_backend import ThreadBackend
 from hacrl.environments.time_limits import call_limit, time_failure
 from hacrl.errors import TaskError
-from hacrl.json_values import is_plain_json
-from hacrl.plugins import is_reference, load_reference
 from hacrl.seeding import derive_seed
 from hacrl.types import Problem, Tool, Turn
 
 CALLS_PER_CORE = 8
+DESCRIBE_SECONDS = 60.0  # for an environment to be made and described, at least
 BUSY_SECONDS = 0.05  # until a zygote that is too busy is asked again
-
-
-class EpisodeBackend(Protocol):
-    """One episode, wherever it runs. No method waits."""
-
-    grace: float  # seconds beyond a limit on time before the pool itself ends the episode
-
-    @property
-    def wants_to_write(self) -> bool:
-        """Whether a part of the call is not written yet."""
-        ...
-
-    def fileno(self) -> int:
-        """Return the file descriptor that becomes readable when a reply arrives."""
-        ...
-
-    def send(self, message: Mapping[str, Any]) -> None:
-        """Send a call."""
-        ...
-
-    def receive(self) -> Reply | None:
-        """Return the reply if it has arrived."""
-        ...
-
-    def end(self) -> None:
-        """End the episode."""
-        ...
-
-    def kill_supervisor(self) -> None:
-        """End an episode that does not end by itself."""
-        ...
 
 
 @dataclass(slots=True)
@@ -96,8 +61,8 @@ class EnvironmentPool:
     ) -> None:
         """Prepare a pool; nothing is imported and no process starts before the first use.
 
-        ``environments``: a mapping from names, which ``Problem.environment`` selects; or a single environment,
-        whose name is empty. ``key`` begins error messages on what the user gave.
+        ``environments``: a mapping from names, which ``Problem.environment`` selects; or a single
+        environment, whose name is empty. ``key`` begins error messages on what the user gave.
         """
         self.limits = limits or EnvironmentLimits()
         self.notes: tuple[str, ...] = ()  # sentences that the user should read
@@ -107,7 +72,10 @@ class EnvironmentPool:
         given = environments if isinstance(environments, Mapping) else {"": environments}
         if not given:
             raise TaskError(f"{key}: names no environment")
-        self._backends = {name: self._backend_of(name, source) for name, source in given.items()}
+        self._backends: dict[str, Backend] = {}
+        for name, source in given.items():
+            self._backends[name], note = backend_of(source, self.limits, self._key_of(name))
+            self.notes += (note,) if note else ()
         self._descriptions: dict[str, EnvironmentDescription] = {}
         self._episodes: dict[int, _Episode] = {}
         self._waiting: deque[int] = deque()  # keys of episodes whose call waits to run
@@ -121,7 +89,7 @@ class EnvironmentPool:
         return tuple(self._backends)
 
     def check(self) -> None:
-        """Import and try all environments; raise :class:`hacrl.errors.TaskError` with the cause and the fix."""
+        """Import and try all environments; raise :class:`hacrl.errors.TaskError` with the cause."""
         for name in self._backends:
             self.describe(name)
 
@@ -181,15 +149,12 @@ class EnvironmentPool:
         None: until there is one, which the limits on time bound. Return at once if no call is under way.
         """
         until = None if timeout is None else time.monotonic() + timeout
-        while True:
-            self._collect()
-            self._run_waiting()
-            if self._arrived or (not self._running and not self._waiting):
-                break
+        self._collect(0.0)
+        while not self._arrived and (self._running or self._waiting):
             now = time.monotonic()
             if until is not None and now >= until:
                 break
-            self._poll(until, now)
+            self._collect(self._patience(until, now))
         arrived, self._arrived = self._arrived, []
         return arrived
 
@@ -237,43 +202,43 @@ class EnvironmentPool:
                     return
             self._waiting.popleft()
             assert episode.message is not None
-            episode.backend.send(episode.message)
             limit = call_limit(self.limits, episode.seconds)
+            episode.backend.send(episode.message, limit)
             episode.deadline = time.monotonic() + limit + episode.backend.grace
             self._running.add(key)
 
-    def _poll(self, until: float | None, now: float) -> None:
-        """Wait until something may have arrived, a deadline passes, or the time is up."""
-        poll = select.poll()  # select.select fails beyond file descriptor 1023
+    def _patience(self, until: float | None, now: float) -> float:
+        """Return the seconds until something must be done if nothing arrives."""
         times = [] if until is None else [until]
-        for key in self._running:
-            episode = self._episodes[key]
-            assert episode.backend is not None
-            assert episode.deadline is not None
-            poll.register(
-                episode.backend.fileno(),
-                select.POLLIN | (select.POLLOUT if episode.backend.wants_to_write else 0),
-            )
-            times.append(episode.deadline)
+        times += [self._episodes[key].deadline or now for key in self._running]
         if self._waiting and len(self._running) < self._running_calls:
             times.append(now + BUSY_SECONDS)
-        poll.poll(max(0.0, min(times) - now) * 1000 + 1)
+        return max(0.0, min(times) - now)
 
-    def _collect(self) -> None:
-        """Take the outcomes that have arrived, and end episodes that are out of time."""
+    def _collect(self, seconds: float) -> None:
+        """Wait so long for replies; take them, end episodes that are out of time, and run waiting calls."""
+        keys = list(self._running)
+        readable = _poll([self._backend(key) for key in keys], seconds)
+        ready = {key for key in keys if self._backend(key).fileno() in readable}
         now = time.monotonic()
         for key in sorted(self._running):
-            episode = self._episodes[key]
-            assert episode.backend is not None
-            assert episode.deadline is not None
-            reply = episode.backend.receive()
-            if reply is None and now >= episode.deadline:
-                episode.backend.kill_supervisor()
-                reply = Reply(failure=time_failure(self.limits, episode.seconds), kind="timeout")
+            episode, backend = self._episodes[key], self._backend(key)
+            reply = backend.receive() if key in ready else None
+            if reply is None and now >= (episode.deadline or now):
+                backend.kill_supervisor()
+                reply = Reply(kind="timeout")
             if reply is not None:
                 self._take(key, episode, reply)
+        self._run_waiting()
+
+    def _backend(self, key: int) -> EpisodeBackend:
+        backend = self._episodes[key].backend
+        assert backend is not None
+        return backend
 
     def _take(self, key: int, episode: _Episode, reply: Reply) -> None:
+        if reply.kind == "timeout":
+            reply = replace(reply, failure=time_failure(self.limits, episode.seconds))
         outcome = outcome_of(episode.call, reply)
         self._arrived.append((key, outcome))
         self._running.discard(key)
@@ -296,50 +261,25 @@ class EnvironmentPool:
     def _describe(self, name: str) -> EnvironmentDescription:
         """Ask an environment that is made for this what it offers."""
         self._forget_episodes_of_parent()
-        until = time.monotonic() + self.limits.call_seconds + BUSY_SECONDS
+        limit = max(self.limits.call_seconds, DESCRIBE_SECONDS)
+        deadline = time.monotonic() + limit
         while (episode := self._backends[name].new_episode()) is None:
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise TaskError(f"{self._key_of(name)}: the process that starts environments does not answer")
             time.sleep(BUSY_SECONDS)
         try:
-            episode.send({"call": "describe"})
-            deadline = time.monotonic() + self.limits.call_seconds + episode.grace
+            episode.send({"call": "describe"}, limit)
+            deadline = time.monotonic() + limit + episode.grace
             while (reply := episode.receive()) is None and (left := deadline - time.monotonic()) > 0:
-                poll = select.poll()
-                poll.register(
-                    episode.fileno(), select.POLLIN | (select.POLLOUT if episode.wants_to_write else 0)
-                )
-                poll.poll(left * 1000 + 1)
+                _poll([episode], left)
         finally:
             episode.end()
-        reply = reply or Reply(failure=time_failure(self.limits, 0.0))
+        if reply is None or reply.kind == "timeout":
+            reply = Reply(failure=f"could not be made within {limit:g} s")
         failure = reply.failure or reply.content.get("failure")
         if failure:
             raise TaskError(f"{self._key_of(name)}: the environment {failure}")
         return description_of(name, reply.content)
-
-    def _backend_of(
-        self, name: str, given: Factory | str | EnvironmentSource
-    ) -> ProcessBackend | ThreadBackend:
-        source = given if isinstance(given, EnvironmentSource) else EnvironmentSource(given)
-        key, factory = self._key_of(name), source.factory
-        if not is_plain_json(dict(source.options)):
-            raise TaskError(
-                f"{key}: the options must be plain JSON values, not {dict(source.options)!r:.200}"
-            )
-        reference = factory if isinstance(factory, str) else reference_of(factory)
-        if reference is not None and not is_reference(reference):
-            raise TaskError(
-                f"{key}: {reference!r} is not package.module:attribute or path/to/file.py:attribute"
-            )
-        if reference is not None and sys.platform == "linux":
-            return ProcessBackend(reference, source.options, self.limits, key)
-        if isinstance(factory, str):
-            factory = load_reference(factory, key, TaskError)
-        if not callable(factory):
-            raise TaskError(f"{key}: {factory!r:.200} is not a class or function that makes an environment")
-        self.notes += (_thread_note(key, factory, has_reference=reference is not None),)
-        return ThreadBackend(factory, source.options, self.limits)
 
     def _key_of(self, name: str) -> str:
         return f"{self._key}.{name}" if name else self._key
@@ -349,9 +289,8 @@ class EnvironmentPool:
         if name not in self._backends:
             near = get_close_matches(name, self._backends, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else "."
-            raise TaskError(
-                f"{self._key}: there is no environment {name!r}{hint} Valid names: {', '.join(self._backends)}"
-            )
+            names = ", ".join(self._backends)
+            raise TaskError(f"{self._key}: there is no environment {name!r}{hint} Valid names: {names}")
         return name
 
     def _forget_episodes_of_parent(self) -> None:
@@ -367,15 +306,9 @@ class EnvironmentPool:
             backend.forget()
 
 
-def _thread_note(key: str, factory: Factory, *, has_reference: bool) -> str:
-    name = getattr(factory, "__qualname__", type(factory).__name__)
-    why = (
-        "this system is not Linux"
-        if has_reference
-        else "no other process can import it: put it into a file of its own, and give that file's class"
-    )
-    return (
-        f"{key}: episodes of {name} run in threads of this process, because {why}. An episode that hangs cannot "
-        "be stopped, one that fills the memory or ends its process ends the run, and hacrl does not seed its "
-        "random numbers."
-    )
+def _poll(episodes: Sequence[EpisodeBackend], seconds: float) -> set[int]:
+    """Wait so long until something can be read or written; return the file descriptors."""
+    poll = select.poll()  # select.select fails beyond file descriptor 1023
+    for episode in episodes:
+        poll.register(episode.fileno(), select.POLLIN | (select.POLLOUT if episode.wants_to_write else 0))
+    return {fd for fd, _ in poll.poll(seconds * 1000 + 1 if seconds > 0 else 0)}

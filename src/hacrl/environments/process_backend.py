@@ -50,9 +50,9 @@ class ProcessEpisode:
         """Whether :meth:`send` has not written everything yet."""
         return self._channel.wants_to_write
 
-    def send(self, message: Mapping[str, Any]) -> None:
+    def send(self, message: Mapping[str, Any], limit: float) -> None:
         """Send a call without waiting."""
-        self._channel.send(json.dumps(message).encode("ascii"))
+        self._channel.send(SECONDS.pack(limit) + json.dumps(message).encode("ascii"))
 
     def receive(self) -> Reply | None:
         """Write what is left; return the reply or the failure if it has arrived."""
@@ -91,7 +91,6 @@ class ProcessBackend:
         self, reference: str, options: Mapping[str, Any], limits: EnvironmentLimits, key: str
     ) -> None:
         """Prepare; nothing is started before :meth:`new_episode`."""
-        self._reference, self._key = reference, key
         self._setup = {
             "reference": reference,
             "key": key,

@@ -73,7 +73,7 @@ def kill_descendants(seconds: float, spared: frozenset[int] = frozenset()) -> bo
 
 
 def kill_marked(variable: str, value: str) -> int:
-    """Kill all processes that were started with an environment variable of this value; return their number."""
+    """Kill all processes that were started with this environment variable; return their number."""
     mark = f"{variable}={value}".encode("ascii")
     killed = 0
     for entry in os.listdir("/proc"):

@@ -27,9 +27,7 @@ def reference_of(factory: Callable[..., Any]) -> str | None:
     if found is not factory:
         return None
     file = getattr(module, "__file__", None)
-    if file is not None and module_name.startswith(
-        "hacrl_plugin_"
-    ):  # hacrl.plugins has loaded it from a file
+    if file is not None and module_name.startswith("hacrl_plugin_"):  # hacrl.plugins loaded the file
         return f"{file}:{name}"
     try:
         spec = importlib.util.find_spec(module_name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,19 +25,21 @@ class Reply:
 
 
 def outcome_of(call: Call, reply: Reply) -> Outcome:
-    """Return the outcome of a call. A reply that is not of the right form, which code can forge, is a crash."""
+    """Return the outcome of a call. A reply of the wrong form, which an environment can send, is a crash."""
     failure, kind = reply.failure, reply.kind
     try:
         content = reply.content
         if not failure and "failure" in content:
             failure, kind = str(content["failure"]), "crash"
         if not failure:
-            reward = content.get("reward")
+            reward = None if content.get("reward") is None else float(content["reward"])
+            if reward is not None and not math.isfinite(reward):
+                raise ValueError
             return Outcome(
                 call,
                 opening=_text(content.get("opening", "")),
                 turns=tuple(_turn(*parts) for parts in content.get("turns", ())),
-                reward=None if reward is None else float(reward),
+                reward=reward,
                 done=bool(content.get("done", False)),
                 tool_errors=int(content.get("tool_errors", 0)),
                 seconds=reply.seconds,

@@ -1,8 +1,9 @@
 """The two processes of an episode: the environment's, and a supervisor that forwards messages and ends it.
 
-The pool holds the other end of the supervisor's socket and no process id: closing the socket ends the episode.
-The supervisor trusts nothing that comes from the environment's process: it forwards complete replies of a
-bounded length, and kills the whole process tree when a limit is passed, the process ends or the pool hangs up.
+The pool holds the other end of the supervisor's socket and no process id: closing the socket ends the
+episode. The supervisor trusts nothing that comes from the environment's process: it forwards complete replies
+of a bounded length, and kills the whole process tree when a limit is passed, the process ends or the pool
+closes the socket.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 from hacrl.environments.channel import Channel, MessageTooLongError
 from hacrl.environments.interface import EnvironmentLimits
@@ -31,11 +32,10 @@ from hacrl.environments.process_tree import (
     end_with_parent,
     kill_descendants,
 )
-from hacrl.environments.time_limits import call_limit, time_failure
 from hacrl.processes import receive_message, send_message
 
 REPLY, FAILURE = b"r", b"f"  # the first byte of a message to the pool: from the environment, or about it
-SECONDS = struct.Struct("!d")  # the time that the call took follows
+SECONDS = struct.Struct("!d")  # before a request: its limit; after the first byte of a reply: what it took
 LONGEST_REQUEST = 2**30  # bytes
 LONGEST_REPLY = 2**26
 CLEANUP_SECONDS = 5.0  # for killed processes to be gone
@@ -120,22 +120,21 @@ class _Supervisor:
     def __init__(self, pool: Channel, player: Channel, child: int, setup: EpisodeSetup) -> None:
         self._pool, self._player, self._child = pool, player, child
         self._limits, self._folder = setup.limits, setup.folder
-        self._used = 0.0  # seconds that earlier calls took
         self._began: float | None = None  # when the call under way began
+        self._limit = 0.0  # seconds that it may take
         self._next_check, self._check_gap = 0.0, _FIRST_CHECK
         self._pid_fd = os.pidfd_open(child)
 
     def serve(self) -> None:
-        """Serve until the pool hangs up or the episode fails; then leave no process behind."""
+        """Serve until the pool closes the socket or the episode fails; then leave no process behind."""
         failure = ""
-        kind: Literal["timeout", "crash"] = "crash"
+        is_late = False
         try:
-            while not failure and not self._pool.is_at_end:
+            while not failure and not is_late and not self._pool.is_at_end:
                 self._wait()
-                failure = self._forward_requests() or self._forward_reply() or self._exit_failure()
-                if not failure and (failure := self._time_failure()):
-                    kind = "timeout"
-                failure = failure or self._count_failure()
+                self._forward_requests()
+                failure = self._forward_reply() or self._exit_failure() or self._count_failure()
+                is_late = self._began is not None and self._seconds() >= self._limit
         finally:
             with suppress(OSError):  # a process that has just started has no group yet
                 os.killpg(self._child, signal.SIGKILL)  # all at once: they may fork all the time
@@ -143,8 +142,8 @@ class _Supervisor:
             shutil.rmtree(self._folder, ignore_errors=True)
         if failure and not is_clean:
             failure += "; some of its processes could not be ended"
-        if failure:
-            body = json.dumps({"failure": failure, "kind": kind}).encode("ascii")
+        if failure or is_late:
+            body = json.dumps({"failure": failure, "kind": "crash" if failure else "timeout"}).encode("ascii")
             self._pool.send(FAILURE + SECONDS.pack(self._seconds()) + body)
             self._flush()
 
@@ -171,18 +170,18 @@ class _Supervisor:
         now = time.monotonic()
         until = self._next_check
         if self._began is not None:
-            until = min(until, self._began + call_limit(self._limits, self._used))
+            until = min(until, self._began + self._limit)
         poll.poll(max(0.0, until - now) * 1000 + 1)
         self._pool.flush()
         self._player.flush()
 
-    def _forward_requests(self) -> str:
+    def _forward_requests(self) -> None:
         while (request := self._pool.receive()) is not None:
-            self._player.send(request)
+            (self._limit,) = SECONDS.unpack_from(request)
+            self._player.send(request[SECONDS.size :])
             self._began = time.monotonic()
             self._check_gap = _FIRST_CHECK
             self._next_check = self._began + self._check_gap
-        return ""
 
     def _forward_reply(self) -> str:
         """Forward a reply; return what is wrong with what the process has sent."""
@@ -196,7 +195,6 @@ class _Supervisor:
             return "wrote to the connection of its process without having been asked"
         seconds = self._seconds()
         self._began = None
-        self._used += seconds
         self._pool.send(REPLY + SECONDS.pack(seconds) + reply)
         return ""
 
@@ -210,11 +208,6 @@ class _Supervisor:
             return f"ended its process (exit code {ended.si_status})"
         hint = ": perhaps for want of memory" if ended.si_status == signal.SIGKILL else ""
         return f"died (signal {ended.si_status}{hint})"
-
-    def _time_failure(self) -> str:
-        if self._began is None or self._seconds() < call_limit(self._limits, self._used):
-            return ""
-        return time_failure(self._limits, self._used)
 
     def _count_failure(self) -> str:
         """Count the episode's processes, from time to time."""

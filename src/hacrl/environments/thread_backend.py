@@ -1,7 +1,7 @@
 """Episodes in threads of this process, for factories that no other process can import.
 
-A thread cannot be killed. One that is out of time is left to itself: its episode fails, and the thread runs on
-in the background until the environment returns.
+A thread cannot be killed. One that is out of time is left to itself: its episode fails, and the thread runs
+on in the background until the environment returns.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class ThreadEpisode:
         """Return the file descriptor that becomes readable when a reply arrives."""
         return self._own.fileno()
 
-    def send(self, message: Mapping[str, Any]) -> None:
-        """Send a call without waiting."""
+    def send(self, message: Mapping[str, Any], limit: float) -> None:
+        """Send a call without waiting; the pool keeps the limit."""
         self._calls.put(message)
 
     def receive(self) -> Reply | None:

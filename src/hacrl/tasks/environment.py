@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from difflib import get_close_matches
 from typing import Any
@@ -138,6 +138,7 @@ class EnvironmentTask:
             problem = candidate.problem
             columns = dict(problem.fields)
             environment = columns.pop(NAMED) if self._is_named else ""
+            self._check_columns(table, environment, {*columns, "prompt"})
             context = problem.context
             if system is not None:
                 context = (Turn("system", system), *context)
@@ -152,6 +153,14 @@ class EnvironmentTask:
             question = candidate.question or json.dumps(columns, sort_keys=True)
             found.append(replace(candidate, question=question, problem=problem))
         return found
+
+    def _check_columns(self, table: Table, environment: str, columns: Collection[str]) -> None:
+        missing = [name for name in self._descriptions[environment].required_columns if name not in columns]
+        if missing:
+            raise table.error(
+                f"has no column {missing[0]!r}, which reset of {_key(environment)} needs; add it, or give the "
+                "parameter a default"
+            )
 
     def _scored(self, rollouts: Sequence[Rollout]) -> list[Verdict]:
         problems = [rollout.problem for rollout in rollouts]
