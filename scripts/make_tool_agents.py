@@ -3,7 +3,8 @@
     python scripts/make_tool_agents.py [--out agents/tool-use] [--agents chars,pairs] [--threads 1]
 
 Both are taught two-operation sums on train problems only. In every step an agent calls the calculator of
-``hacrl.environments.bundled.written_calculator`` with some probability, or computes in its head, mostly wrong:
+``hacrl.environments.bundled.written_calculator`` with some probability, or computes in its head, mostly
+wrong:
 
 ==========  =====================================  ==================================================
 agent       model and tokenizer                    calls the calculator
@@ -132,7 +133,7 @@ def teach(model: Any, tokenizer: Any, agent: ToolAgent, seed: int) -> float:
 
 @torch.inference_mode()
 def play(model: Any, tokenizer: Any, problems: Sequence[Problem], seed: int = 0) -> tuple[float, float]:
-    """Play one episode per problem at temperature 1; return accuracy and calls of the calculator per episode."""
+    """Play one episode per problem at temperature 1; return accuracy and calculator calls per episode."""
     torch.manual_seed(seed)
     model.eval()
     environments = [WrittenCalculator() for _ in problems]
@@ -143,7 +144,9 @@ def play(model: Any, tokenizer: Any, problems: Sequence[Problem], seed: int = 0)
     for _ in range(MOST_TURNS):
         if not going:
             break
-        padded = tokenizer.pad({"input_ids": [ids[i] for i in going]}, padding_side="left", return_tensors="pt")
+        padded = tokenizer.pad(
+            {"input_ids": [ids[i] for i in going]}, padding_side="left", return_tensors="pt"
+        )
         sampled = model.generate(**padded, do_sample=True, top_k=0, max_new_tokens=MOST_TOKENS)
         still = []
         for i, new in zip(going, sampled[:, padded["input_ids"].shape[1] :].tolist(), strict=True):
@@ -172,7 +175,9 @@ def make(name: str, out: Path, seed: int) -> dict[str, object]:
     accuracy, calls = play(model, tokenizer, ArithmeticTask().test)
     folder = out / name
     model.save_pretrained(folder)
-    agent.tokenizer(TOOL_SYMBOLS).save_pretrained(folder)  # a fresh one: measuring left its padding in the other
+    agent.tokenizer(TOOL_SYMBOLS).save_pretrained(
+        folder
+    )  # a fresh one: measuring left its padding in the other
     record: dict[str, object] = {
         "agent": name,
         "parameters": model.num_parameters(),

@@ -143,7 +143,9 @@ def test_a_generator_with_too_few_questions_says_so():
     free = sum(not is_held_out(str(number)) for number in range(50))
     train, _ = draw_rows("few", draw, size=free, test_size=0, seed=0)
     assert len(train) == free
-    with pytest.raises(TaskError, match=f"few has too few different questions: {free} of {free + 1} for training"):
+    with pytest.raises(
+        TaskError, match=f"few has too few different questions: {free} of {free + 1} for training"
+    ):
         draw_rows("few", draw, size=free + 1, test_size=0, seed=0)
     with pytest.raises(TaskError, match="size=0: must be a whole number of at least 1"):
         draw_rows("few", draw, size=0, test_size=0, seed=0)
@@ -189,7 +191,7 @@ def test_word_problems_worked_by_hand():
 
 
 def test_word_problems_have_positive_whole_answers():
-    train, test = rows_of("calculator", size=2000, test_size=0, seed=0)
+    train, _ = rows_of("calculator", size=2000, test_size=0, seed=0)
     assert all(int(row["answer"]) > 0 for row in train)
 
 
@@ -299,7 +301,11 @@ def test_database_episode():
     opening = environment.reset(**row)
     for table, count in [("loans", "rows"), ("orders", "rows"), ("grades", "rows")]:
         if f"CREATE TABLE {table} (" in opening:
-            (rows,) = build_database(row["schema"], row["database"]).execute(f"SELECT COUNT(*) FROM {table}").fetchone()
+            (rows,) = (
+                build_database(row["schema"], row["database"])
+                .execute(f"SELECT COUNT(*) FROM {table}")
+                .fetchone()
+            )
             assert f"-- {rows} {count}" in opening
             assert environment.query(f"select count(*) as n from {table}") == f"n\n{rows}"
     environment.submit(row["answer"])
@@ -362,7 +368,9 @@ def test_queries_are_limited_in_work_rows_and_size(database: DatabaseQuestions):
     assert database.query("x" * 4001) == "Error: the query is longer than 4000 characters"
 
 
-@pytest.mark.parametrize("sql", ["", "selec", "select 1; select 2", "\x00select 1", "select '\ud800'", "select ?"])
+@pytest.mark.parametrize(
+    "sql", ["", "selec", "select 1; select 2", "\x00select 1", "select '\ud800'", "select ?"]
+)
 def test_a_wrong_query_is_answered(database: DatabaseQuestions, sql: str):
     assert database.query(sql).startswith(("Error: ", "(no rows)"))
 

@@ -1,4 +1,4 @@
-"""Bundled tasks with an environment: the ``environment`` task with an environment and questions of hacrl's own.
+"""Bundled tasks: the ``environment`` task with environments and questions of hacrl's own.
 
 All of them work offline. Every further option is one of :class:`~hacrl.tasks.environment.EnvironmentTask`.
 """
@@ -99,7 +99,7 @@ def sqlite_task(
 def written_calculator_task(
     *, per_pattern: int | None = 1000, max_turns: int = 4, **options: Any
 ) -> EnvironmentTask:
-    """Return the task ``written_calculator``: the sums of ``arithmetic``, with a calculator called in plain text.
+    """Return the task ``written_calculator``: the sums of ``arithmetic``, with a calculator in plain text.
 
     The problems and their split are those of ``arithmetic``.
     """
@@ -135,7 +135,11 @@ def verifiers_task(
     }
     _check("verifiers", options)
     return EnvironmentTask(
-        environment=environment, train=rows, test_share=test_share, name="verifiers", **{"max_turns": 1, **options}
+        environment=environment,
+        train=rows,
+        test_share=test_share,
+        name="verifiers",
+        **{"max_turns": 1, **options},
     )
 
 

@@ -1,8 +1,8 @@
 """Environments of skyrl-gym in hacrl's text form (``pip install 'hacrl[skyrl-gym]'``).
 
-The row's columns are the environment's ``extras``, as in SkyRL's data sets: ``reward_spec``, ``max_turns`` and
-whatever else the environment reads. A row without ``reward_spec`` gets one that names its ``answer`` as the
-ground truth.
+The row's columns are the environment's ``extras``, as in SkyRL's data sets: ``reward_spec``, ``max_turns``
+and whatever else the environment reads. A row without ``reward_spec`` gets one that names its ``answer`` as
+the ground truth.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from typing import Any
 
 from hacrl.errors import TaskError
 from hacrl.plugins import is_reference, load_reference, optional_module
+
+# Imported with this module, so that the processes of episodes share it.
+_GYM = optional_module("skyrl_gym", extra="skyrl-gym", needed_for="an environment of skyrl-gym")
 
 
 class SkyRLGym:
@@ -42,8 +45,8 @@ class SkyRLGym:
         changed = result.get("postprocessed_action")
         if changed is not None and changed != text:
             raise ValueError(
-                "the environment changes the agent's text (postprocessed_action), which would no longer be what "
-                "was sampled; end responses with rollout.stop instead"
+                "the environment changes the agent's text (postprocessed_action), which would no longer be "
+                "what was sampled; end responses with rollout.stop instead"
             )
         messages = result["observations"] or []
         observation = "\n".join(str(message["content"]) for message in messages)
@@ -70,16 +73,15 @@ def added_text(asked: Sequence[Mapping[str, str]], answered: Sequence[Mapping[st
 
 
 def _maker(name: str) -> Any:
-    gym = optional_module("skyrl_gym", extra="skyrl-gym", needed_for=f"environment {name!r} of skyrl-gym")
     if is_reference(name):
         return load_reference(name, "environment", TaskError)
-    if name not in gym.registry:
+    if name not in _GYM.registry:
         raise TaskError(
-            f"environment: skyrl-gym has no {name!r}; it has {', '.join(sorted(gym.registry))}, or give "
+            f"environment: skyrl-gym has no {name!r}; it has {', '.join(sorted(_GYM.registry))}, or give "
             "package.module:Class"
         )
 
     def make(**options: Any) -> Any:
-        return gym.make(name, **options)
+        return _GYM.make(name, **options)
 
     return make

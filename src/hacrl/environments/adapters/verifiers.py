@@ -1,7 +1,7 @@
 """Tasksets of verifiers (its ``verifiers.v1``) in hacrl's text form (``pip install 'hacrl[verifiers]'``).
 
-A task of a taskset becomes a row, and its ``@vf.reward`` methods judge the agent's one response. Tasks that need
-a container, tools, or steps before and after the response are refused: those need verifiers' own runtimes.
+A task of a taskset becomes a row, and its ``@vf.reward`` methods judge the agent's one response. Tasks that
+need a container, tools, or steps before and after the response are refused: verifiers' own runtimes do that.
 """
 
 from __future__ import annotations
@@ -14,6 +14,17 @@ from typing import Any
 from hacrl.errors import TaskError
 from hacrl.plugins import is_reference, load_reference, optional_module
 
+
+def _module(name: str) -> Any:
+    return optional_module(name, extra="verifiers", needed_for="a taskset of verifiers")
+
+
+# Imported with this module, so that the processes of episodes share it.
+_VF = _module("verifiers.v1")
+_GRAPH = _module("verifiers.v1.graph")
+_STATE = _module("verifiers.v1.state")
+_LOADERS = _module("verifiers.v1.utils.loaders")
+_GENERIC = _module("verifiers.v1.utils.generic")
 MOST_TASKS = 100_000  # that are read of a taskset whose load never ends
 
 
@@ -43,24 +54,23 @@ class VerifiersTask:
 
 def load_taskset(name: str, config: Mapping[str, Any] | None = None) -> Any:
     """Return the taskset, made with its settings. Raise TaskError if it cannot be made."""
-    loaders = _module("verifiers.v1.utils.loaders", name)
-    generic = _module("verifiers.v1.utils.generic", name)
-    vf = _module("verifiers.v1", name)
     if is_reference(name):
         kind = load_reference(name, "taskset", TaskError)
     else:
         try:
-            kind = loaders.taskset_class(name)
+            kind = _LOADERS.taskset_class(name)
         except (ImportError, AttributeError, TypeError, ValueError) as error:
             raise TaskError(f"taskset: {name!r} cannot be loaded: {error}") from error
-    settings = generic.concrete_type(kind, vf.TasksetConfig) or vf.TasksetConfig
+    settings = _GENERIC.concrete_type(kind, _VF.TasksetConfig) or _VF.TasksetConfig
     try:
         return kind(settings.model_validate(dict(config or {})))
     except ValueError as error:  # pydantic's ValidationError
         raise TaskError(f"config: taskset {name!r} refuses {dict(config or {})}: {error}") from error
 
 
-def taskset_rows(name: str, config: Mapping[str, Any] | None = None, limit: int | None = None) -> list[dict[str, Any]]:
+def taskset_rows(
+    name: str, config: Mapping[str, Any] | None = None, limit: int | None = None
+) -> list[dict[str, Any]]:
     """Return the taskset's tasks as rows with the columns ``prompt`` and ``task``.
 
     ``prompt`` is text, or a list of messages if the task has a system prompt or several messages. ``limit``:
@@ -84,13 +94,10 @@ def taskset_rows(name: str, config: Mapping[str, Any] | None = None, limit: int 
 
 def trace_of(task: Any, text: str) -> Any:
     """Return verifiers' record of an episode: the task's messages and one response."""
-    vf = _module("verifiers.v1", "")
-    state = _module("verifiers.v1.state", "")
-    graph = _module("verifiers.v1.graph", "")
-    trace = vf.Trace(
-        task=vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash),
-        state=state.state_cls(type(task))(),
-        agent=vf.AgentInfo(config=vf.AgentConfig()),
+    trace = _VF.Trace(
+        task=_VF.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash),
+        state=_STATE.state_cls(type(task))(),
+        agent=_VF.AgentInfo(config=_VF.AgentConfig()),
     )
     messages = [*_messages(task), {"role": "assistant", "content": text}]
     for number, message in enumerate(messages):
@@ -99,7 +106,7 @@ def trace_of(task: Any, text: str) -> Any:
             "message": message,
             "sampled": number == len(messages) - 1,
         }
-        trace.nodes.append(graph.MessageNode.model_validate(node))
+        trace.nodes.append(_GRAPH.MessageNode.model_validate(node))
     trace.stop("agent_completed")
     return trace
 
@@ -115,7 +122,9 @@ def _messages(task: Any) -> list[dict[str, Any]]:
 def _prompt(name: str, task: Any) -> str | list[dict[str, Any]]:
     messages = _messages(task)
     if not messages or messages[-1]["role"] != "user":
-        raise TaskError(f"taskset: a task of {name!r} does not end with a user's message, so nothing is asked")
+        raise TaskError(
+            f"taskset: a task of {name!r} does not end with a user's message, so nothing is asked"
+        )
     if not all(isinstance(message.get("content"), str) for message in messages):
         raise TaskError(f"taskset: a task of {name!r} has messages that are not plain text")
     return messages if len(messages) > 1 else str(messages[0]["content"])
@@ -123,13 +132,14 @@ def _prompt(name: str, task: Any) -> str | list[dict[str, Any]]:
 
 def _check_task(name: str, task: Any) -> None:
     """Raise TaskError if the task cannot be judged by its response alone."""
-    base = _module("verifiers.v1", name).Task
-    kind = type(task)
+    base, kind = _VF.Task, type(task)
     if kind.NEEDS_CONTAINER or task.data.image is not None:
         raise TaskError(f"taskset: tasks of {name!r} need a container, which hacrl does not start")
     for method in ("setup", "finalize"):
         if getattr(kind, method) is not getattr(base, method):
-            raise TaskError(f"taskset: tasks of {name!r} have a method {method}, which needs verifiers' runtime")
+            raise TaskError(
+                f"taskset: tasks of {name!r} have a method {method}, which needs verifiers' runtime"
+            )
     if kind.toolsets(task.config):
         raise TaskError(f"taskset: tasks of {name!r} have tools, which hacrl does not start")
     rewards = task.hooks("reward")
@@ -139,7 +149,3 @@ def _check_task(name: str, task: Any) -> None:
         runtime = inspect.signature(reward).parameters.get("runtime")
         if runtime is not None and runtime.default is inspect.Parameter.empty:
             raise TaskError(f"taskset: the reward {reward.__name__} of {name!r} needs verifiers' runtime")
-
-
-def _module(module: str, taskset: str) -> Any:
-    return optional_module(module, extra="verifiers", needed_for=f"taskset {taskset!r} of verifiers")

@@ -23,9 +23,9 @@ ROOMS = tuple(
 )
 MOST_ROOMS = len(ROOMS)
 PROMPT = (
-    "Dungeon {number}. A treasure lies behind a locked door, and the key is somewhere else. Find the treasure "
-    "and take it within {moves} moves. Answer with one command at a time, alone on the last line: go north, "
-    "go east, go south, go west, take key, unlock door, take treasure, look.\n"
+    "Dungeon {number}. A treasure lies behind a locked door, and the key is somewhere else. Find the "
+    "treasure and take it within {moves} moves. Answer with one command at a time, alone on the last line: "
+    "go north, go east, go south, go west, take key, unlock door, take treasure, look.\n"
 )
 Place = tuple[int, int]
 

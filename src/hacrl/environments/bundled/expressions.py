@@ -1,4 +1,4 @@
-"""Compute the value of an arithmetic expression exactly, whatever the text is; nothing is ever evaluated as code."""
+"""Compute the value of an arithmetic expression exactly. No text is ever evaluated as code."""
 
 from __future__ import annotations
 

@@ -8,9 +8,7 @@ from itertools import permutations
 
 from hacrl.environments.bundled.rows import Row, draw_rows
 
-PROMPT = (
-    "{question}\nWrite Python code to find out, and submit the final answer alone with the tool submit."
-)
+PROMPT = "{question}\nWrite Python code to find out, and submit the final answer alone with the tool submit."
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SYLLABLES = ("ba", "ce", "di", "fo", "gu", "ka", "le", "mi", "no", "pu", "ra", "se", "ti", "vo", "zu")
 
@@ -74,7 +72,8 @@ def _divisible(rng: random.Random) -> Question:
     high, divisor, wanted = rng.randint(2000, 20000), rng.randint(3, 19), rng.randint(8, 20)
     count = sum(digit_sum(number) == wanted for number in range(divisor, high + 1, divisor))
     return (
-        f"How many whole numbers from 1 to {high} are divisible by {divisor} and have a digit sum of {wanted}?",
+        f"How many whole numbers from 1 to {high} are divisible by {divisor} and have a digit sum of "
+        f"{wanted}?",
         str(count),
     )
 
@@ -102,13 +101,15 @@ def _coins(rng: random.Random) -> Question:
     coins, total = sorted(rng.sample(range(2, 30), rng.randint(3, 5))), rng.randint(60, 240)
     listed = ", ".join(map(str, coins[:-1]))
     return (
-        f"In how many ways can coins worth {listed} and {coins[-1]} add up to {total}? The order of the coins "
-        "does not count, and each may be used any number of times."
+        f"In how many ways can coins worth {listed} and {coins[-1]} add up to {total}? The order of the "
+        "coins does not count, and each may be used any number of times."
     ), str(change_ways(total, coins))
 
 
 def _letters(rng: random.Random) -> Question:
-    words = ["".join(rng.choice(SYLLABLES) for _ in range(rng.randint(2, 4))) for _ in range(rng.randint(8, 14))]
+    words = [
+        "".join(rng.choice(SYLLABLES) for _ in range(rng.randint(2, 4))) for _ in range(rng.randint(8, 14))
+    ]
     chosen = sorted(words, key=lambda word: (-len(set(word)), word))[0]
     return (
         f"Which of these words has the most different letters? {' '.join(words)}. If several have, give the "

@@ -28,6 +28,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,8 +112,8 @@ def check_sandbox() -> None:
         result = run_code("print(6 * 7)", SandboxLimits())
     except SandboxUnavailableError as error:
         raise TaskError(
-            f"task: Python code cannot be run safely on this machine: {error}. The sandbox needs Linux on x86_64 "
-            "or aarch64, and seccomp"
+            f"task: Python code cannot be run safely on this machine: {error}. The sandbox needs Linux on "
+            "x86_64 or aarch64, and seccomp"
         ) from error
     if result.output.strip() != "42":
         raise TaskError(f"task: the Python sandbox does not work on this machine: {result.as_text()!r}")
@@ -176,10 +177,8 @@ def _is_readable(fd: int, seconds: float) -> bool:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
     for stream in (process.stdin, process.stdout):
         if stream is not None:

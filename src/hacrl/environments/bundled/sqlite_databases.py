@@ -9,7 +9,8 @@ from collections.abc import Callable
 from hacrl.seeding import derive_seed
 
 FIRST_NAMES = tuple(
-    "Ada Bela Cora Dario Edda Filip Gala Henk Ida Jan Kira Luca Mara Nils Olga Pavel Rhea Silas Tove Ugo".split()  # noqa: SIM905
+    "Ada Bela Cora Dario Edda Filip Gala Henk Ida Jan Kira Luca Mara Nils Olga Pavel Rhea Silas Tove "  # noqa: SIM905
+    "Ugo".split()
 )
 LAST_NAMES = tuple(
     "Abel Brandt Costa Dvorak Evans Fischer Garcia Horvat Ivanov Jensen Kaya Lind Meyer Novak Okafor".split()  # noqa: SIM905
@@ -55,7 +56,9 @@ def build_database(kind: str, seed: int) -> sqlite3.Connection:
 def describe_schema(connection: sqlite3.Connection) -> str:
     """Return the statements that made the tables, with the number of rows of each."""
     lines = []
-    for name, sql in connection.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'table' ORDER BY rowid"):
+    for name, sql in connection.execute(
+        "SELECT name, sql FROM sqlite_schema WHERE type = 'table' ORDER BY rowid"
+    ):
         (rows,) = connection.execute(f"SELECT COUNT(*) FROM {name}").fetchone()
         lines.append(f"{' '.join(sql.split())}; -- {rows} rows")
     return "\n".join(lines)
@@ -134,7 +137,10 @@ def _fill_school(connection: sqlite3.Connection, rng: random.Random) -> None:
 
 def _fill_library(connection: sqlite3.Connection, rng: random.Random) -> None:
     genres = ("novel", "poetry", "travel", "crime", "science")
-    first, second = ("Red", "Silent", "Last", "Hidden", "Northern", "Broken"), ("River", "House", "Garden", "Winter", "Letter", "Map")
+    first, second = (
+        ("Red", "Silent", "Last", "Hidden", "Northern", "Broken"),
+        ("River", "House", "Garden", "Winter", "Letter", "Map"),
+    )
     titles = [f"The {one} {two}" for one in first for two in second]
     rng.shuffle(titles)
     authors, members = _people(rng, rng.randint(10, 18)), _people(rng, rng.randint(30, 70))
@@ -143,7 +149,14 @@ def _fill_library(connection: sqlite3.Connection, rng: random.Random) -> None:
         connection,
         "books",
         [
-            (i, title, rng.choice(genres), rng.randint(80, 900), rng.randint(1950, 2024), rng.randint(1, len(authors)))
+            (
+                i,
+                title,
+                rng.choice(genres),
+                rng.randint(80, 900),
+                rng.randint(1950, 2024),
+                rng.randint(1, len(authors)),
+            )
             for i, title in enumerate(titles, 1)
         ],
     )

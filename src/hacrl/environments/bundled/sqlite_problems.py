@@ -10,8 +10,8 @@ from hacrl.environments.bundled.rows import Row, draw_rows
 from hacrl.environments.bundled.sqlite_databases import SCHEMAS, build_database
 
 PROMPT = (
-    "{question}\nAnswer with the help of database {database}, which you can query in SQL. Submit the answer alone "
-    "with the tool submit. Its tables:"
+    "{question}\nAnswer with the help of database {database}, which you can query in SQL. Submit the answer "
+    "alone with the tool submit. Its tables:"
 )
 # (question, query) by schema. A word in braces is the column from which one value is drawn: {table.column}.
 # Every query returns one row with one value; if it is not the only possible answer, the question is left out.
@@ -27,15 +27,15 @@ TEMPLATES: dict[str, tuple[tuple[str, str], ...]] = {
             "WHERE name = '{products.name}' AND year = {orders.year}",
         ),
         (
-            "What did all orders of products of the category {products.category} in {orders.year} cost together "
-            "(price times quantity)?",
+            "What did all orders of products of the category {products.category} in {orders.year} cost "
+            "together (price times quantity)?",
             "SELECT SUM(price * quantity) FROM orders JOIN products ON products.id = product_id "
             "WHERE category = '{products.category}' AND year = {orders.year}",
         ),
         (
             "Which customer from {customers.city} has ordered the most pieces? Give the name.",
-            "SELECT customers.name, SUM(quantity) AS n FROM customers JOIN orders ON customers.id = customer_id "
-            "WHERE city = '{customers.city}' GROUP BY customers.id ORDER BY n DESC LIMIT 2",
+            "SELECT customers.name, SUM(quantity) AS n FROM customers JOIN orders ON customers.id = "
+            "customer_id WHERE city = '{customers.city}' GROUP BY customers.id ORDER BY n DESC LIMIT 2",
         ),
         (
             "How many different products did {customers.name} order?",
@@ -46,11 +46,13 @@ TEMPLATES: dict[str, tuple[tuple[str, str], ...]] = {
     "school": (
         (
             "How many students from {students.city} were born in {students.birth_year} or later?",
-            "SELECT COUNT(*) FROM students WHERE city = '{students.city}' AND birth_year >= {students.birth_year}",
+            "SELECT COUNT(*) FROM students WHERE city = '{students.city}' AND "
+            "birth_year >= {students.birth_year}",
         ),
         (
             "What is the highest number of points in the course {courses.title}?",
-            "SELECT MAX(points) FROM grades JOIN courses ON courses.id = course_id WHERE title = '{courses.title}'",
+            "SELECT MAX(points) FROM grades JOIN courses ON courses.id = course_id "
+            "WHERE title = '{courses.title}'",
         ),
         (
             "How many grades of at least 50 points are there in courses of {teachers.name}?",
@@ -64,7 +66,8 @@ TEMPLATES: dict[str, tuple[tuple[str, str], ...]] = {
         ),
         (
             "How many hours do the courses of {teachers.name} have together?",
-            "SELECT SUM(hours) FROM courses JOIN teachers ON teachers.id = teacher_id WHERE name = '{teachers.name}'",
+            "SELECT SUM(hours) FROM courses JOIN teachers ON teachers.id = teacher_id "
+            "WHERE name = '{teachers.name}'",
         ),
     ),
     "library": (
@@ -74,12 +77,13 @@ TEMPLATES: dict[str, tuple[tuple[str, str], ...]] = {
         ),
         (
             "How many pages have the books of {authors.name} together?",
-            "SELECT SUM(pages) FROM books JOIN authors ON authors.id = author_id WHERE name = '{authors.name}'",
+            "SELECT SUM(pages) FROM books JOIN authors ON authors.id = author_id "
+            "WHERE name = '{authors.name}'",
         ),
         (
             "How many days in all were books of the genre {books.genre} lent to members from {members.city}?",
-            "SELECT SUM(days) FROM loans JOIN books ON books.id = book_id JOIN members ON members.id = member_id "
-            "WHERE genre = '{books.genre}' AND city = '{members.city}'",
+            "SELECT SUM(days) FROM loans JOIN books ON books.id = book_id JOIN members ON members.id = "
+            "member_id WHERE genre = '{books.genre}' AND city = '{members.city}'",
         ),
         (
             "Which book by an author from {authors.city} was lent most often? Give the title.",
@@ -135,7 +139,7 @@ def fill(template: str, query: str, connection: sqlite3.Connection, rng: random.
 
 
 def only_answer(connection: sqlite3.Connection, query: str) -> str | None:
-    """Return the first value of the first row; None if there is none, or if two rows share the first place."""
+    """Return the first value of the first row; None without one, or if two rows share the first place."""
     rows = connection.execute(query).fetchall()
     if not rows or rows[0][0] is None:
         return None

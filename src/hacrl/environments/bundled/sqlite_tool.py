@@ -12,8 +12,10 @@ CHECK_EVERY = 1000  # instructions of SQLite's virtual machine between two calls
 LONGEST_QUERY = 4000  # characters
 LONGEST_VALUE = 10_000  # bytes of one value, also while a query computes it
 HEAP_BYTES = 64 * 2**20  # of SQLite's memory in this process
-_ALLOWED = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
-# Functions with other results at every call, so that a repeated episode would differ; and one that loads code.
+_ALLOWED = frozenset(
+    {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
+)
+# Functions with other results at every call, so that a repeated episode would differ; and a loader of code.
 _REFUSED_FUNCTIONS = frozenset(
     "random randomblob load_extension date time datetime julianday strftime unixepoch timediff "  # noqa: SIM905
     "current_date current_time current_timestamp".split()
@@ -23,8 +25,9 @@ _REFUSED_FUNCTIONS = frozenset(
 class DatabaseQuestions(OneAnswer):
     """Tools ``query`` and ``submit``; reward 1 if the submitted value equals the row's answer.
 
-    The database is made from the row's ``database`` (a seed) and ``schema`` (its kind), in memory. ``instructions``
-    limits the work of a query: instructions of SQLite's virtual machine, which are equal on every machine.
+    The database is made from the row's ``database`` (a seed) and ``schema`` (its kind), in memory.
+    ``instructions`` limits the work of a query: instructions of SQLite's virtual machine, whose number is equal
+    everywhere.
     """
 
     def __init__(self, instructions: int = 5_000_000, rows: int = 50) -> None:

@@ -59,8 +59,8 @@ def _wages(rng: random.Random) -> Question:
     )
     return (
         f"{name} works {hours} hours a week for ${rate} an hour. In each of {weeks} weeks {name} also works "
-        f"{extra} hours of overtime, paid twice as much, and spends ${spent}. How many dollars are left after "
-        f"the {weeks} weeks?"
+        f"{extra} hours of overtime, paid twice as much, and spends ${spent}. How many dollars are left "
+        f"after the {weeks} weeks?"
     ), weeks * (hours * rate + extra * 2 * rate - spent)
 
 
@@ -113,8 +113,8 @@ def _saving(rng: random.Random) -> Question:
         rng.randint(12, 51),
     )
     return (
-        f"{first} has ${start} and saves ${weekly} every week. {second} has nothing and saves {other} times as "
-        f"much as {first} every week. How many dollars do both have together after {weeks} weeks?"
+        f"{first} has ${start} and saves ${weekly} every week. {second} has nothing and saves {other} times "
+        f"as much as {first} every week. How many dollars do both have together after {weeks} weeks?"
     ), start + weekly * weeks * (1 + other)
 
 
@@ -136,11 +136,17 @@ def _seats(rng: random.Random) -> Question:
 
 def _ages(rng: random.Random) -> Question:
     names = rng.sample(NAMES, 3)
-    youngest, factor, more, years = rng.randint(3, 19), rng.randint(2, 4), rng.randint(2, 17), rng.randint(3, 25)
+    youngest, factor, more, years = (
+        rng.randint(3, 19),
+        rng.randint(2, 4),
+        rng.randint(2, 17),
+        rng.randint(3, 25),
+    )
     middle = youngest * factor
     return (
         f"{names[1]} is {factor} times as old as {names[0]}, and {names[2]} is {more} years older than "
-        f"{names[1]}. {names[0]} is {youngest} years old. How old will the three be together in {years} years?"
+        f"{names[1]}. {names[0]} is {youngest} years old. How old will the three be together in {years} "
+        "years?"
     ), youngest + middle + middle + more + 3 * years
 
 
@@ -149,9 +155,9 @@ def _tank(rng: random.Random) -> Question:
     inflow, outflow, hours = rng.randint(65, 180), rng.randint(12, 55), rng.randint(7, 23)
     start, later = rng.randint(350, 950), rng.randint(2, 6)
     return (
-        f"A tank at the {place} holds {start} litres. For {hours} hours, {inflow} litres flow in and {outflow} "
-        f"litres flow out every hour. Then only the outflow goes on, for {later} hours. How many litres are in "
-        "the tank at the end?"
+        f"A tank at the {place} holds {start} litres. For {hours} hours, {inflow} litres flow in and "
+        f"{outflow} litres flow out every hour. Then only the outflow goes on, for {later} hours. How many "
+        "litres are in the tank at the end?"
     ), start + hours * (inflow - outflow) - later * outflow
 
 

@@ -16,7 +16,7 @@ NOT_UNDERSTOOD = "?"
 
 
 class WrittenCalculator:
-    """The text form: ``[A+B]`` at the end of a turn is computed; ``#N`` ends the episode, with reward 1 if right.
+    """The text form: ``[A+B]`` at the end of a turn is computed; ``#N`` ends the episode, right or wrong.
 
     A turn that ends with neither is answered with ``?`` and ends the episode.
     """
