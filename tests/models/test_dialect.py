@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from hacrl.errors import ModelError
 from hacrl.models.chat_rendering import joined
 from hacrl.models.dialect import ParsedAction
 from hacrl.models.tokenizing import TextCodec
@@ -342,6 +343,10 @@ def test_a_template_that_no_format_fits_is_read_by_its_response_template() -> No
     assert found.error == ""
     assert same_turn(found.turn, CALL)
     assert dialect.action(CALL, (ADD,)) is None
+    # the model stops with <|user|>, which starts the next turn
+    assert dialect.observation([MOVE], "stop").text == "\nYou see a door.<|assistant|>"
+    stopped, cut = (dialect.observation([MOVE], reason).ids for reason in ("stop", "length"))
+    assert cut == (tokenizer.convert_tokens_to_ids("<|user|>"), *stopped)
     assert dialect.action(Turn("assistant", "Five."), (ADD,)) == "Five."
 
 
@@ -358,6 +363,30 @@ def test_a_template_with_half_of_the_tool_roles_gets_the_general_protocol() -> N
     dialect = codec("half", family_tokenizer(template, CHATML, "<|im_end|>")).dialect
     assert not dialect.knows_tools
     assert "<tool_response>\n5\n</tool_response>" in dialect.observation([FIVE], "stop").text
+
+
+def test_a_tokenizer_with_a_template_of_its_own_for_tools() -> None:
+    templates = {"default": SMOLLM2_TEMPLATE, "tool_use": trl_template("qwen2_5")}
+    tokenizer = family_tokenizer(SMOLLM2_TEMPLATE, CHATML, "<|im_end|>")
+    tokenizer.chat_template = templates
+    one = codec("two", tokenizer)
+    assert one.dialect.knows_tools
+    assert one.dialect.observation([FIVE, NINE], "stop").text == WRITTEN["qwen2.5"][2]
+    prompt = decoded(one, one.encode_prompt(QUESTION))
+    assert "<tools>" in prompt
+    assert "SmolLM" not in prompt
+
+
+def test_a_template_that_takes_no_answer_from_an_environment() -> None:
+    template = (
+        "{% for m in messages %}{% if loop.index > 2 %}{{ raise_exception('one answer only') }}{% endif %}"
+        "{{ '<|im_start|>' + m.content + '<|im_end|>' }}{% endfor %}"
+    )
+    one = codec("once", family_tokenizer(template, CHATML, "<|im_end|>"))
+    with pytest.raises(
+        ModelError, match=r"user behind an assistant's: .*one answer only.*chat_template=false"
+    ):
+        one.dialect.observation([MOVE], "stop")
 
 
 @needs_smollm2

@@ -77,7 +77,7 @@ class Player:
             try:
                 tools.append(asdict(tool_of(method, name)))
             except Exception as error:  # type hints are the user's code, too
-                raise BadEnvironmentError(str(error)) from error
+                raise BadEnvironmentError(f"cannot describe its tools: {error}") from error
         reset = getattr(self._environment, "reset", None)
         kinds = inspect.Parameter
         parameters = [] if reset is None else inspect.signature(reset).parameters.values()

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
@@ -98,6 +99,7 @@ class ProcessBackend:
             "limits": asdict(limits),
         }
         self._zygote: _Zygote | None = None
+        self._former: list[_Zygote] = []  # that were killed; episodes that they started may go on
         self._number = 0
 
     def new_episode(self) -> ProcessEpisode | None:
@@ -106,7 +108,8 @@ class ProcessBackend:
         Start the zygote first if there is none. Raise TaskError if it cannot import the environment.
         """
         if self._zygote is not None and not self._zygote.is_alive():
-            self.close()
+            self._former.append(self._zygote)
+            self._zygote = None
         if self._zygote is None:
             self._zygote = _Zygote(self._setup)
         own, other = socket.socketpair()
@@ -124,15 +127,18 @@ class ProcessBackend:
 
     def forget(self) -> None:
         """After a fork, drop the zygote without ending it: it belongs to the parent process."""
-        zygote, self._zygote = self._zygote, None
-        if zygote is not None:
+        for zygote in self._take_zygotes():
             zygote.close.detach()
 
     def close(self) -> None:
         """End the zygote and all that it started."""
-        zygote, self._zygote = self._zygote, None
-        if zygote is not None:
+        for zygote in self._take_zygotes():
             zygote.close()
+
+    def _take_zygotes(self) -> list[_Zygote]:
+        zygotes = [*self._former, *([] if self._zygote is None else [self._zygote])]
+        self._former, self._zygote = [], None
+        return zygotes
 
 
 class _Zygote:
@@ -220,6 +226,7 @@ def _end(
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    while kill_marked(MARK, mark):  # only if the zygote was killed
-        pass
+    deadline = time.monotonic() + END_SECONDS
+    while kill_marked(MARK, mark) and time.monotonic() < deadline:  # nothing, unless the zygote was killed
+        time.sleep(0.001)
     shutil.rmtree(folder, ignore_errors=True)

@@ -45,8 +45,8 @@ def _children(pid: int) -> list[int]:
     children: list[int] = []
     with suppress(OSError):  # it has ended meanwhile
         for task in os.listdir(f"/proc/{pid}/task"):
-            with suppress(OSError):
-                children += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text("ascii").split())
+            with suppress(OSError), open(f"/proc/{pid}/task/{task}/children", "rb") as file:
+                children += map(int, file.read().split())
     return children
 
 

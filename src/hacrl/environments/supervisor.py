@@ -39,8 +39,9 @@ SECONDS = struct.Struct("!d")  # before a request: its limit; after the first by
 LONGEST_REQUEST = 2**30  # bytes
 LONGEST_REPLY = 2**26
 CLEANUP_SECONDS = 5.0  # for killed processes to be gone
+EXIT_SECONDS = 1.0  # from the end of a connection to the end of its process
 NICENESS = 5  # the trainer and the supervisors come first
-_FIRST_CHECK, _LAST_CHECK = 0.02, 1.0  # seconds between counts of processes, which double
+_FIRST_CHECK, _LAST_CHECK = 0.05, 1.0  # seconds between counts of processes, which double
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +201,10 @@ class _Supervisor:
 
     def _exit_failure(self) -> str:
         """Return how the process ended, if it has ended or closed its connection."""
+        if self._player.is_at_end:  # files are closed a little before a process counts as ended
+            poll = select.poll()
+            poll.register(self._pid_fd, select.POLLIN)
+            poll.poll(EXIT_SECONDS * 1000)
         # Not reaped here: the id of the process must remain that of its group.
         ended = os.waitid(os.P_PID, self._child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended is None:

@@ -16,11 +16,11 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 from hacrl.errors import ModelError
-from hacrl.models.chat_rendering import Piece, joined, rendered_pieces
+from hacrl.models.chat_rendering import Piece, joined, rendered_pieces, template_parts
 from hacrl.models.response_templates import ResponseTemplate
 from hacrl.models.tokenizing import BROKEN_CHARACTER, TextCodec, plain_conversation
 from hacrl.models.tool_formats import (
@@ -33,7 +33,7 @@ from hacrl.models.tool_formats import (
     schema,
     written_result,
 )
-from hacrl.types import FinishReason, Tool, ToolCall, Turn
+from hacrl.types import FinishReason, Role, Tool, ToolCall, Turn
 
 __all__ = ["Dialect", "ParsedAction", "WrittenTurns"]
 
@@ -49,6 +49,7 @@ _SPOKEN = "whatassistantsaid"  # stands for an action when a template is rendere
 _HALF_CHARACTERS = re.compile("[\ud800-\udfff]")
 _THOUGHT, _END_OF_THOUGHT = "<think>\n", "</think>"  # as Qwen and DeepSeek write thoughts
 OBSERVATION_CACHE_SIZE = 16384  # equal observations of a step are written once
+FRAME_CACHE_SIZE = 1024  # by roles and tools of the turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +60,25 @@ class WrittenTurns:
     ids: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """A short conversation with an action, in which observations are rendered.
+
+    It is the same for all episodes, because some templates write earlier turns anew, e.g. without thoughts.
+    """
+
+    action: Turn
+    parts: tuple[str, ...]  # what the template writes before, between and behind the contents
+    start: int  # where in the first part the action has ended
+
+
 class Dialect:
     """The chat template and the tool format of one model."""
 
     def __init__(self, codec: TextCodec) -> None:
         self._codec = codec
         self._observation = lru_cache(maxsize=OBSERVATION_CACHE_SIZE)(self._write_observation)
+        self._frame = lru_cache(maxsize=FRAME_CACHE_SIZE)(self._find_frame)
 
     @cached_property
     def tool_format(self) -> ToolFormat:
@@ -99,7 +113,16 @@ class Dialect:
             asked = turns[-1]._replace(content=turns[-1].content + contents[0])
             return self._render([*turns[:-1], asked], tools)
 
-        return rendered_pieces(render, [_clean(opening)]) if opening else [Piece(render([""]))]
+        if not opening:
+            return [Piece(render([""]))]
+        try:
+            parts = template_parts(render, 1)
+        except LookupError as error:
+            raise ModelError(
+                f"agent {self._codec.name!r}: its chat template has no place for what an environment adds to "
+                f"the question: {error}; set agents.{self._codec.name}.chat_template=false"
+            ) from error
+        return rendered_pieces(render, [_clean(opening)], parts)
 
     def _render(self, turns: Sequence[Turn], tools: Sequence[Tool]) -> str:
         if not self._codec.use_chat_template:
@@ -153,42 +176,59 @@ class Dialect:
             pieces = _plain_observation(turns)
             return WrittenTurns(joined(pieces), self._codec.encode_continuation(pieces))
         pieces = self._after_action(turns if self.knows_tools else merged_turns(_without_tool_turns(turns)))
-        ids = self._codec.encode_continuation(pieces)
+        # The stop token is in the action already. It is encoded with what follows, and then left out, because
+        # some tokenizers treat the start of a text in their own way.
+        text, ids = joined(pieces), self._codec.encode_continuation(pieces)
         end = self._codec.turn_end
-        if finish_reason == "stop" and end is not None and end.text in pieces[0].text:
-            # The stop token is in the action. It was encoded with what follows, because some tokenizers treat
-            # the start of a text in their own way.
-            return WrittenTurns(joined(pieces).partition(end.text)[2], ids[ids.index(end.id) + 1 :])
-        return WrittenTurns(joined(pieces), ids)
+        if finish_reason == "stop" and end is not None and end.text in pieces[0].text and end.id in ids:
+            return WrittenTurns(text.partition(end.text)[2], ids[ids.index(end.id) + 1 :])
+        if finish_reason == "stop" and ids and ids[0] in self._codec.stop_ids:
+            # Some models stop with the token that starts the next turn, e.g. <|user|>.
+            start = str(self._codec.tokenizer.convert_ids_to_tokens(ids[0]))
+            return WrittenTurns(text.removeprefix(start), ids[1:])
+        return WrittenTurns(text, ids)
 
     def _after_action(self, turns: Sequence[Turn]) -> list[Piece]:
-        """Return what the template writes behind an action, from the end of the assistant's turn on.
+        """Return what the template writes behind an action, from the end of the assistant's turn on."""
+        frame = self._frame(tuple((turn.role, turn.tool) for turn in turns))
 
-        A fixed conversation precedes, because some templates write earlier turns anew, e.g. without thoughts.
-        """
-        try:
-            return self._behind(Turn("assistant", _SPOKEN), turns)
-        except (ModelError, LookupError):  # results must follow a call
-            name = next((turn.tool for turn in turns if turn.tool), _PROBE_TOOL.name)
-            call = ToolCall(name, json.dumps({"x": _SPOKEN}))
-            pieces = self._behind(Turn("assistant", "", (call,)), turns)
-            end = self._codec.turn_end  # what comes before it belongs to the call
-            at = -1 if end is None else pieces[0].text.find(end.text)
-            if at < 0:
-                raise
-            return [Piece(pieces[0].text[at:]), *pieces[1:]]
-
-    def _behind(self, spoken: Turn, turns: Sequence[Turn]) -> list[Piece]:
         def render(contents: Sequence[str]) -> str:
-            answered = [turn._replace(content=text) for turn, text in zip(turns, contents, strict=True)]
-            messages = _messages([Turn("user", "x"), spoken, *answered])
-            return self._codec.render(messages, add_generation_prompt=True)
+            return self._render_answer(frame.action, turns, contents)
 
-        pieces = rendered_pieces(render, [turn.content for turn in turns])
-        _, found, rest = pieces[0].text.rpartition(_SPOKEN)
-        if not found:
-            raise LookupError("the chat template leaves out an assistant's turn")
-        return [Piece(rest), *pieces[1:]]
+        pieces = rendered_pieces(render, [turn.content for turn in turns], frame.parts)
+        return [Piece(pieces[0].text[frame.start :]), *pieces[1:]]
+
+    def _find_frame(self, answers: tuple[tuple[Role, str], ...]) -> _Frame:
+        """Return the conversation in which turns of these roles and tools are rendered."""
+        turns = [Turn(role, "", tool=tool) for role, tool in answers]
+        name = next((turn.tool for turn in turns if turn.tool), _PROBE_TOOL.name)
+        call = ToolCall(name, json.dumps({"x": _SPOKEN}))
+        end = self._codec.turn_end
+        reason: Exception = LookupError("no turns follow")
+        for action in (Turn("assistant", _SPOKEN), Turn("assistant", "", (call,))):
+            try:
+                parts = template_parts(partial(self._render_answer, action, turns), len(turns))
+            except (ModelError, LookupError) as error:  # some templates want results to follow a call
+                reason = error
+                continue
+            start = parts[0].rfind(_SPOKEN) + len(_SPOKEN)
+            if action.tool_calls:  # what comes before the end of the turn belongs to the call
+                start = parts[0].find(end.text, start) if end is not None else -1
+            if start >= len(_SPOKEN):
+                return _Frame(action, parts, start)
+        raise ModelError(
+            f"agent {self._codec.name!r}: its chat template cannot write turns of "
+            f"{' and '.join(role for role, _ in answers)} behind an assistant's: {reason}; "
+            f"set agents.{self._codec.name}.chat_template=false to play in plain text"
+        )
+
+    def _render_answer(self, action: Turn, turns: Sequence[Turn], contents: Sequence[str]) -> str:
+        answered = [turn._replace(content=text) for turn, text in zip(turns, contents, strict=True)]
+        messages = _messages([Turn("user", "x"), action, *answered])
+        # A tokenizer with several templates has one for conversations with tools.
+        has_several = isinstance(self._codec.tokenizer.chat_template, dict) and _has_tool_turns(turns)
+        described = {"tools": [schema(_PROBE_TOOL)]} if has_several else {}
+        return self._codec.render(messages, add_generation_prompt=True, **described)
 
     # -- what the template knows
 
@@ -197,15 +237,13 @@ class Dialect:
         """The format of the template's tool calls; None if it lacks a place for tools, calls or results."""
         if not self._codec.use_chat_template:
             return None
-        asked = Turn("user", "x")
+        asked, tools = Turn("user", "x"), [schema(_PROBE_TOOL)]
         call, result = Turn("assistant", "", (_PROBE_CALL,)), Turn("tool", "42 degrees", tool="probe_tool")
         try:
-            described = self._codec.render(
-                _messages([asked]), add_generation_prompt=True, tools=[schema(_PROBE_TOOL)]
-            )
-            called = self._codec.render(_messages([asked, call, result]), add_generation_prompt=True)
+            described = self._codec.render(_messages([asked]), tools=tools)
+            called = self._codec.render(_messages([asked, call, result]), tools=tools)
             answered = joined(self._after_action([result]))
-        except (ModelError, LookupError):
+        except ModelError:
             return None
         if _PROBE_TOOL.description not in described or result.content not in answered:
             return None

@@ -17,7 +17,6 @@ from hacrl.models.tokenizing import TextCodec
 from hacrl.runs.fitting import fit_problems
 from hacrl.runs.response_length import response_length_warnings
 from hacrl.tasks.base import CheckedTask, SelfTesting, Task
-from hacrl.tasks.episodes import PlaysEpisodes
 from hacrl.tasks.stream import ProblemStream
 from hacrl.training.health.tokenizers import prompt_token_notes
 from hacrl.training.lr_schedule import LearningRateSchedule
@@ -114,12 +113,6 @@ def check_task(config: RunConfig, task: Task) -> None:
     """Check the task's problems, and try its code."""
     check_problem_counts(config, task)
     check_problem_ids(task)
-    if config.asynchronous.is_on and isinstance(task, PlaysEpisodes):
-        raise ConfigError(
-            f"asynchronous.max_staleness={config.asynchronous.max_staleness}: weights would change between "
-            f"the turns of an episode, so task {task.name!r} needs a synchronous run; set "
-            "asynchronous.max_staleness=0"
-        )
     if isinstance(task, SelfTesting):
         task.self_test()
 

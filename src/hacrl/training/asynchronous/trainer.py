@@ -412,7 +412,8 @@ class AsynchronousTrainer(Trainer):
         return ahead.current
 
     def _record(self, tracker: CapabilityTracker, rollouts: Mapping[str, Sequence[VerifiedRollout]]) -> None:
-        tracker.record(rewards_of(rollouts), absent=set(self._names) - rollouts.keys())
+        rewards = rewards_of(rollouts)
+        tracker.record(rewards, absent=set(self._names) - rewards.keys())
 
     @property
     def _expected(self) -> dict[str, int]:
