@@ -6,16 +6,18 @@ observations of OpenEnv are pydantic models; the agent writes an action as text 
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from hacrl.errors import TaskError
 from hacrl.plugins import load_reference, optional_module
 
-# Imported with this module, so that the processes of episodes share it.
-optional_module("openenv.core", extra="openenv", needed_for="an environment of OpenEnv")
+with suppress(ImportError):  # imported with this module, so that the processes of episodes share it
+    importlib.import_module("openenv.core")
 _OWN_FIELDS = ("done", "reward", "metadata")  # of every observation of OpenEnv
 
 
@@ -36,6 +38,7 @@ class OpenEnv:
         action_field: str | None = None,
         observation_field: str | None = None,
     ) -> None:
+        optional_module("openenv.core", extra="openenv", needed_for=f"environment {environment!r} of OpenEnv")
         self._environment = load_reference(environment, "environment", TaskError)(**dict(options or {}))
         self._action = load_reference(action, "action", TaskError)
         self._action_field = _text_field(self._action, action_field)

@@ -7,14 +7,16 @@ the ground truth.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from hacrl.errors import TaskError
 from hacrl.plugins import is_reference, load_reference, optional_module
 
-# Imported with this module, so that the processes of episodes share it.
-_GYM = optional_module("skyrl_gym", extra="skyrl-gym", needed_for="an environment of skyrl-gym")
+with suppress(ImportError):  # imported with this module, so that the processes of episodes share it
+    importlib.import_module("skyrl_gym")
 
 
 class SkyRLGym:
@@ -73,15 +75,16 @@ def added_text(asked: Sequence[Mapping[str, str]], answered: Sequence[Mapping[st
 
 
 def _maker(name: str) -> Any:
+    gym = optional_module("skyrl_gym", extra="skyrl-gym", needed_for=f"environment {name!r} of skyrl-gym")
     if is_reference(name):
         return load_reference(name, "environment", TaskError)
-    if name not in _GYM.registry:
+    if name not in gym.registry:
         raise TaskError(
-            f"environment: skyrl-gym has no {name!r}; it has {', '.join(sorted(_GYM.registry))}, or give "
+            f"environment: skyrl-gym has no {name!r}; it has {', '.join(sorted(gym.registry))}, or give "
             "package.module:Class"
         )
 
     def make(**options: Any) -> Any:
-        return _GYM.make(name, **options)
+        return gym.make(name, **options)
 
     return make

@@ -6,8 +6,10 @@ need a container, tools, or steps before and after the response are refused: ver
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -19,12 +21,8 @@ def _module(name: str) -> Any:
     return optional_module(name, extra="verifiers", needed_for="a taskset of verifiers")
 
 
-# Imported with this module, so that the processes of episodes share it.
-_VF = _module("verifiers.v1")
-_GRAPH = _module("verifiers.v1.graph")
-_STATE = _module("verifiers.v1.state")
-_LOADERS = _module("verifiers.v1.utils.loaders")
-_GENERIC = _module("verifiers.v1.utils.generic")
+with suppress(ImportError):  # imported with this module, so that the processes of episodes share it
+    importlib.import_module("verifiers.v1")
 MOST_TASKS = 100_000  # that are read of a taskset whose load never ends
 
 
@@ -54,14 +52,16 @@ class VerifiersTask:
 
 def load_taskset(name: str, config: Mapping[str, Any] | None = None) -> Any:
     """Return the taskset, made with its settings. Raise TaskError if it cannot be made."""
+    vf = _module("verifiers.v1")
     if is_reference(name):
         kind = load_reference(name, "taskset", TaskError)
     else:
         try:
-            kind = _LOADERS.taskset_class(name)
+            kind = _module("verifiers.v1.utils.loaders").taskset_class(name)
         except (ImportError, AttributeError, TypeError, ValueError) as error:
             raise TaskError(f"taskset: {name!r} cannot be loaded: {error}") from error
-    settings = _GENERIC.concrete_type(kind, _VF.TasksetConfig) or _VF.TasksetConfig
+    generic = _module("verifiers.v1.utils.generic")
+    settings = generic.concrete_type(kind, vf.TasksetConfig) or vf.TasksetConfig
     try:
         return kind(settings.model_validate(dict(config or {})))
     except ValueError as error:  # pydantic's ValidationError
@@ -94,10 +94,13 @@ def taskset_rows(
 
 def trace_of(task: Any, text: str) -> Any:
     """Return verifiers' record of an episode: the task's messages and one response."""
-    trace = _VF.Trace(
-        task=_VF.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash),
-        state=_STATE.state_cls(type(task))(),
-        agent=_VF.AgentInfo(config=_VF.AgentConfig()),
+    vf, state, graph = (
+        _module(name) for name in ("verifiers.v1", "verifiers.v1.state", "verifiers.v1.graph")
+    )
+    trace = vf.Trace(
+        task=vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash),
+        state=state.state_cls(type(task))(),
+        agent=vf.AgentInfo(config=vf.AgentConfig()),
     )
     messages = [*_messages(task), {"role": "assistant", "content": text}]
     for number, message in enumerate(messages):
@@ -106,7 +109,7 @@ def trace_of(task: Any, text: str) -> Any:
             "message": message,
             "sampled": number == len(messages) - 1,
         }
-        trace.nodes.append(_GRAPH.MessageNode.model_validate(node))
+        trace.nodes.append(graph.MessageNode.model_validate(node))
     trace.stop("agent_completed")
     return trace
 
@@ -132,7 +135,7 @@ def _prompt(name: str, task: Any) -> str | list[dict[str, Any]]:
 
 def _check_task(name: str, task: Any) -> None:
     """Raise TaskError if the task cannot be judged by its response alone."""
-    base, kind = _VF.Task, type(task)
+    base, kind = _module("verifiers.v1").Task, type(task)
     if kind.NEEDS_CONTAINER or task.data.image is not None:
         raise TaskError(f"taskset: tasks of {name!r} need a container, which hacrl does not start")
     for method in ("setup", "finalize"):

@@ -26,7 +26,7 @@ class DatabaseQuestions(OneAnswer):
     """Tools ``query`` and ``submit``; reward 1 if the submitted value equals the row's answer.
 
     The database is made from the row's ``database`` (a seed) and ``schema`` (its kind), in memory.
-    ``instructions`` limits the work of a query: instructions of SQLite's virtual machine, whose number is equal
+    ``instructions`` limits the work of a query: instructions of SQLite's virtual machine, the same number
     everywhere.
     """
 

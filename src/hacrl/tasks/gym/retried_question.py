@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from hacrl.json_values import from_tagged_json
@@ -12,7 +14,8 @@ from hacrl.tasks.gym.scoring import is_correct
 
 NOT_FOUND = "No answer was found."
 WRONG = "That is not right."
-_GYM = optional_module("reasoning_gym", extra="gym", needed_for="a task gym_retries:NAME")
+with suppress(ImportError):  # imported with this module, so that the processes of episodes share it
+    importlib.import_module("reasoning_gym")
 
 
 class GymQuestion:
@@ -24,7 +27,8 @@ class GymQuestion:
     def __init__(
         self, kind: str, config: Mapping[str, Any], seed: int, answer: str, attempts: int, discount: float
     ) -> None:
-        self._dataset = _GYM.create_dataset(kind, size=1, seed=seed, **config)
+        gym = optional_module("reasoning_gym", extra="gym", needed_for=f"task gym_retries:{kind}")
+        self._dataset = gym.create_dataset(kind, size=1, seed=seed, **config)
         self._format = FORMATS[answer]
         self._attempts = attempts
         self._discount = discount
