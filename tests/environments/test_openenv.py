@@ -11,6 +11,9 @@ from hacrl.errors import TaskError
 pytest.importorskip("openenv.core", reason="openenv is not installed (pip install 'hacrl[openenv]')")
 
 from hacrl.environments.adapters.openenv import OpenEnv
+from hacrl.types import Turn
+from tests.tasks.helpers import build
+from tests.tasks.test_bundled import play
 
 MODULE = "tests.support.openenv_number"
 
@@ -62,3 +65,19 @@ def test_one_field_of_the_observation_can_be_chosen():
 def test_a_field_that_the_action_does_not_have_is_an_error():
     with pytest.raises(TaskError, match="the action has the fields metadata, number"):
         number_game(action_field="guess")
+
+
+def test_the_task_plays_in_the_pool_as_in_a_run():
+    options = {"environment": f"{MODULE}:NumberGame", "action": f"{MODULE}:Guess"}
+    task = build(
+        "environment",
+        environment={"factory": "hacrl.environments.adapters.openenv:OpenEnv", "options": options},
+        train=[{"prompt": "Play.", "seed": 7}],
+    )
+    hidden = random.Random(7).randint(1, 100)
+    with task.open_environments() as pool:
+        answers, reward, done = play(
+            pool, task.train[0], [Turn("assistant", str(guess)) for guess in (hidden - 1, hidden)]
+        )
+    assert answers == ["Guess a number from 1 to 100.", "Higher.", "Right."]
+    assert (reward, done) == (1.0, True)  # of the last turn; hacrl adds up those of all turns

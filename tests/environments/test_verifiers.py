@@ -11,6 +11,9 @@ from hacrl.errors import TaskError
 pytest.importorskip("verifiers.v1", reason="verifiers is not installed (pip install 'hacrl[verifiers]')")
 
 from hacrl.environments.adapters.verifiers import VerifiersTask, taskset_rows
+from hacrl.types import Turn
+from tests.tasks.helpers import build
+from tests.tasks.test_bundled import play
 
 MODULE = "tests.support.verifiers_sums"
 
@@ -73,3 +76,14 @@ def test_wrong_settings_and_unknown_tasksets_are_errors():
         taskset_rows(f"{MODULE}:Sums", {"sise": 3})
     with pytest.raises(TaskError, match="'no-such-taskset' cannot be loaded"):
         taskset_rows("no-such-taskset")
+
+
+def test_the_task_plays_in_the_pool_as_in_a_run():
+    task = build("verifiers", taskset=f"{MODULE}:Sums", config={"size": 40})
+    assert (task.name, task.episode_limits.max_turns) == ("verifiers", 1)
+    assert task.test
+    assert len(task.train) + len(task.test) == 40
+    problem = task.test[0]
+    answer = str(problem.fields["task"]["answer"])
+    with task.open_environments() as pool:
+        assert play(pool, problem, [Turn("assistant", answer)]) == (["", ""], 2.5, True)
