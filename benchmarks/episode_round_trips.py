@@ -4,9 +4,9 @@
 
 A folder holds tokenizer.json and tokenizer_config.json with the chat template; NAME=FOLDER:FILE takes the
 template from another file. Episodes are made up: calls with varied arguments, several calls in a turn,
-thoughts, malformed calls, and a text game without tools. Every source plays them in its own format, as far as
-that can say them. A learner's version is checked apart from the code that wrote it: actions are decoded and
-parsed, observations must hold the contents.
+thoughts, arguments of wrong types, calls in wrong formats, and a text game without tools. Every source plays
+them in its own format, as far as that can say them. A learner's version is checked apart from the code that
+wrote it: actions are decoded and parsed, observations must hold the contents.
 """
 
 from __future__ import annotations
@@ -109,10 +109,24 @@ def thought(rng: random.Random) -> list[Step]:
     return [first, (Turn("assistant", f"{think[1]}\n\n{sentence(rng)}"), (), "stop")]
 
 
-def malformed(rng: random.Random) -> list[Step]:
-    """A call that no format accepts; the environment says so."""
+def wrong_types(rng: random.Random) -> list[Step]:
+    """Numbers as text where the tool's schema asks for a number."""
+    calls = (ToolCall("calculate", json.dumps({"x": str(rng.randint(0, 99)), "text": sentence(rng)})),)
+    first: Step = (Turn("assistant", "", calls), results(rng, calls), "stop")
+    return [first, (Turn("assistant", sentence(rng)), (), "stop")]
+
+
+def wrong_formats(rng: random.Random) -> list[Step]:
+    """Text that is no call to the source, e.g. one in another family's format."""
     wrong = rng.choice(
-        ["calculate(2 + 3)", "{'tool': 'calculate'}", "```json\n{\n```", "<tool>calculate</tool>"]
+        [
+            "calculate(2 + 3)",
+            "{'tool': 'calculate'}",
+            '<tool_call>{"name": "calculate"',
+            '<tool_call>\n{"name": "calculate", "arguments": {"x": 2}}\n</tool_call>',
+            "<tool_call>\n<function=calculate>\n<parameter=x>\n2\n</parameter>\n</function>\n</tool_call>",
+            '{"name": "calculate", "parameters": {"x": 2}}',
+        ]
     )
     answer = (Turn("user", "This is no tool call."),)
     return [(Turn("assistant", wrong), answer, "stop"), (Turn("assistant", sentence(rng)), (), "stop")]
@@ -131,7 +145,8 @@ KINDS: dict[str, Callable[[random.Random], list[Step]]] = {
     "one call a turn": one_call,
     "several calls a turn": several_calls,
     "thoughts": thought,
-    "malformed calls": malformed,
+    "wrong types": wrong_types,
+    "wrong formats": wrong_formats,
     "text game": text_game,
 }
 
@@ -158,7 +173,7 @@ def play(source: TextCodec, problem: Problem, steps: Sequence[Step]) -> Rollout 
     return Rollout(problem, source.name, tuple(segments), steps[-1][2], 0, fingerprint, prompt, dialect)
 
 
-def is_whole(learner: TextCodec, steps: Sequence[Step], tokens: LearnerTokens) -> bool:
+def is_whole(learner: TextCodec, steps: Sequence[Step], tokens: LearnerTokens, tools: Sequence[Tool]) -> bool:
     """Return whether the learner's tokens say the steps: decoded and parsed, part by part."""
     turns: list[Turn] = []
     at, context = 0, list(tokens.prompt_ids)
@@ -170,9 +185,7 @@ def is_whole(learner: TextCodec, steps: Sequence[Step], tokens: LearnerTokens) -
         (text,) = learner.decode_responses([spoken], [context])
         context += ids
         if is_action:
-            turns.append(
-                learner.dialect.parse(text, TOOLS if any(t.tool_calls for t, *_ in steps) else ()).turn
-            )
+            turns.append(learner.dialect.parse(text, tools).turn)
         else:
             contents = [turn.content.strip() for turn in next(seen)]
             written = (contents, [json.dumps(content)[1:-1] for content in contents])
@@ -217,7 +230,7 @@ def measure(families: Sequence[TextCodec], episodes: int) -> dict[str, dict[tupl
                 rollouts = [one for one, _ in said]
                 written = Retokeniser().tokens(learner, rollouts, [False] * len(rollouts))
                 whole = Counter(
-                    is_whole(learner, steps, tokens) if isinstance(tokens, LearnerTokens) else None
+                    is_whole(learner, steps, tokens, tools) if isinstance(tokens, LearnerTokens) else None
                     for tokens, (_, steps) in zip(written, said, strict=True)
                 )
                 assert not whole[False], f"{source.name} to {learner.name}: {whole} of {kind}"
@@ -241,7 +254,7 @@ def main() -> None:
     names = [one.name for one in families]
     for kind, rows in found.items():
         print(f"\n{kind}: share that comes back; rows are sources, columns learners\n")
-        print("| | " + " | ".join(names) + " |\n|---" * 1 + "|" + "---|" * len(names))
+        print("| | " + " | ".join(names) + " |\n|---|" + "---|" * len(names))
         for source in names:
             cells = []
             for learner in names:

@@ -37,7 +37,9 @@ def agent() -> Agent:
     return engine_agent(leaning={"<eos>": 2.0})
 
 
-def task_of(name: str = "GuessInText", rows: Sequence[dict[str, Any]] = ROWS, **options: Any) -> EnvironmentTask:
+def task_of(
+    name: str = "GuessInText", rows: Sequence[dict[str, Any]] = ROWS, **options: Any
+) -> EnvironmentTask:
     return EnvironmentTask(environment=reference(name), train=list(rows), **options)
 
 
@@ -85,11 +87,12 @@ def played_plainly(
         return [(token, 0.0) for token in agent.tokenizer(text).input_ids]
 
     prompt = encoded(problem.prompt + environment.observe())
+    opening = len(encoded(environment.observe()))
     parts: list[tuple[str, list[tuple[int, float]]]] = []
     rewards: list[float] = []
     for turn in range(max_turns):
         so_far = [token for _, part in [("", prompt), *parts] for token, _ in part]
-        left = sampling.max_new_tokens - (len(so_far) - len(prompt))
+        left = sampling.max_new_tokens - opening - (len(so_far) - len(prompt))
         seed = derive_seed(SEED, problem.id, sample, turn)
         action = sampled_plainly(agent, so_far, left, sampling, seed)
         parts.append(("action", action))
@@ -181,15 +184,14 @@ def test_max_turns(agent: Agent) -> None:
 
 
 def test_max_new_tokens_counts_observations(agent: Agent) -> None:
-    """Every turn gets what the turns and the observations before have left."""
+    """Every turn gets what the opening, of 2 tokens, and the turns and observations before have left."""
     found = play(agent, task_of("NeverDone", max_turns=100), sampling=Sampling(20))
     assert ends_of(found) == {"max_tokens"}
-    assert {len(verified.rollout.token_ids) for verified in found} <= {18, 19, 20}
+    assert {len(verified.rollout.token_ids) for verified in found} <= {16, 17, 18}
     cut = [one.rollout for one in found if one.rollout.finish_reason == "length"]
     assert cut
-    assert {len(rollout.token_ids) for rollout in cut} == {20}  # all of them are used
-    # the others ended an action when no observation of 2 tokens and another action had room
-    assert {len(one.rollout.token_ids) for one in found if one.rollout not in cut} <= {18, 19, 20}
+    assert {len(rollout.token_ids) for rollout in cut} == {18}  # all of them are used
+    assert len(cut) < len(found)  # the others had no room for an observation of 2 tokens and an action
 
 
 def test_max_turn_tokens(agent: Agent) -> None:

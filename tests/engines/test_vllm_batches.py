@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from hacrl.config.schema import VllmSettings
-from hacrl.engines.base import Sample
+from hacrl.engines.base import GenerationRequest, Sample
 from hacrl.engines.numbers_as_text import (
     floats_from_text,
     floats_to_text,
@@ -127,3 +127,24 @@ def test_numbers_are_read_as_they_were_written() -> None:
     assert floats_from_text(floats_to_text(number for number in floats)) == floats
     assert math.isnan(*floats_from_text(floats_to_text([math.nan])))
     assert (integers_from_text(integers_to_text([])), floats_from_text(floats_to_text([]))) == ((), ())
+
+
+def test_responses_with_seeds_and_limits_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two responses to each of two prompts. Without ``seeded``, vLLM gets no seeds."""
+    agent = pair_agent()
+    request = GenerationRequest(
+        [(5, 6), (7,)],
+        2,
+        Sampling(8),
+        frozenset((STOP,)),
+        0,
+        response_seeds=(9, 8, 7, 6),
+        limits=(1, 2, 3, 8),
+    )
+    for seeded, seeds in ((True, [9, 8, 7, 6]), (False, [None] * 4)):
+        engine = VllmEngine(agent, Batches(), VllmSettings(seeded=seeded), [])
+        monkeypatch.setattr(engine, "_max_length", 10)
+        asked = engine._requests(request)
+        assert [ask.seed for ask in asked] == seeds
+        assert [ask.sampling.max_new_tokens for ask in asked] == [1, 2, 3, 8]
+        assert [ask.prompt_ids for ask in asked] == [(5, 6), (5, 6), (7,), (7,)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import resource
 import threading
 import time
 from pathlib import Path
@@ -153,6 +154,11 @@ class Sleeper:
     def reset(self, seconds: float) -> str:
         self.wake.wait(seconds)
         return str(os.getpid())
+
+
+class Limit:
+    def reset(self) -> str:
+        return str(resource.getrlimit(resource.RLIMIT_AS)[1])
 
 
 class NoReset:

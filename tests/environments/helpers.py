@@ -67,3 +67,8 @@ def processes_settle(mark: str, count: int) -> bool:
             return False
         time.sleep(0.01)
     return True
+
+
+def parent_of(pid: int) -> int:
+    """Return the id of a process's parent."""
+    return int(Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[1])

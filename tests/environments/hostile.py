@@ -89,9 +89,19 @@ def kill_parent_and_leave_daemon() -> None:
 
 def kill_grandparent() -> None:
     """End the process that forks all episodes."""
-    with open(f"/proc/{os.getppid()}/stat", encoding="ascii") as file:
-        os.kill(int(file.read().rpartition(")")[2].split()[1]), signal.SIGKILL)
+    _kill_parent_of(os.getppid())
     os._exit(9)
+
+
+def kill_all_who_could_clean_up() -> None:
+    leave_daemon()
+    _kill_parent_of(os.getppid())
+    kill_parent()
+
+
+def _kill_parent_of(pid: int) -> None:
+    with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+        os.kill(int(file.read().rpartition(")")[2].split()[1]), signal.SIGKILL)
 
 
 def leave_child() -> None:
@@ -164,6 +174,13 @@ def write_everywhere() -> None:
             os.write(fd, b"\0\0\0\x05junk!" * 3)
 
 
+def write_nested_json() -> None:
+    body = b"[" * 200_000
+    for fd in range(3, 64):
+        with contextlib.suppress(OSError):
+            os.write(fd, len(body).to_bytes(4, "big") + body)
+
+
 def announce_a_long_message() -> None:
     for fd in range(3, 64):
         with contextlib.suppress(OSError):
@@ -196,6 +213,13 @@ def print_a_lot() -> None:
 def leave_files() -> None:
     with open(os.path.join(tempfile.mkdtemp(), "big"), "wb") as file:
         file.write(b"x" * 1000)
+
+
+def leave_nested_folders() -> None:
+    os.chdir(tempfile.gettempdir())
+    for _ in range(1100):
+        os.mkdir("in")
+        os.chdir("in")
 
 
 def open_sockets() -> None:
@@ -266,6 +290,7 @@ class Values:
         "list": ["a"],
         "nan": float("nan"),
         "text": "high",
+        "error": "error",
         "none": None,
         "escapes": "\x1b[2J\x1b]0;title\x07\u202e\0\ud800\udc00 \U0001f600 end",
     }
@@ -280,6 +305,8 @@ class Values:
         return self.value
 
     def get_reward(self) -> Any:
+        if self.value == "error":
+            return 1 / 0
         return self.value if self.where == "reward" else 0
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,12 +16,15 @@ import pytest
 from hacrl.environments.interface import EnvironmentLimits, EnvironmentSource, Outcome
 from hacrl.environments.pool import EnvironmentPool
 from hacrl.environments.process_backend import ProcessEpisode
+from hacrl.environments.process_tree import descendants, is_stopped
 from hacrl.errors import TaskError
 from tests.environments.helpers import (
+    PATIENCE,
     call,
     finish,
     marked_processes,
     only,
+    parent_of,
     play,
     problem,
     processes_settle,
@@ -92,6 +96,7 @@ ENDINGS = {
     "close_everything": "ended its process (exit code 1)",
     "close_everything_and_sleep": "closed the connection of its process",
     "write_everywhere": "sent something else than a reply",
+    "write_nested_json": "sent something else than a reply",
     "announce_a_long_message": "sent more than a reply can be",
 }
 
@@ -126,6 +131,7 @@ def test_attacks_in_tools_and_rewards(pool: EnvironmentPool, shared_mark: str, w
         "leave_daemon",
         "leave_program",
         "leave_files",
+        "leave_nested_folders",
     ],
 )
 def test_what_does_no_harm_is_no_failure(pool: EnvironmentPool, shared_mark: str, attack: str):
@@ -137,6 +143,48 @@ def test_what_does_no_harm_is_no_failure(pool: EnvironmentPool, shared_mark: str
     assert len(marked_processes(shared_mark)) == PROCESSES + 2 + left_behind
     assert finish(pool, VICTIM).reward == 1.0
     assert processes_settle(shared_mark, PROCESSES)
+
+
+def test_a_daemon_that_nobody_could_adopt(mark: str):
+    """Zygote and supervisor are killed. The pool finds what is left by its mark when it closes."""
+    with EnvironmentPool(HOSTILE) as pool:
+        outcome = play(pool, VICTIM, where="reset", attack="kill_all_who_could_clean_up")
+        assert outcome.failure == "lost its supervisor"
+        assert processes_settle(mark, 1)
+    assert marked_processes(mark) == []
+
+
+def test_what_episodes_print_goes_nowhere(pool: EnvironmentPool, shared_mark: str):
+    play(pool, VICTIM, where="tool", attack="print_a_lot")
+    assert call(pool, VICTIM, ("call", "{}")).tool_errors == 0
+    for pid in marked_processes(shared_mark):
+        assert {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in (0, 1, 2)} == {"/dev/null"}
+    pool.discard(VICTIM)
+
+
+def test_temporary_files_go_with_their_episode(pool: EnvironmentPool, shared_mark: str):
+    (folder,) = Path(tempfile.gettempdir()).iterdir()
+    before = set(folder.iterdir())
+    play(pool, VICTIM, where="tool", attack="leave_files")
+    (own,) = set(folder.iterdir()) - before
+    call(pool, VICTIM, ("call", "{}"))
+    assert len(list(own.iterdir())) == 1
+    pool.discard(VICTIM)
+    assert processes_settle(shared_mark, PROCESSES)
+    assert set(folder.iterdir()) == before
+
+
+def test_kernels_that_list_no_children(monkeypatch: pytest.MonkeyPatch):
+    """The slower way finds the same processes, whatever their names."""
+    program = "import os; os.fork(); os.fork(); input()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as process:
+        while len(found := descendants(process.pid)) < 3:
+            pass
+        monkeypatch.setattr("hacrl.environments.process_tree._LISTS_CHILDREN", False)
+        assert sorted(descendants(process.pid)) == sorted(found)
+        process.kill()
+        for pid in found:
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_the_end_of_the_zygote(mark: str):
@@ -220,15 +268,49 @@ def test_a_supervisor_that_is_stopped(mark: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_zygote_that_is_stopped(mark: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("hacrl.environments.process_backend.END_SECONDS", 0.2)
+    with EnvironmentPool(HOSTILE) as pool:
+        play(pool, NEIGHBOUR)
+        parents = {pid: parent_of(pid) for pid in marked_processes(mark)}
+        (zygote,) = [pid for pid in parents if parents[pid] == os.getpid()]
+        os.kill(zygote, signal.SIGSTOP)
+        while not is_stopped(zygote):
+            pass
+        assert play(pool, VICTIM).failure == ""  # by a new zygote
+        assert call(pool, NEIGHBOUR, ("call", "{}")).turns[0].content == "1"
+    assert marked_processes(mark) == []
+
+
+def test_a_zygote_that_is_stopped_before_it_forks(mark: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(ProcessEpisode, "grace", 0.1)
+    monkeypatch.setattr("hacrl.environments.process_backend.is_stopped", lambda pid: False)
+    monkeypatch.setattr("hacrl.environments.process_backend.END_SECONDS", 0.2)
     with EnvironmentPool(HOSTILE, EnvironmentLimits(call_seconds=0.2)) as pool:
         pool.check()
         assert processes_settle(mark, 1)
-        (zygote,) = marked_processes(mark)
-        os.kill(zygote, signal.SIGSTOP)
+        os.kill(*marked_processes(mark), signal.SIGSTOP)
         pool.start(VICTIM, problem())
         assert only(pool, VICTIM).failure_kind == "timeout"
+    assert marked_processes(mark) == []
+
+
+def test_a_zygote_that_reads_nothing(mark: str, monkeypatch: pytest.MonkeyPatch):
+    """The socket's buffer fills up; a new zygote starts the episodes that are left."""
+    monkeypatch.setattr(ProcessEpisode, "grace", 0.1)
+    monkeypatch.setattr("hacrl.environments.process_backend.GRACE_SECONDS", 0.1)
+    monkeypatch.setattr("hacrl.environments.process_backend.is_stopped", lambda pid: False)
+    count = 400  # more than the buffer holds
+    limits = EnvironmentLimits(call_seconds=100, episode_seconds=None, running_calls=count)
+    with EnvironmentPool(HOSTILE, limits) as pool:
+        pool.check()
+        assert processes_settle(mark, 1)
+        os.kill(*marked_processes(mark), signal.SIGSTOP)
+        for key in range(count):
+            pool.start(key, problem())
+        outcomes = {}
+        while not any(outcome.failure == "" for outcome in outcomes.values()):
+            outcomes |= dict(pool.wait(PATIENCE))
+        lost = [outcome.failure for outcome in outcomes.values() if outcome.failure]
+        assert set(lost) == {"lost its supervisor"}
     assert marked_processes(mark) == []
 
 
@@ -262,6 +344,7 @@ def test_text_that_tokenizers_cannot_hold(values: EnvironmentPool):
     ("where", "value", "failure"),
     [
         ("reset", "list", "began with an observation of type list; hacrl reads text only"),
+        ("reward", "error", "raised ZeroDivisionError: division by zero (hostile.py, line "),
         ("reward", "nan", "get_reward gave nan as the reward, which is not finite"),
         ("reward", "text", "get_reward gave 'high' as the reward, which is no number"),
         ("reward", "none", "get_reward gave None as the reward, which is no number"),
@@ -271,7 +354,7 @@ def test_values_of_the_wrong_kind(values: EnvironmentPool, where: str, value: st
     outcome = play_value(values, where=where, value=value)
     if where == "reward":
         outcome = finish(values, VICTIM)
-    assert (outcome.failure, outcome.failure_kind) == (failure, "crash")
+    assert (outcome.failure.startswith(failure), outcome.failure_kind) == (True, "crash")
 
 
 @pytest.mark.parametrize(

@@ -258,6 +258,25 @@ def test_wrong_limits():
         EnvironmentLimits(processes=0)
 
 
+def test_the_limit_on_memory():
+    """A limit that hacrl itself has been given is never raised."""
+    program = (
+        "import resource\n"
+        "from tests.environments.helpers import *\n"
+        "from hacrl.environments.interface import EnvironmentLimits\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (8 * 2**30, 8 * 2**30))\n"
+        "for memory in (None, 100, 1):\n"
+        "    limits = EnvironmentLimits(memory=memory)\n"
+        "    with EnvironmentPool('tests.environments.games:Limit', limits) as pool:\n"
+        "        print(int(play(pool, 0).opening) / 2**30)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stderr == ""
+    *unchanged, limited = map(float, done.stdout.split())
+    assert unchanged == [8.0, 8.0]
+    assert 1.0 < limited < 2.0  # beyond what the imported modules take
+
+
 def test_a_fork_of_the_trainer_leaves_episodes_alone():
     program = (
         "import os\n"

@@ -81,7 +81,7 @@ def test_failed_environments_lose_their_episodes_only(tmp_path: Path) -> None:
     failed = [row for row in learnt if row["fate"] == "environment_failed"]
     assert len(failed) == 4 * 6  # learners x sources x episodes
     notes = (tmp_path / "run" / "notes.txt").read_text()
-    assert "the environments of 6 of 12 episodes of whole failed, most often" in notes
+    assert "the environments of 6 of 12 episodes of whole failed; most often" in notes
     assert "raised RuntimeError: there is no such level" in notes
 
 

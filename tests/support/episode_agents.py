@@ -42,8 +42,8 @@ def call_tokenizer(pieces: Sequence[str]) -> PreTrainedTokenizerFast:
 def markov_llama(tokenizer: PreTrainedTokenizerFast, calls: Sequence[str], seed: int) -> LlamaForCausalLM:
     """A random Llama that mostly calls a tool and stops.
 
-    The first three numbers of every state pass through all layers: a constant, whether the last token begins a
-    call, and whether it ends one. The output layer leans on them; the other numbers are random.
+    The first three numbers of every state pass through all layers: a constant, whether the last token begins
+    a call, and whether it ends one. The output layer leans on them; the other numbers are random.
     """
     torch.manual_seed(seed)
     config = LlamaConfig(

@@ -41,7 +41,13 @@ def episode_config(folder: Path, name: str, steps: int = 2, **changes: Any) -> R
             "device": "cpu",
             "agents": [{"name": agent, "model": str(path)} for agent, path in saved.items()],
             # random agents are far from each other: bounds so wide that others' rollouts do teach
-            "method": {"name": "hacpo", "clip_low": 0.2, "clip_high": 0.28, "delta": 0.9, "cross_upper": 10.0},
+            "method": {
+                "name": "hacpo",
+                "clip_low": 0.2,
+                "clip_high": 0.28,
+                "delta": 0.9,
+                "cross_upper": 10.0,
+            },
             "task": {"name": "environment", "options": options},
             "rollout": {"prompts_per_step": 4, "rollouts_per_prompt": 3, "max_new_tokens": 220},
             "learning": {"lr": 1e-3, "updates_per_source": 2},

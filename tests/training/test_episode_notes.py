@@ -55,7 +55,8 @@ def test_failing_environments(config: RunConfig) -> None:
     failing = replace(USUAL, failed=2, timeouts=1, ends=ends, failures=reasons)
     (note,) = notes_of(config, 1, whole=failing, parts=USUAL)
     assert note.startswith(
-        "the environments of 2 of 20 episodes of whole failed, most often: did not answer within 5 s. "
+        "the environments of 2 of 20 episodes of whole failed; most often, the environment did not answer "
+        "within 5 s. "
     )
     assert "Correct the environment" in note
     (slow,) = notes_of(config, 1, whole=replace(failing, timeouts=2))
@@ -84,5 +85,3 @@ def test_an_agent_that_never_calls_a_tool(config: RunConfig) -> None:
     (note,) = notes_of(config, 3, whole=silent, parts=USUAL)
     assert "agent whole called no tool in 20 episodes, while others did" in note
     assert notes_of(config, 3, whole=silent, parts=silent) == []  # a text game has no tools
-
-

@@ -87,9 +87,9 @@ def test_a_learner_whose_own_episodes_all_failed_has_nothing_to_compare() -> Non
         ("bob", 0, "environment_failed"),
         ("bob", 1, "not_shared"),
     ]
-    assert build(HacpoSettings(), group(bob=(played(BOB, "7", None),))).dropped[
-        "bob", "environment_failed"
-    ] == 1
+    assert (
+        build(HacpoSettings(), group(bob=(played(BOB, "7", None),))).dropped["bob", "environment_failed"] == 1
+    )
 
 
 def test_rewards_that_count() -> None:

@@ -134,8 +134,9 @@ class RolloutSettings(Settings):
     """Problems with longer prompts are left out. Default: a prompt that does not fit the model is an
     error."""
     max_new_tokens: int = 64
-    """Longest response in tokens. Default of tasks with longer answers: 512 (`gsm8k`, `boxed`), 1024
-    (`math`), 256 (`gym`)."""
+    """Longest response in tokens; of an episode with an environment its opening, actions and observations
+    together. Default of tasks with longer answers: 512 (`gsm8k`, `boxed`), 1024 (`math`, `environment`), 256
+    (`gym`)."""
     temperature: float = 1.0
     """Sampling temperature, at least 0.01."""
     top_k: int = 0

@@ -25,7 +25,7 @@ class EpisodeState:
     key: int  # in the environments' pool
     problem: Problem
     sample: int  # among the agent's episodes of the problem
-    most_tokens: int  # that actions and observations may have together
+    most_tokens: int  # that actions and observations may have together; before the opening came: with it
     waiting: Waiting = "opening"
     end: EpisodeEnd | None = None
     opening: str = ""

@@ -250,6 +250,9 @@ class _Play:
     def _open(self, episode: EpisodeState, outcome: Outcome) -> None:
         episode.opening = outcome.opening
         episode.prompt_ids = self._agent.encode_prompt(episode.problem, outcome.opening)
+        # The opening counts as a response's tokens do: what fits is planned from the prompts without it.
+        opening_tokens = len(episode.prompt_ids) - len(self._agent.encode_prompt(episode.problem))
+        episode.most_tokens -= max(0, opening_tokens)
         if outcome.done:
             self._finish(episode, "done")
         elif episode.room(self._agent.context_length) < 1:

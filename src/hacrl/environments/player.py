@@ -197,7 +197,7 @@ def _returns_tuple(method: Callable[..., Any]) -> bool:
         returned = get_type_hints(method).get("return")
     except Exception:  # annotations are the user's code
         returned = method.__annotations__.get("return")
-    return returned is tuple or get_origin(returned) is tuple or str(returned).startswith("tuple[")
+    return returned is tuple or get_origin(returned) is tuple or str(returned).lower().startswith("tuple")
 
 
 def _accepted(method: Callable[..., Any], row: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -6,7 +6,6 @@ import json
 import os
 import secrets
 import select
-import shutil
 import socket
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from typing import Any
 
 from hacrl.environments.channel import Channel, MessageTooLongError
 from hacrl.environments.interface import EnvironmentLimits
-from hacrl.environments.process_tree import kill_marked
+from hacrl.environments.process_tree import is_stopped, kill_marked, remove_folder
 from hacrl.environments.replies import Reply
 from hacrl.environments.supervisor import FAILURE, LONGEST_REPLY, SECONDS
 from hacrl.environments.zygote import LONGEST_PACKET, NUMBER_BYTES
@@ -67,7 +66,7 @@ class ProcessEpisode:
         (seconds,) = SECONDS.unpack_from(body, 1)
         try:
             content = json.loads(body[1 + SECONDS.size :])
-        except ValueError:
+        except (ValueError, RecursionError):  # an environment can write anything
             content = None
         if not isinstance(content, dict):
             return Reply(failure="sent something else than a reply", kind="crash")
@@ -107,12 +106,18 @@ class ProcessBackend:
 
         Start the zygote first if there is none. Raise TaskError if it cannot import the environment.
         """
-        if self._zygote is not None and not self._zygote.is_alive():
+        if self._zygote is not None and not self._zygote.is_usable():
             self._former.append(self._zygote)
             self._zygote = None
         if self._zygote is None:
             self._zygote = _Zygote(self._setup)
-        own, other = socket.socketpair()
+        try:
+            own, other = socket.socketpair()
+        except OSError as error:
+            raise TaskError(
+                f"{self._setup['key']}: no file descriptor is left for an episode ({error.strerror}); raise "
+                "the limit on open files (ulimit -n), or have fewer episodes in flight"
+            ) from error
         self._number += 1
         with other:
             if not self._zygote.send(self._number, other.fileno()):
@@ -170,6 +175,7 @@ class _Zygote:
                 "limits"
             ) from error
         self._control = own
+        self._full_since: float | None = None  # when the socket's buffer was first found full
         self.close = weakref.finalize(self, _end, self._process, own, mark, folder, os.getpid())
         with errors:
             own.send(json.dumps({**setup, "path": sys.path, "folder": folder}).encode("ascii"))
@@ -180,19 +186,29 @@ class _Zygote:
                 raise
         own.setblocking(False)
 
-    def is_alive(self) -> bool:
+    def is_usable(self) -> bool:
+        """Return whether the process runs. Kill one that was stopped, or that has not read for too long."""
+        is_stuck = self._full_since is not None and time.monotonic() - self._full_since > GRACE_SECONDS
+        if is_stuck or is_stopped(self._process.pid):
+            self._process.kill()
+            self._process.wait()
         return self._process.poll() is None
 
     def send(self, number: int, fd: int | None = None) -> bool:
         """Send a number, and a file descriptor; return False if the socket's buffer is full."""
-        packet = number.to_bytes(NUMBER_BYTES, "big")
         try:
-            socket.send_fds(self._control, [packet], [] if fd is None else [fd])
+            self._send(number, fd)
         except BlockingIOError:
+            self._full_since = self._full_since or time.monotonic()
             return False
         except OSError:  # the process has just ended: the episode's socket ends, too
-            return True
+            pass
+        self._full_since = None
         return True
+
+    def _send(self, number: int, fd: int | None) -> None:
+        packet = number.to_bytes(NUMBER_BYTES, "big")
+        socket.send_fds(self._control, [packet], [] if fd is None else [fd])
 
     def _wait_until_ready(self, setup: Mapping[str, Any], errors: Any) -> None:
         reference, key = setup["reference"], setup["key"]
@@ -229,4 +245,4 @@ def _end(
     deadline = time.monotonic() + END_SECONDS
     while kill_marked(MARK, mark) and time.monotonic() < deadline:  # nothing, unless the zygote was killed
         time.sleep(0.001)
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_folder(folder)

@@ -1,4 +1,4 @@
-"""All processes of one episode: adopt them, count them, end them. Linux only.
+"""All processes of one episode: adopt them, count them, end them, and remove their files. Linux only.
 
 A process that sets itself as the subreaper becomes the parent of every descendant whose own parent ends. So a
 daemon that an environment leaves behind is still found, and no process id is ever reused before it is reaped.
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import signal
+import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +18,7 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
+_LISTS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
 
 
 def become_subreaper() -> None:
@@ -42,12 +45,33 @@ def descendants(pid: int, at_most: int | None = None) -> list[int]:
 
 
 def _children(pid: int) -> list[int]:
+    if not _LISTS_CHILDREN:
+        return _children_by_parent(pid)
     children: list[int] = []
     with suppress(OSError):  # it has ended meanwhile
         for task in os.listdir(f"/proc/{pid}/task"):
             with suppress(OSError), open(f"/proc/{pid}/task/{task}/children", "rb") as file:
                 children += map(int, file.read().split())
     return children
+
+
+def _children_by_parent(pid: int) -> list[int]:
+    """Look at the parent of every process: slower, for kernels that do not list children."""
+    children = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with suppress(OSError), open(f"/proc/{entry}/stat", "rb") as file:
+                # "PID (NAME) STATE PARENT ...", where the name may contain anything
+                if int(file.read().rpartition(b")")[2].split()[1]) == pid:
+                    children.append(int(entry))
+    return children
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a process has been stopped by a signal."""
+    with suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()[0] == b"T"
+    return False
 
 
 def kill_descendants(seconds: float, spared: frozenset[int] = frozenset()) -> bool:
@@ -70,6 +94,14 @@ def kill_descendants(seconds: float, spared: frozenset[int] = frozenset()) -> bo
         if time.monotonic() > deadline:
             return False
         time.sleep(0.001)
+
+
+def remove_folder(folder: str) -> None:
+    """Remove a folder of untrusted content."""
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+    except RecursionError:  # thousands of folders within folders, which the program can remove
+        subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL)
 
 
 def kill_marked(variable: str, value: str) -> int:

@@ -12,7 +12,6 @@ import json
 import os
 import resource
 import select
-import shutil
 import signal
 import socket
 import struct
@@ -31,6 +30,7 @@ from hacrl.environments.process_tree import (
     descendants,
     end_with_parent,
     kill_descendants,
+    remove_folder,
 )
 from hacrl.processes import receive_message, send_message
 
@@ -69,7 +69,11 @@ def supervise(connection: socket.socket, setup: EpisodeSetup, close_first: list[
     own, other = socket.socketpair()
     parent = os.getpid()
     os.mkdir(setup.folder, 0o700)
-    child = os.fork()
+    try:
+        child = os.fork()
+    except OSError as error:
+        Channel(connection, 0).send(start_failure(error))
+        os._exit(1)
     if child == 0:
         connection.close()
         own.close()
@@ -78,6 +82,16 @@ def supervise(connection: socket.socket, setup: EpisodeSetup, close_first: list[
     supervisor = _Supervisor(Channel(connection, LONGEST_REQUEST), Channel(own, LONGEST_REPLY), child, setup)
     supervisor.serve()
     os._exit(0)
+
+
+def start_failure(error: OSError) -> bytes:
+    """Return the message to the pool that the processes of an episode cannot be started."""
+    return _failure_message(f"cannot start a process: {error.strerror}", "crash", 0.0)
+
+
+def _failure_message(failure: str, kind: str, seconds: float) -> bytes:
+    body = json.dumps({"failure": failure, "kind": kind}).encode("ascii")
+    return FAILURE + SECONDS.pack(seconds) + body
 
 
 def _play(connection: socket.socket, parent: int, setup: EpisodeSetup) -> NoReturn:
@@ -112,7 +126,9 @@ def _limit_memory(limit: float | None) -> None:
         with open("/proc/self/statm", encoding="ascii") as file:
             used = int(file.read().split()[0]) * resource.getpagesize()
         most = used + int(limit * 2**30)
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        inherited = resource.getrlimit(resource.RLIMIT_AS)[1]
+        if inherited == resource.RLIM_INFINITY or most < inherited:
+            resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 class _Supervisor:
@@ -124,7 +140,9 @@ class _Supervisor:
         self._began: float | None = None  # when the call under way began
         self._limit = 0.0  # seconds that it may take
         self._next_check, self._check_gap = 0.0, _FIRST_CHECK
-        self._pid_fd = os.pidfd_open(child)
+        self._pid_fd: int | None = None
+        with suppress(OSError):  # a kernel without it: the end of the connection tells as much
+            self._pid_fd = os.pidfd_open(child)
 
     def serve(self) -> None:
         """Serve until the pool closes the socket or the episode fails; then leave no process behind."""
@@ -140,13 +158,13 @@ class _Supervisor:
             with suppress(OSError):  # a process that has just started has no group yet
                 os.killpg(self._child, signal.SIGKILL)  # all at once: they may fork all the time
             is_clean = kill_descendants(CLEANUP_SECONDS)
-            shutil.rmtree(self._folder, ignore_errors=True)
         if failure and not is_clean:
             failure += "; some of its processes could not be ended"
         if failure or is_late:
-            body = json.dumps({"failure": failure, "kind": "crash" if failure else "timeout"}).encode("ascii")
-            self._pool.send(FAILURE + SECONDS.pack(self._seconds()) + body)
+            kind = "crash" if failure else "timeout"
+            self._pool.send(_failure_message(failure, kind, self._seconds()))
             self._flush()
+        remove_folder(self._folder)
 
     def _flush(self) -> None:
         poll = select.poll()
@@ -167,7 +185,8 @@ class _Supervisor:
         poll.register(self._pool.fileno(), pool_events | select.POLLIN)
         player_events = select.POLLOUT if self._player.wants_to_write else 0
         poll.register(self._player.fileno(), player_events | select.POLLIN)
-        poll.register(self._pid_fd, select.POLLIN)
+        if self._pid_fd is not None:
+            poll.register(self._pid_fd, select.POLLIN)
         now = time.monotonic()
         until = self._next_check
         if self._began is not None:
@@ -201,14 +220,15 @@ class _Supervisor:
 
     def _exit_failure(self) -> str:
         """Return how the process ended, if it has ended or closed its connection."""
-        if self._player.is_at_end:  # files are closed a little before a process counts as ended
-            poll = select.poll()
-            poll.register(self._pid_fd, select.POLLIN)
-            poll.poll(EXIT_SECONDS * 1000)
+        deadline = time.monotonic() + EXIT_SECONDS
         # Not reaped here: the id of the process must remain that of its group.
-        ended = os.waitid(os.P_PID, self._child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if ended is None:
-            return "closed the connection of its process" if self._player.is_at_end else ""
+        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        while (ended := os.waitid(os.P_PID, self._child, options)) is None:
+            if not self._player.is_at_end:
+                return ""
+            if time.monotonic() > deadline:
+                return "closed the connection of its process"
+            time.sleep(0.001)  # files are closed a little before a process counts as ended
         if ended.si_code == os.CLD_EXITED:
             return f"ended its process (exit code {ended.si_status})"
         hint = ": perhaps for want of memory" if ended.si_status == signal.SIGKILL else ""

@@ -26,7 +26,7 @@ from typing import Any
 from hacrl.environments.channel import Channel
 from hacrl.environments.interface import EnvironmentLimits
 from hacrl.environments.process_tree import become_subreaper, kill_descendants
-from hacrl.environments.supervisor import FAILURE, SECONDS, EpisodeSetup, supervise
+from hacrl.environments.supervisor import EpisodeSetup, start_failure, supervise
 from hacrl.errors import TaskError
 from hacrl.plugins import load_reference
 
@@ -53,6 +53,7 @@ def main() -> None:
         import numpy.random  # noqa: F401 - seeded in every episode, which may import it only then
     gc.collect()
     gc.freeze()  # forks share these objects: a collection would touch and so copy them
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what episodes print is dropped
     control.send(b'{"ready": true}')
     _Zygote(control, factory, setup).serve()
 
@@ -98,8 +99,7 @@ class _Zygote:
         try:
             pid = os.fork()
         except OSError as error:
-            body = {"failure": f"cannot start a process ({error.strerror})", "kind": "crash"}
-            Channel(connection, 0).send(FAILURE + SECONDS.pack(0.0) + json.dumps(body).encode("ascii"))
+            Channel(connection, 0).send(start_failure(error))
             connection.close()
             return
         if pid == 0:

@@ -168,8 +168,7 @@ class TextCodec:
             return tuple(self.tokenizer(text, add_special_tokens=add_special_tokens).input_ids)
 
     def _control_tokens(self, ids: Sequence[int]) -> list[int]:
-        unknown = self.tokenizer.unk_token_id  # stands for a character, although it is marked as special
-        return [token for token in ids if token in self._special_ids and token != unknown]
+        return [token for token in ids if token in self._special_ids]
 
     def _encode_apart(self, pieces: Sequence[Piece], add_special_tokens: bool) -> tuple[int, ...]:
         """Return the control tokens of trusted pieces, and the text between them encoded as plain text."""

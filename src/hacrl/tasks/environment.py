@@ -17,6 +17,7 @@ from hacrl.environments.interface import (
 )
 from hacrl.environments.pool import EnvironmentPool
 from hacrl.errors import TaskError
+from hacrl.json_values import is_plain_json
 from hacrl.tasks.columns import check_columns
 from hacrl.tasks.data import DataOption, Table, load_table
 from hacrl.tasks.episodes import EpisodeLimits
@@ -83,7 +84,8 @@ class EnvironmentTask:
         held_out = None if test_rows is None else self._candidates(reader, test_rows, system)
         self._python_columns = reader.python_columns
         splits = make_splits(candidates, held_out, test_share=share, limit=limit)
-        self._train, self._test, self.notes = splits.train, splits.test, splits.notes
+        self._train, self._test = splits.train, splits.test
+        self.notes = (*splits.notes, *_notes_on_columns(reader.python_columns.values()))
 
     @property
     def train(self) -> Sequence[Problem]:
@@ -158,8 +160,8 @@ class EnvironmentTask:
         missing = [name for name in self._descriptions[environment].required_columns if name not in columns]
         if missing:
             raise table.error(
-                f"has no column {missing[0]!r}, which reset of {_key(environment)} needs; add it, or give the "
-                "parameter a default"
+                f"has no column {missing[0]!r}, which reset of {_key(environment)} needs; add it, or give "
+                "the parameter a default"
             )
 
     def _scored(self, rollouts: Sequence[Rollout]) -> list[Verdict]:
@@ -281,6 +283,15 @@ def _check_rewards(
             f"{_key(without[0])}: has no get_reward, so its episodes have no reward; give it a method "
             "get_reward(self) -> float, or give functions"
         )
+
+
+def _notes_on_columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return a note on columns that environments do not get, because their values are not plain JSON."""
+    names = {name for row in rows for name, value in row.items() if not is_plain_json(value)}
+    if not names:
+        return []
+    columns = f"column{'s' * (len(names) > 1)} {', '.join(sorted(names))}"
+    return [f"reset does not get the {columns}: some of the values are not plain JSON"]
 
 
 def _episode_limits(turns: int, turn_tokens: int | None, seconds: float | None) -> EpisodeLimits:

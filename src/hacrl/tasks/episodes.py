@@ -12,7 +12,8 @@ from hacrl.environments.pool import EnvironmentPool
 class EpisodeLimits:
     """When an episode ends, if neither the environment nor the agent ends it.
 
-    The tokens of all actions and observations together are limited by ``rollout.max_new_tokens``.
+    The tokens of the opening, all actions and all observations together are limited by
+    ``rollout.max_new_tokens``.
     """
 
     max_turns: int = 8  # actions of the agent

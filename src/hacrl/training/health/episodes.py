@@ -35,8 +35,8 @@ def failing(view: StepView) -> Iterator[Symptom]:
         )
         yield Symptom(
             name,
-            f"the environments of {episodes.failed} of {count} episodes of {name} failed, most often: "
-            f"{reason}. These episodes are lost, the others count. {fix}",
+            f"the environments of {episodes.failed} of {count} episodes of {name} failed; most often, the "
+            f"environment {reason}. These episodes are lost, the others count. {fix}",
         )
 
 
