@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from hacrl.engines.base import Engine
+from hacrl.engines.base import Engine, GenerationRequest
 from hacrl.models.agent import Agent
 from hacrl.types import Rollout, Sampling
 from tests.support.engines import (
@@ -91,6 +91,24 @@ class EngineContract:
             assert rollout.finish_reason == "stop" or rollout.num_tokens == 10
             spoken = [token for token in rollout.token_ids if token != 1]
             assert rollout.text == agent.tokenizer.decode(spoken)
+
+    def test_responses_have_seeds_and_limits_of_their_own(self, engine_of: EngineOf) -> None:
+        """Those of equal prompts and seeds are equal up to their limits, in another request too."""
+        agent = engine_agent(leaning=ENDING)
+        engine = engine_of(agent)
+        prompts = [agent.encode_prompt(one) for one in PROBLEMS[:3]]
+        stop_ids = frozenset(agent.stop_ids)
+        seeds, limits = (11, 12, 13, 14, 15, 16), (1, 9, 4, 9, 2, 6)
+        whole = engine.generate(GenerationRequest(prompts, 2, Sampling(9), stop_ids, 0, response_seeds=seeds))
+        alone = [prompt for prompt in prompts for _ in range(2)][::-1]
+        limited = engine.generate(
+            GenerationRequest(
+                alone, 1, Sampling(9), stop_ids, 5, response_seeds=seeds[::-1], limits=limits[::-1]
+            )
+        )
+        expected = [one.token_ids[:limit] for one, limit in zip(whole, limits, strict=True)]
+        assert [one.token_ids for one in limited[::-1]] == expected
+        assert len({len(one.token_ids) for one in whole}) > 1
 
     def test_every_stop_token_of_the_agent_ends_a_response(self, engine_of: EngineOf) -> None:
         agent = engine_agent(leaning={"#": 2.5, "<eos>": 2.0}, stop_ids=(1, 20))

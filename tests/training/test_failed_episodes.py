@@ -17,6 +17,7 @@ from hacrl.config.schema import AnyMethodSettings, GspoSettings, HacpoSettings
 from hacrl.rollouts.groups import PromptGroup, rewards_that_count
 from hacrl.training.asynchronous.ledger import rewards_of
 from hacrl.training.episode_metrics import episodes_report
+from hacrl.training.health.collapse import CollapseDetector
 from hacrl.training.metrics import rollout_report
 from hacrl.training.samples import LearnerSamples, SampleBuilder, compared_rewards
 from hacrl.types import Episode, EpisodeEnd, Segment, ToolCall, Turn, Verdict, VerifiedRollout
@@ -137,3 +138,12 @@ def test_the_report_counts_turns_and_calls() -> None:
     assert (report.tool_errors, report.unread_calls, report.failed, report.timeouts) == (2, 1, 1, 1)
     assert report.ends == {"failed": 1, "max_turns": 1}
     assert episodes_report([judged(rollout(ADA, "7"), 1.0)]) is None
+
+
+def test_failed_episodes_are_no_sign_of_a_collapse() -> None:
+    """Twenty steps without a reward would be one; here no policy has anything to do with it."""
+    failed, wrong = [played(ADA, "3", None)], [played(ADA, "1", 0.0)]
+    detector = CollapseDetector(["ada"])
+    assert [note for _ in range(30) for note in detector.update({"ada": failed})] == []
+    notes = [note for _ in range(30) for note in detector.update({"ada": [*failed, *wrong]})]
+    assert len(notes) == 1

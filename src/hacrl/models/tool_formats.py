@@ -46,7 +46,7 @@ class _MalformedError(Exception):
 
 
 class TaggedJson:
-    """JSON between tags, as Hermes and Qwen write it; several calls a turn, text before them.
+    """JSON between tags, as Qwen2.5 and Qwen3 write it; several calls a turn, text before them.
 
     It is also the format of models whose chat template knows no tools.
     """
@@ -97,7 +97,7 @@ class TaggedJson:
 
 
 class TaggedXml(TaggedJson):
-    """A tag for the function and one for each argument, as Qwen3-Coder and Qwen3.5 write them.
+    """A tag for the function and one for each argument, as Qwen3.5 and Nemotron 3 write them.
 
     A value is text for an argument of type string, and JSON otherwise; only the tool's schema tells.
     """
