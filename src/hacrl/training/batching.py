@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from hacrl.config.schema import MinibatchOrder
 from hacrl.errors import TrainingError
@@ -22,8 +22,10 @@ from hacrl.models.packing import TokenPair, packed_tokens, padded_tokens
 from hacrl.models.packing_support import has_fused_attention
 from hacrl.models.rank_group import OneRank, Ranks
 from hacrl.models.rank_guard import guarded_pass
-from hacrl.training.learn_stats import LearnStats
 from hacrl.types import LearnerSample
+
+if TYPE_CHECKING:
+    from hacrl.training.learn_stats import LearnStats
 
 
 def minibatches(
@@ -114,6 +116,11 @@ def _by_prompt(samples: Sequence[LearnerSample]) -> list[LearnerSample]:
 def batch_tokens(samples: Sequence[LearnerSample], packed: bool) -> int:
     """Return how many tokens a forward pass over these samples computes."""
     return (packed_tokens if packed else padded_tokens)(token_pairs(samples))
+
+
+def needed_tokens(samples: Sequence[LearnerSample], packed: bool) -> int:
+    """Return how many tokens must be computed for these samples, padding left out."""
+    return packed_tokens(token_pairs(samples)) if packed else sum(map(sample_length, samples))
 
 
 def token_pairs(samples: Sequence[LearnerSample]) -> list[TokenPair]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -39,6 +41,7 @@ from hacrl.training.old_policy import (
 )
 from hacrl.training.optimizer import MasterWeightAdamW
 from hacrl.training.rank_shares import RankShares
+from hacrl.training.screening import ScreenedRows, ScreeningPolicy
 from hacrl.training.sharded_optimizer import ShardedAdamW
 from hacrl.types import LearnerSample, LossBatch, Sampling
 
@@ -116,6 +119,7 @@ class Learner:
         tokens = settings.micro_batch_tokens or FEW_TOKENS
         self._budget = TokenBudget(tokens, agent, not saves_memory, self._ranks)
         self._compilation = LayerCompilation(agent, settings.compile)
+        self._screening = ScreeningPolicy(settings.skip_zero_gradient, agent.model)
         self._bad_in_a_row = 0  # updates left out since the last one that was made
 
     def _make_optimizer(self, offload_to: Transfers | None) -> MasterWeightAdamW:
@@ -131,15 +135,20 @@ class Learner:
             offload_to=offload_to,
         )
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the state that lasts from step to step besides weights and optimizer tensors, as JSON."""
-        return {"micro_batch_tokens": self._budget.tokens, "bad_updates_in_a_row": self._bad_in_a_row}
+        return {
+            "micro_batch_tokens": self._budget.tokens,
+            "bad_updates_in_a_row": self._bad_in_a_row,
+            "gradient_shares": self._screening.state_dict(),
+        }
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned; a missing micro-batch size leaves the present one."""
         self._ranks.announce("load_learner_state", lambda: {"state": dict(state)})
         self._budget.tokens = state.get("micro_batch_tokens", self._budget.tokens)
         self._bad_in_a_row = state["bad_updates_in_a_row"]
+        self._screening.load_state_dict(state["gradient_shares"])
 
     def learn(
         self, samples: Sequence[LearnerSample], updates: int, seed: int, lr_factor: float = 1.0
@@ -182,6 +191,7 @@ class Learner:
         self._budget.retry_until_it_fits(self.optimizer.step, step.stats)
         self.agent.policy_version += 1
         self._bad_in_a_row = 0
+        self._screening.record(update, step.stats.updates)
         step.stats.add(update)
 
     def _gradients(self, step: _Step, number: int) -> LearnStats:
@@ -235,14 +245,38 @@ class Learner:
         step: _Step,
         results: DeferredReader[MicroBatchResult] | None,
     ) -> None:
-        """Run samples forward and backward. Without ``results``, only their gradients remain."""
-        for micro_batch in self._shared_micro_batches(samples, step):
+        """Add the samples' gradients to the sums. Without ``results``, nothing else remains of them."""
+        packed = self._budget.are_packed(samples)
+        sources = self._screening.sources(samples, step.stats.updates, packed)
+        screened = [sample for sample in samples if sample.source in sources]
+        for micro_batch in self._shared_micro_batches(
+            [sample for sample in samples if sample.source not in sources], step.shares
+        ):
             if not micro_batch:
-                self._idle_pass()
+                self._idle_pass(with_reference=True)
                 continue
             result = self._backward(micro_batch, minibatch_size, mean_tokens, step)
             if results is not None:
                 results.add(result)
+        if not screened:
+            return
+        rows = ScreenedRows(screened)
+        for micro_batch in self._shared_micro_batches(screened, step.shares):
+            if not micro_batch:
+                with torch.no_grad():
+                    self._batches.idle_forward(with_reference=True)
+                continue
+            result = self._screen(micro_batch, minibatch_size, mean_tokens, step, rows)
+            if results is not None:
+                results.add(result)
+        self._budget.agree()  # numbers of a pass that ran out of memory are worthless
+        for micro_batch in self._shared_micro_batches(
+            rows.with_gradient(self._ranks), RankShares(self._ranks.world)
+        ):
+            if micro_batch:
+                self._backward_rows(micro_batch, step, rows)
+            else:
+                self._idle_pass(with_reference=False)
 
     def _backward_measured(
         self,
@@ -273,24 +307,61 @@ class Learner:
 
         The loss is the mean over the whole mini-batch: samples without signal count with loss 0.
         """
-        model = self.agent.model
-        with (
-            self._budget.guard(micro_batch),
-            self._compilation.layers(micro_batch, step.stats),
-            packed_sequences(model, uses_packing(model, token_pairs(micro_batch))),
-            checkpointed_layers(model),
-        ):
+        with self._training_pass(micro_batch, step) as packed:
             batch = self.loss_batch(micro_batch, step.stats.updates, step.old, mean_tokens)
             batch.logprobs_BT.retain_grad()  # says how much each response contributes to the gradient
             terms = self.method.loss(batch)
             loss = terms.loss_B.sum() / minibatch_size
             loss.backward()  # type: ignore[no-untyped-call]
-            return MicroBatchResult(micro_batch, loss, batch, terms)
+            return MicroBatchResult(micro_batch, loss, batch, terms, packed=packed)
 
-    def _idle_pass(self) -> None:
+    def _screen(
+        self,
+        micro_batch: list[LearnerSample],
+        minibatch_size: int,
+        mean_tokens: float,
+        step: _Step,
+        rows: ScreenedRows,
+    ) -> MicroBatchResult:
+        """Run one micro-batch forward; return the numbers that :meth:`_backward` would return.
+
+        ``rows`` keeps the gradient of the loss with respect to the log-probabilities.
+        """
+        packed = uses_packing(self.agent.model, token_pairs(micro_batch))
+        with self._budget.guard(micro_batch), self._compilation.layers(micro_batch, step.stats):
+            with torch.no_grad():
+                batch = self.loss_batch(micro_batch, step.stats.updates, step.old, mean_tokens)
+            batch.logprobs_BT.requires_grad_()
+            terms = self.method.loss(batch)
+            loss = terms.loss_B.sum() / minibatch_size
+            loss.backward()  # type: ignore[no-untyped-call]
+            assert batch.logprobs_BT.grad is not None
+            rows.add(micro_batch, batch.logprobs_BT.grad)
+            return MicroBatchResult(micro_batch, loss, batch, terms, packed=packed, screened=True)
+
+    def _backward_rows(self, micro_batch: list[LearnerSample], step: _Step, rows: ScreenedRows) -> None:
+        """Run responses forward and backward whose gradient dL / d log pi is known."""
+        with self._training_pass(micro_batch, step):
+            logprobs_BT, _ = self._batches.logprobs(micro_batch)
+            logprobs_BT.backward(rows.gradient(micro_batch, logprobs_BT))  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def _training_pass(self, micro_batch: list[LearnerSample], step: _Step) -> Iterator[bool]:
+        """Within the block, run one micro-batch forward and backward. Yield whether it is packed."""
+        model = self.agent.model
+        packed = uses_packing(model, token_pairs(micro_batch))
+        with (
+            self._budget.guard(micro_batch),
+            self._compilation.layers(micro_batch, step.stats),
+            packed_sequences(model, packed),
+            checkpointed_layers(model),
+        ):
+            yield packed
+
+    def _idle_pass(self, *, with_reference: bool) -> None:
         """Take part in the other ranks' micro-batch without adding anything to loss and gradients."""
         with self._budget.guard(()), checkpointed_layers(self.agent.model):
-            logprobs_BT = self._batches.idle_forward(with_reference=True)
+            logprobs_BT = self._batches.idle_forward(with_reference=with_reference)
             (logprobs_BT.sum() * 0.0).backward()  # type: ignore[no-untyped-call]
 
     def _leave_out(self, update: LearnStats, step: _Step, number: int) -> None:
@@ -335,7 +406,7 @@ class Learner:
 
         results = DeferredReader(measure_gap)
         for samples in (part for found in needed for part in self._recomputed_apart(found)):
-            for micro_batch in self._shared_micro_batches(samples, step):
+            for micro_batch in self._shared_micro_batches(samples, step.shares):
                 if not micro_batch:
                     with torch.no_grad():
                         self._batches.idle_forward(with_reference=False)
@@ -375,13 +446,13 @@ class Learner:
         return [own, [sample for sample in samples if not has_old_policy(sample)]]
 
     def _shared_micro_batches(
-        self, samples: Sequence[LearnerSample], step: _Step
+        self, samples: Sequence[LearnerSample], shares: RankShares
     ) -> list[list[LearnerSample]]:
         """Return this rank's micro-batches, with empty ones at the end: every rank has equally many."""
         if not self._ranks.is_group:
             return self._budget.micro_batches(samples)
-        shares = step.shares.divide(samples, self._budget.are_packed(samples))
-        plans = [self._budget.micro_batches(share) for share in shares]
+        divided = shares.divide(samples, self._budget.are_packed(samples))
+        plans = [self._budget.micro_batches(share) for share in divided]
         own = plans[self._ranks.rank]
         return own + [[] for _ in range(max(map(len, plans)) - len(own))]
 
