@@ -60,7 +60,7 @@ class Retokeniser:
         self, learner: TextCodec, rollouts: Sequence[Rollout], same_tokenizer: Sequence[bool]
     ) -> list[LearnerTokens | DropReason]:
         """Return each whole rollout in the learner's tokens, or the reason why it cannot be used."""
-        prompts = [learner.encode_prompt(rollout.problem) for rollout in rollouts]
+        prompts = learner.encode_prompts([rollout.problem for rollout in rollouts])
         segments = self._encode_segments(learner, rollouts, prompts, same_tokenizer)
         return [
             _learner_tokens(learner, rollout, prompt_ids, same, segment_ids)

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
+from itertools import islice
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,12 +19,15 @@ from hacrl.types import Problem, Turn
 _NEUTRAL_LEADS = (":", "\n")  # characters that rarely merge with the text that follows
 _MARKER = "answer"  # stands for a response when a chat template is rendered to see how turns end
 BROKEN_CHARACTER = "\ufffd"  # what incomplete UTF-8 decodes to
+ENCODED_AT_ONCE = 128  # prompts, while the longest one is sought
+MOST_ADDED_TOKENS = 64  # that a tokenizer adds to a prompt: its first and last tokens, spaces between pieces
 PROMPT_CACHE_SIZE = 65536  # every step encodes the same prompt several times
 
 # A fast tokenizer is switched between encoding control tokens and encoding them as text, and must not be in
 # use meanwhile. Agents of the Python API may share one, and an asynchronous run uses it in several threads.
 _IN_USE: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()
 
+Turns = tuple[Turn, ...]
 PlainIds = dict[str, tuple[int, ...]]  # text -> its tokens, with control tokens in it encoded as plain text
 
 
@@ -46,7 +50,8 @@ class TextCodec:
         self.chat_template_args = dict(chat_template_args or {})
         self._generation_config = generation_config
         self._in_use = _IN_USE.setdefault(tokenizer, threading.RLock())
-        self._prompt_ids = lru_cache(maxsize=PROMPT_CACHE_SIZE)(self._encode_turns)
+        self._prompt_ids: dict[Turns, tuple[int, ...]] = {}  # oldest first
+        self._most_tokens = lru_cache(maxsize=PROMPT_CACHE_SIZE)(self._count_bytes)
         self._prompt_text = lru_cache(maxsize=PROMPT_CACHE_SIZE)(self._decode)
 
     @cached_property
@@ -99,28 +104,81 @@ class TextCodec:
 
     def encode_prompt(self, problem: Problem) -> tuple[int, ...]:
         """Return the prompt's tokens, rendered with the agent's chat template if it has one."""
-        turns = (*problem.context, Turn("user", problem.prompt))
-        for turn in turns:
-            if (half := half_character(turn.content)) is not None:
-                raise TaskError(
-                    f"problem {shown(problem.prompt)}: the {turn.role}'s text contains half a character, "
-                    f"U+{ord(half):04X}, which no tokenizer can read; correct the data"
-                )
-        ids = self._prompt_ids(turns)
-        if not ids:
-            raise TaskError(f"problem {problem.id!r} is an empty prompt for agent {self.name!r}")
-        return ids
+        return self.encode_prompts([problem])[0]
 
-    def _encode_turns(self, turns: tuple[Turn, ...]) -> tuple[int, ...]:
-        if not self.use_chat_template:
-            with self._in_use:
-                ids = tuple(self.tokenizer(plain_conversation(turns)).input_ids)
-            # some tokenizers append eos to every text, but the response is still to come
-            return ids[:-1] if ids and ids[-1] == self.tokenizer.eos_token_id else ids
-        messages = [turn.as_message() for turn in turns]
-        text = self._render(messages, add_generation_prompt=True)
+    def encode_prompts(self, problems: Sequence[Problem]) -> list[tuple[int, ...]]:
+        """Return the tokens of each problem's prompt. One call of the tokenizer encodes all new prompts."""
+        asked = [_readable_turns(problem) for problem in problems]
+        found = {turns: ids for turns in asked if (ids := self._prompt_ids.get(turns)) is not None}
+        new = [turns for turns in dict.fromkeys(asked) if turns not in found]
+        if new:
+            found.update(zip(new, self._encode_all_turns(new), strict=True))
+            self._remember({turns: found[turns] for turns in new})
+        for problem, turns in zip(problems, asked, strict=True):
+            if not found[turns]:
+                raise TaskError(f"problem {problem.id!r} is an empty prompt for agent {self.name!r}")
+        return [found[turns] for turns in asked]
+
+    def _remember(self, prompts: Mapping[Turns, tuple[int, ...]]) -> None:
+        """Cache prompts, and forget the oldest ones if there are too many."""
         with self._in_use:
-            return tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
+            self._prompt_ids.update(prompts)
+            excess = max(0, len(self._prompt_ids) - PROMPT_CACHE_SIZE)
+            for turns in list(islice(self._prompt_ids, excess)):
+                del self._prompt_ids[turns]
+
+    def _encode_all_turns(self, listed: Sequence[Turns]) -> list[tuple[int, ...]]:
+        encoded = self._encode_all([self._rendered(turns) for turns in listed])
+        if self.use_chat_template:
+            return encoded
+        eos = self.tokenizer.eos_token_id
+        # some tokenizers append eos to every text, but the response is still to come
+        return [ids[:-1] if ids and ids[-1] == eos else ids for ids in encoded]
+
+    def _rendered(self, turns: Turns) -> str:
+        if not self.use_chat_template:
+            return plain_conversation(turns)
+        return self._render([turn.as_message() for turn in turns], add_generation_prompt=True)
+
+    def _encode_all(self, texts: list[str]) -> list[tuple[int, ...]]:
+        options = {"return_attention_mask": False, "return_token_type_ids": False}
+        with self._in_use:
+            encoded = self.tokenizer(texts, add_special_tokens=not self.use_chat_template, **options)
+        return [*map(tuple, encoded.input_ids)]
+
+    def longest_prompt(self, problems: Sequence[Problem]) -> int:
+        """Return the most tokens of a problem's prompt, 0 without problems.
+
+        A tokenizer that writes bytes makes at most one token of a byte. So only the prompts with the most
+        bytes are encoded, up to the first that has fewer bytes than the longest prompt has tokens.
+        """
+        if not self._writes_bytes:
+            return max(map(len, self.encode_prompts(problems)), default=0)
+        bounds = [self._most_tokens(_readable_turns(problem)) for problem in problems]
+        by_bound = sorted(range(len(bounds)), key=lambda number: -bounds[number])
+        longest = 0
+        for start in range(0, len(by_bound), ENCODED_AT_ONCE):
+            numbers = by_bound[start : start + ENCODED_AT_ONCE]
+            if bounds[numbers[0]] <= longest:
+                break
+            encoded = self.encode_prompts([problems[number] for number in numbers])
+            longest = max(longest, *map(len, encoded))
+        return longest
+
+    def _count_bytes(self, turns: Turns) -> int:
+        """Return the bytes that the tokenizer writes, and what it may add."""
+        text, normalizer = self._rendered(turns), self.tokenizer.backend_tokenizer.normalizer
+        written = text if normalizer is None else normalizer.normalize_str(text)
+        return len(written.encode()) + MOST_ADDED_TOKENS
+
+    @cached_property
+    def _writes_bytes(self) -> bool:
+        """Whether every byte of a text is in some token, so that no character is left out."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            return False
+        is_byte_level = type(backend.decoder).__name__ == "ByteLevel"
+        return is_byte_level or bool(getattr(backend.model, "byte_fallback", False))
 
     def _render(self, messages: list[dict[str, Any]], **options: bool) -> str:
         from jinja2 import TemplateError
@@ -248,6 +306,18 @@ class TextCodec:
                     for ids in listed
                 ]
         return texts
+
+
+def _readable_turns(problem: Problem) -> Turns:
+    """Return the turns of a problem's prompt. Raise TaskError for text that no tokenizer can read."""
+    turns = (*problem.context, Turn("user", problem.prompt))
+    for turn in turns:
+        if (half := half_character(turn.content)) is not None:
+            raise TaskError(
+                f"problem {shown(problem.prompt)}: the {turn.role}'s text contains half a character, "
+                f"U+{ord(half):04X}, which no tokenizer can read; correct the data"
+            )
+    return turns
 
 
 def plain_conversation(turns: Sequence[Turn]) -> str:
