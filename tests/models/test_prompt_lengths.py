@@ -96,5 +96,5 @@ def test_the_oldest_prompts_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> No
     codec, problems = made("byte level"), drawn(6)
     expected = [made("byte level").encode_prompt(each) for each in problems]
     assert codec.encode_prompts(problems) == expected  # more than are kept
-    assert [turns[0].content for turns in codec._prompt_ids] == [each.prompt for each in problems[2:]]
+    assert [prompt.turns[0].content for prompt in codec._prompt_ids] == [each.prompt for each in problems[2:]]
     assert codec.encode_prompts(problems) == expected

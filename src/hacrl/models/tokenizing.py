@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from hacrl.config.values import shown
 from hacrl.errors import ModelError, TaskError
+from hacrl.models.chat_rendering import Piece, joined
 from hacrl.plain_text import half_character
-from hacrl.types import Problem, Turn
+from hacrl.types import Problem, Tool, Turn
+
+if TYPE_CHECKING:
+    from hacrl.models.dialect import Dialect
 
 _NEUTRAL_LEADS = (":", "\n")  # characters that rarely merge with the text that follows
 _MARKER = "answer"  # stands for a response when a chat template is rendered to see how turns end
@@ -27,8 +32,22 @@ PROMPT_CACHE_SIZE = 65536  # every step encodes the same prompt several times
 # use meanwhile. Agents of the Python API may share one, and an asynchronous run uses it in several threads.
 _IN_USE: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()
 
-Turns = tuple[Turn, ...]
 PlainIds = dict[str, tuple[int, ...]]  # text -> its tokens, with control tokens in it encoded as plain text
+
+
+class TurnEnd(NamedTuple):
+    """The token with which an assistant's turn ends."""
+
+    id: int
+    text: str
+
+
+class _Prompt(NamedTuple):
+    """What a prompt consists of, before it is rendered."""
+
+    turns: tuple[Turn, ...]
+    tools: tuple[Tool, ...] = ()
+    opening: str = ""  # what an environment's reset adds
 
 
 class TextCodec:
@@ -50,7 +69,7 @@ class TextCodec:
         self.chat_template_args = dict(chat_template_args or {})
         self._generation_config = generation_config
         self._in_use = _IN_USE.setdefault(tokenizer, threading.RLock())
-        self._prompt_ids: dict[Turns, tuple[int, ...]] = {}  # oldest first
+        self._prompt_ids: dict[_Prompt, tuple[int, ...]] = {}  # oldest first
         self._most_tokens = lru_cache(maxsize=PROMPT_CACHE_SIZE)(self._count_bytes)
         self._prompt_text = lru_cache(maxsize=PROMPT_CACHE_SIZE)(self._decode)
 
@@ -79,13 +98,20 @@ class TextCodec:
         """The first control token the chat template puts after a response; None without a template."""
         if not self.use_chat_template:
             return None
-        answered = self._render([{"role": "user", "content": "x"}, {"role": "assistant", "content": _MARKER}])
+        answered = self.render([{"role": "user", "content": "x"}, {"role": "assistant", "content": _MARKER}])
         _, shown, after = answered.rpartition(_MARKER)
         if not shown:  # the template leaves out responses, so it has no ending for them
             return None
         ending = self.tokenizer(after, add_special_tokens=False).input_ids
         control = self._special_ids.union(self._configured_stop_ids)
         return next((int(token) for token in ending if token in control), None)
+
+    @cached_property
+    def turn_end(self) -> TurnEnd | None:
+        """The control token that the chat template puts after a response; None without one."""
+        if self._turn_end_id is None:
+            return None
+        return TurnEnd(self._turn_end_id, self.tokenizer.convert_ids_to_tokens(self._turn_end_id))
 
     @cached_property
     def tokenizer_fingerprint(self) -> str:
@@ -102,48 +128,66 @@ class TextCodec:
             identity = json.dumps(kept, sort_keys=True)
         return hashlib.sha256(identity.encode()).hexdigest()
 
-    def encode_prompt(self, problem: Problem) -> tuple[int, ...]:
-        """Return the prompt's tokens, rendered with the agent's chat template if it has one."""
-        return self.encode_prompts([problem])[0]
+    @cached_property
+    def dialect(self) -> Dialect:
+        """How the agent writes tool calls and conversations with an environment."""
+        from hacrl.models.dialect import Dialect
+
+        return Dialect(self)
+
+    def encode_prompt(self, problem: Problem, opening: str = "") -> tuple[int, ...]:
+        """Return the prompt's tokens, rendered with the agent's chat template if it has one.
+
+        The prompt describes the problem's tools. ``opening``: what an environment's reset adds to the
+        question; control tokens spelled out in it are encoded as text.
+        """
+        return self._encode_prompts([problem], opening)[0]
 
     def encode_prompts(self, problems: Sequence[Problem]) -> list[tuple[int, ...]]:
         """Return the tokens of each problem's prompt. One call of the tokenizer encodes all new prompts."""
-        asked = [_readable_turns(problem) for problem in problems]
-        found = {turns: ids for turns in asked if (ids := self._prompt_ids.get(turns)) is not None}
-        new = [turns for turns in dict.fromkeys(asked) if turns not in found]
-        if new:
-            found.update(zip(new, self._encode_all_turns(new), strict=True))
-            self._remember({turns: found[turns] for turns in new})
-        for problem, turns in zip(problems, asked, strict=True):
-            if not found[turns]:
-                raise TaskError(f"problem {problem.id!r} is an empty prompt for agent {self.name!r}")
-        return [found[turns] for turns in asked]
+        return self._encode_prompts(problems)
 
-    def _remember(self, prompts: Mapping[Turns, tuple[int, ...]]) -> None:
+    def _encode_prompts(self, problems: Sequence[Problem], opening: str = "") -> list[tuple[int, ...]]:
+        asked = [_checked_prompt(problem, opening) for problem in problems]
+        found = {prompt: ids for prompt in asked if (ids := self._prompt_ids.get(prompt)) is not None}
+        new = [prompt for prompt in dict.fromkeys(asked) if prompt not in found]
+        if new:
+            found.update(zip(new, self._encode_all_pieces(new), strict=True))
+            self._remember({prompt: found[prompt] for prompt in new})
+        for problem, prompt in zip(problems, asked, strict=True):
+            if not found[prompt]:
+                raise TaskError(f"problem {problem.id!r} is an empty prompt for agent {self.name!r}")
+        return [found[prompt] for prompt in asked]
+
+    def _remember(self, prompts: Mapping[_Prompt, tuple[int, ...]]) -> None:
         """Cache prompts, and forget the oldest ones if there are too many."""
         with self._in_use:
             self._prompt_ids.update(prompts)
             excess = max(0, len(self._prompt_ids) - PROMPT_CACHE_SIZE)
-            for turns in list(islice(self._prompt_ids, excess)):
-                del self._prompt_ids[turns]
+            for prompt in list(islice(self._prompt_ids, excess)):
+                del self._prompt_ids[prompt]
 
-    def _encode_all_turns(self, listed: Sequence[Turns]) -> list[tuple[int, ...]]:
-        encoded = self._encode_all([self._rendered(turns) for turns in listed])
+    def _encode_all_pieces(self, prompts: Sequence[_Prompt]) -> list[tuple[int, ...]]:
+        adds = not self.use_chat_template
+        pieces = [self.dialect.prompt_pieces(*prompt) for prompt in prompts]
+        plain = [number for number, one in enumerate(pieces) if not any(piece.is_foreign for piece in one)]
+        encoded = dict(zip(plain, self._encode_all([joined(pieces[n]) for n in plain], adds), strict=True))
+        for number in range(len(pieces)):
+            if number not in encoded:
+                encoded[number] = self.encode_pieces(pieces[number], add_special_tokens=adds)
+        listed = [encoded[number] for number in range(len(pieces))]
         if self.use_chat_template:
-            return encoded
+            return listed
         eos = self.tokenizer.eos_token_id
         # some tokenizers append eos to every text, but the response is still to come
-        return [ids[:-1] if ids and ids[-1] == eos else ids for ids in encoded]
+        return [ids[:-1] if ids and ids[-1] == eos else ids for ids in listed]
 
-    def _rendered(self, turns: Turns) -> str:
-        if not self.use_chat_template:
-            return plain_conversation(turns)
-        return self._render([turn.as_message() for turn in turns], add_generation_prompt=True)
-
-    def _encode_all(self, texts: list[str]) -> list[tuple[int, ...]]:
+    def _encode_all(self, texts: list[str], add_special_tokens: bool) -> list[tuple[int, ...]]:
+        if not texts:
+            return []
         options = {"return_attention_mask": False, "return_token_type_ids": False}
         with self._in_use:
-            encoded = self.tokenizer(texts, add_special_tokens=not self.use_chat_template, **options)
+            encoded = self.tokenizer(texts, add_special_tokens=add_special_tokens, **options)
         return [*map(tuple, encoded.input_ids)]
 
     def longest_prompt(self, problems: Sequence[Problem]) -> int:
@@ -154,7 +198,7 @@ class TextCodec:
         """
         if not self._writes_bytes:
             return max(map(len, self.encode_prompts(problems)), default=0)
-        bounds = [self._most_tokens(_readable_turns(problem)) for problem in problems]
+        bounds = [self._most_tokens(_checked_prompt(problem)) for problem in problems]
         by_bound = sorted(range(len(bounds)), key=lambda number: -bounds[number])
         longest = 0
         for start in range(0, len(by_bound), ENCODED_AT_ONCE):
@@ -165,9 +209,10 @@ class TextCodec:
             longest = max(longest, *map(len, encoded))
         return longest
 
-    def _count_bytes(self, turns: Turns) -> int:
+    def _count_bytes(self, prompt: _Prompt) -> int:
         """Return the bytes that the tokenizer writes, and what it may add."""
-        text, normalizer = self._rendered(turns), self.tokenizer.backend_tokenizer.normalizer
+        text = joined(self.dialect.prompt_pieces(*prompt))
+        normalizer = self.tokenizer.backend_tokenizer.normalizer
         written = text if normalizer is None else normalizer.normalize_str(text)
         return len(written.encode()) + MOST_ADDED_TOKENS
 
@@ -180,7 +225,70 @@ class TextCodec:
         is_byte_level = type(backend.decoder).__name__ == "ByteLevel"
         return is_byte_level or bool(getattr(backend.model, "byte_fallback", False))
 
-    def _render(self, messages: list[dict[str, Any]], **options: bool) -> str:
+    def encode_pieces(self, pieces: Sequence[Piece], *, add_special_tokens: bool = False) -> tuple[int, ...]:
+        """Return the tokens of a text. Control tokens spelled out in foreign pieces are encoded as text."""
+        ids = self._encode(joined(pieces), add_special_tokens)
+        if not any(piece.is_foreign for piece in pieces):
+            return ids
+        trusted = self._encode(
+            joined([piece for piece in pieces if not piece.is_foreign]), add_special_tokens
+        )
+        if self._control_tokens(ids) == self._control_tokens(trusted):
+            return ids  # the tokens that the whole text has
+        return self._encode_apart(pieces, add_special_tokens)
+
+    def _encode(self, text: str, add_special_tokens: bool = False) -> tuple[int, ...]:
+        with self._in_use:
+            return tuple(self.tokenizer(text, add_special_tokens=add_special_tokens).input_ids)
+
+    def _control_tokens(self, ids: Sequence[int]) -> list[int]:
+        return [token for token in ids if token in self._special_ids]
+
+    def _encode_apart(self, pieces: Sequence[Piece], add_special_tokens: bool) -> tuple[int, ...]:
+        """Return the control tokens of trusted pieces, and the text between them encoded as plain text."""
+        ids = list(self._encode("", add_special_tokens))
+        waiting = ""
+        for piece in pieces:
+            parts = [piece.text] if piece.is_foreign else self._control_pattern.split(piece.text)
+            for number, part in enumerate(parts):  # every second part is a control token
+                if number % 2:
+                    ids += [*self._plain_ids(waiting), int(self.tokenizer.convert_tokens_to_ids(part))]
+                    waiting = ""
+                else:
+                    waiting += part
+        return (*ids, *self._plain_ids(waiting))
+
+    def _plain_ids(self, text: str) -> tuple[int, ...]:
+        known: PlainIds = {}
+        self._encode_plain([text], known)
+        return known[text]
+
+    @cached_property
+    def _control_pattern(self) -> re.Pattern[str]:
+        names = sorted(self.tokenizer.convert_ids_to_tokens(sorted(self._special_ids)), key=len, reverse=True)
+        return re.compile(f"({'|'.join(map(re.escape, names))})" if names else "(?!)()")
+
+    def encode_continuation(self, pieces: Sequence[Piece]) -> tuple[int, ...]:
+        """Return the tokens of a text that continues another one.
+
+        Characters that the tokenizer lacks become its unknown token, or nothing.
+        """
+        text = joined(pieces)
+        if self._control_pattern.search("".join(piece.text for piece in pieces if not piece.is_foreign)):
+            return self.encode_pieces(pieces)
+        (encoded,) = self.encode_responses([text], [self._plain_ids(_NEUTRAL_LEADS[0])])
+        if encoded is not None:
+            return encoded
+        controls = self.control_ids - {self.tokenizer.unk_token_id}
+        return tuple(token for token in self._plain_ids(text) if token not in controls)
+
+    def can_encode(self, texts: Sequence[str]) -> bool:
+        """Return whether the tokenizer can write all texts without losing a character."""
+        before = self._plain_ids(_NEUTRAL_LEADS[0])
+        return all(ids is not None for ids in self.encode_responses(texts, [before] * len(texts)))
+
+    def render(self, messages: list[dict[str, Any]], **options: Any) -> str:
+        """Return a conversation as the chat template writes it. Raise ModelError if the template cannot."""
         from jinja2 import TemplateError
 
         try:
@@ -308,8 +416,8 @@ class TextCodec:
         return texts
 
 
-def _readable_turns(problem: Problem) -> Turns:
-    """Return the turns of a problem's prompt. Raise TaskError for text that no tokenizer can read."""
+def _checked_prompt(problem: Problem, opening: str = "") -> _Prompt:
+    """Return what a problem's prompt consists of. Raise TaskError for text that no tokenizer can read."""
     turns = (*problem.context, Turn("user", problem.prompt))
     for turn in turns:
         if (half := half_character(turn.content)) is not None:
@@ -317,7 +425,7 @@ def _readable_turns(problem: Problem) -> Turns:
                 f"problem {shown(problem.prompt)}: the {turn.role}'s text contains half a character, "
                 f"U+{ord(half):04X}, which no tokenizer can read; correct the data"
             )
-    return turns
+    return _Prompt(turns, problem.tools, opening)
 
 
 def plain_conversation(turns: Sequence[Turn]) -> str:
