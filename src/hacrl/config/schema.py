@@ -36,6 +36,7 @@ from hacrl.config.learning import (
     OffloadLevel,
     OldPolicy,
     Schedule,
+    SkipZeroGradient,
 )
 from hacrl.config.method import (
     AnyMethodSettings,
@@ -106,6 +107,7 @@ __all__ = [
     "SapoSettings",
     "Schedule",
     "SingleAgentSettings",
+    "SkipZeroGradient",
     "SuccessGatedSettings",
     "TaskSettings",
     "VerifierSettings",

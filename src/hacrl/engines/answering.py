@@ -77,7 +77,7 @@ class Answerer:
 
         ``version``: the policy version of the engine's weights at the start; None: the agent's own.
         """
-        prompts = [self.agent.encode_prompt(problem) for problem in problems]
+        prompts = self.agent.encode_prompts(problems)
         stop_strings = StopStrings(self.agent, sampling.stop) if sampling.stop else None
         stop_ids = frozenset(self.agent.stop_ids)
         request = GenerationRequest(prompts, samples, sampling, stop_ids, seed, stop_strings)

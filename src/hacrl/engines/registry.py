@@ -116,8 +116,4 @@ def longest_exchange(config: RunConfig, agent: Agent, checked: CheckedTask) -> i
     training = config.rollout.sampling
     evaluation = config.evaluation.sampling(training)
     parts = [(checked.train, training.max_new_tokens), (checked.test, evaluation.max_new_tokens)]
-    return max(
-        len(agent.encode_prompt(problem)) + new_tokens
-        for problems, new_tokens in parts
-        for problem in problems
-    )
+    return max(agent.longest_prompt(problems) + new_tokens for problems, new_tokens in parts if problems)

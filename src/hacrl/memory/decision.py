@@ -69,8 +69,8 @@ def decide_memory(config: RunConfig, checked: CheckedTask, agents: Sequence[Agen
 def _shapes(config: RunConfig, checked: CheckedTask, agents: Sequence[Agent]) -> AgentShapes:
     """Return the shapes of loaded agents, whose prompts and parameters can be counted."""
     settings = {agent.name: agent for agent in config.agents}
-    problems = (*checked.train, *checked.test)
-    longest = {agent.name: max(len(agent.encode_prompt(problem)) for problem in problems) for agent in agents}
+    problems = [*checked.train, *checked.test]
+    longest = {agent.name: agent.longest_prompt(problems) for agent in agents}
     return AgentShapes(
         devices={agent.name: str(agent.device) for agent in agents},
         configs={agent.name: agent.model.config for agent in agents},

@@ -178,7 +178,7 @@ def _check_task(config: RunConfig, task: Task | None, codecs: Mapping[str, TextC
 
 
 def _longest_prompt(codec: TextCodec, checked: CheckedTask) -> int:
-    return max(len(codec.encode_prompt(problem)) for problem in (*checked.train, *checked.test))
+    return codec.longest_prompt([*checked.train, *checked.test])
 
 
 def _path(agent: AgentSettings, config: Any | None) -> str | None:

@@ -172,7 +172,7 @@ def unknown_token_notes(codecs: Sequence[TextCodec], problems: Sequence[Problem]
         unknown = getattr(codec.tokenizer, "unk_token_id", None)
         if unknown is None or unknown in codec.stop_ids:  # some tokenizers reuse the end-of-text token
             continue
-        prompts = [codec.encode_prompt(problem) for problem in problems[:SAMPLED_PROBLEMS]]
+        prompts = codec.encode_prompts(problems[:SAMPLED_PROBLEMS])
         share = sum(ids.count(unknown) for ids in prompts) / sum(map(len, prompts))
         if share > UNKNOWN_SHARE_LIMIT:
             notes.append(

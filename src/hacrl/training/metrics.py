@@ -108,6 +108,8 @@ class LearnReport:
     retokenised: dict[str, RetokeniseReport]  # by source; only sources with another tokenizer
     bad_updates: int = 0  # left out because their loss or gradient was not finite
     oom_retries: int = 0  # attempts at an update that were repeated because memory ran out
+    screened: int = 0  # uses of samples that a forward pass tested for a gradient
+    screened_out: int = 0  # those of them without a gradient, which had no backward pass
     learning_rate: float = 0.0  # of the step's updates, after warm-up and schedule
     tokens: int = 0  # that the loss saw, counted at every use
     # KL per token of own responses, at every use of them; None: there was none
@@ -258,6 +260,8 @@ def learn_report(learner: str, stats: LearnStats, samples: LearnerSamples) -> Le
         loss=mean(stats.losses),
         grad_norm=mean(stats.grad_norms),
         skipped=stats.skipped,
+        screened=stats.screened,
+        screened_out=stats.screened_out,
         dropped=dropped,
         sampler_gap=_mean_if_any(stats.sampler_gaps),
         sampler_gap_max=max(stats.sampler_gaps, default=None),
