@@ -88,24 +88,28 @@ def test_finished_runs_are_kept_and_others_made(recipe, tmp_path):
     assert "micro_batch_tokens: 4096" in path.read_text()  # two at a time share what there is
 
 
-def evaluated_at(run: PlannedRun) -> str:
+def notes_of(run: PlannedRun) -> str:
     return (run.folder / "notes.txt").read_text() if (run.folder / "notes.txt").exists() else ""
 
 
 def test_the_runs_of_a_seed_share_the_evaluation_before_training(recipe, tmp_path):
-    runs = plan_runs(recipe, ["gspo", "gspo_x2", "hacpo@lr=1e-4"], 2, tmp_path / "shared")
-    results = run_study(runs, TWO)  # in processes
-    for seed in (0, 1):
-        first, *others = [run for run in runs if run.seed == seed]
-        measured = results[first.key].accuracies[0]
-        for run in others:
-            assert results[run.key].accuracies[0] == measured
-            assert f"accuracies before training are those of {first.folder}" in evaluated_at(run)
-        assert "before training" not in evaluated_at(first)
-    for run in runs:  # exactly what each run would have measured and learnt by itself
-        alone = run_locally(replace(run.config, output=str(tmp_path / "alone" / f"{run.variant}-{run.seed}")))
-        assert alone.accuracies == results[run.key].accuracies
-        assert (alone.folder / "metrics.jsonl").read_text() == (run.folder / "metrics.jsonl").read_text()
+    runs = plan_runs(recipe, ["gspo", "hacpo@lr=1e-4"], 1, tmp_path / "shared")
+    results = run_study(runs, TWO)  # in two processes: the second run waits for the first one's evaluation
+    first, other = runs
+    assert results[other.key].accuracies[0] == results[first.key].accuracies[0]
+    assert f"accuracies before training are those of {first.folder}" in notes_of(other)
+    assert "before training" not in notes_of(first)
+    # exactly what the run would have measured and learnt by itself
+    alone = run_locally(replace(other.config, output=str(tmp_path / "alone")))
+    assert alone.accuracies == results[other.key].accuracies
+    assert (alone.folder / "metrics.jsonl").read_text() == (other.folder / "metrics.jsonl").read_text()
+
+
+def test_a_run_that_ends_between_two_looks_is_a_start_for_others(recipe, tmp_path):
+    runs = plan_runs(recipe, ["gspo", "hacpo"], 2, tmp_path)
+    run_here(runs)
+    shared = [run.key for run in runs if "before training" in notes_of(run)]
+    assert shared == [("hacpo", 0), ("hacpo", 1)]
 
 
 def test_what_changes_the_first_evaluation_is_not_shared(recipe):
@@ -136,7 +140,7 @@ def test_an_interrupted_run_continues_from_its_checkpoint(recipe, tmp_path):
     assert results[killed.key].accuracies == expected[whole.key].accuracies
     metrics = [(run.folder / "metrics.jsonl").read_text() for run in (whole, killed)]
     assert metrics[0] == metrics[1]
-    assert "resumed after step 2" in evaluated_at(killed)
+    assert "resumed after step 2" in notes_of(killed)
     assert progress_of(killed) == Progress("finished")
 
 

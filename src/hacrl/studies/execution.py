@@ -154,6 +154,7 @@ class _Execution:
                 for future in done:
                     run = self._running.pop(future)
                     future.result()
+                    self._look_for_start(run)
                     self._keep(run)
         except BaseException:  # a failed run or Ctrl-C ends the study: start no further run
             for process in list((getattr(pool, "_processes", None) or {}).values()):
