@@ -12,7 +12,7 @@ from hacrl import __version__
 from hacrl.cli import eval_options as options
 from hacrl.cli import exit_codes
 from hacrl.cli.override_command import OverrideCommand
-from hacrl.errors import HacrlError
+from hacrl.errors import ConfigError, HacrlError
 
 app = typer.Typer(
     name="hacrl",
@@ -183,6 +183,8 @@ def compare(
     from hacrl.cli.compare import jobs_at_a_time, run_comparison
     from hacrl.studies.benchmarks import StudyBenchmarks
 
+    if not on and (limit or max_new_tokens or data):
+        raise ConfigError("--limit, --max-new-tokens and --data are of --on: name benchmarks, e.g. --on task")
     benchmarks = StudyBenchmarks(tuple(on), samples, limit, max_new_tokens, data) if on else None
     run_comparison(
         config,
