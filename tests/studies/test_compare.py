@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from hacrl.cli.compare import jobs_at_a_time
+from hacrl.cli.main import app
 from hacrl.config.checks import updates_per_step
 from hacrl.config.load import build_config, read_recipe
 from hacrl.errors import ConfigError
@@ -164,3 +166,19 @@ def test_a_method_has_one_colour_in_every_plot():
         "a": "-",
         "b": "--",
     }
+
+
+@pytest.mark.parametrize(("text", "jobs"), [("3", 3), ("auto", None)])
+def test_the_number_of_jobs(text: str, jobs: int | None):
+    assert jobs_at_a_time(text) == jobs
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two", ""])
+def test_other_jobs_are_refused(text: str):
+    with pytest.raises(ConfigError, match="must be a whole number above 0, or auto"):
+        jobs_at_a_time(text)
+
+
+def test_options_of_benchmarks_need_benchmarks():
+    with pytest.raises(ConfigError, match="--limit, --max-new-tokens and --data are of --on"):
+        app(["compare", "demo", "--limit", "3"], standalone_mode=False)
