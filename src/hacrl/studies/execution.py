@@ -142,7 +142,7 @@ class _Execution:
                 self._look_for_start(run)
         self._evaluate_before = set(firsts.values())
         self._is_alone = isinstance(capacity, FixedCapacity) and capacity.runs == 1
-        self._limit = 0
+        self._limit = self._warmed = 0
 
     def run(self, make_pool: Callable[[int], Executor]) -> None:
         """Start runs while there is room, until all have ended; a failed run ends the study."""
@@ -179,6 +179,10 @@ class _Execution:
                 run.key in self._evaluate_before,
             )
             self._running[pool.submit(_run, job)] = run
+        # Runs that wait for another one's evaluation find a process that has imported everything.
+        for _ in range(self._warmed, min(limit - len(self._running), len(self._waiting))):
+            pool.submit(_warm_up)
+            self._warmed += 1
 
     def _next(self) -> PlannedRun | None:
         """Return the first run that need not wait for another one's evaluation before training."""
@@ -298,6 +302,11 @@ def _exit_with_parent(parent: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="hacrl-parent", daemon=True).start()
+
+
+def _warm_up() -> None:
+    """Import in this process what a run needs; with a study's modules, torch is imported already."""
+    import transformers  # noqa: F401
 
 
 def _run(job: _Job) -> None:
