@@ -217,7 +217,7 @@ def test_a_study_by_hand(tmp_path: Path) -> None:
 def test_ablations_and_values_of_alpha_are_tables_of_their_own(tmp_path: Path) -> None:
     variants = ["gspo", "hacpo", "hacpo_no_clip", "hacpo_alpha_0", "hacpo_alpha_3", "hacpo_no_baseline"]
     write_study(tmp_path, variants, seeds=3, agents=("ada", "bob"))
-    (tmp_path / "study.json").write_text(json.dumps({"reference": "gspo", "cells": dict.fromkeys(variants)}))
+    (tmp_path / "study.json").write_text(json.dumps({"reference": "gspo", "variants": variants}))
     study = find_study(find_runs([tmp_path]))
     assert study is not None
     tables = {table.name: table for table in study_tables(study)}
@@ -316,7 +316,7 @@ def test_an_unfinished_seed_is_left_out_of_a_study(tmp_path: Path) -> None:
 
 def test_the_study_s_own_file_names_the_reference(tmp_path: Path) -> None:
     write_study(tmp_path, ["gspo", "hacpo", "naive"], seeds=2)
-    study_file = {"reference": "naive", "cells": {"hacpo": {}, "naive": {}, "gspo": {}}}
+    study_file = {"reference": "naive", "variants": ["hacpo", "naive", "gspo"]}
     (tmp_path / "study.json").write_text(json.dumps(study_file))
     study = find_study(find_runs([tmp_path]))
     assert study is not None

@@ -24,7 +24,8 @@ from hacrl.evaluation.run import evaluate_targets
 from hacrl.evaluation.targets import default_output, resolve_targets
 from hacrl.runs.results import read_finished, read_result
 from hacrl.runs.run import run_locally
-from hacrl.studies.compare import PlannedRun, run_study
+from hacrl.studies.compare import PlannedRun
+from hacrl.studies.execution import run_study
 from tests.support.tiny import save_agents
 
 
@@ -157,11 +158,11 @@ def nothing(*_: object) -> None:
 
 def test_a_study_does_not_accept_an_unfinished_run(run, tmp_path):
     one = planned(run, tmp_path / "study")
-    assert sorted(run_study([one], 1, nothing)["hacpo", 0].accuracies) == [0, 3]
+    assert sorted(run_study([one])["hacpo", 0].accuracies) == [0, 3]
     change_lines(one.folder / "evaluations.jsonl", lambda lines: lines[:1])
     words = rf"has no accuracy of char, pair after step 3; delete {one.folder} to repeat this run"
     with pytest.raises(ConfigError, match=words):
-        run_study([one], 1, nothing)
+        run_study([one])
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "binary"])
@@ -179,7 +180,7 @@ def test_a_study_refuses_an_invalid_config(kind, run, tmp_path):
         config.write_bytes(b"\xff" + text)
     words = {"pipe": "is a pipe", "link": "leads out of", "binary": "is not UTF-8"}[kind]
     with pytest.raises(ConfigError, match=rf"config\.yaml {words}"):
-        run_study([one], 1, nothing)
+        run_study([one])
 
 
 def test_a_study_stays_in_its_folder(run, tmp_path):
@@ -187,7 +188,7 @@ def test_a_study_stays_in_its_folder(run, tmp_path):
     shutil.move(one.folder, tmp_path / "moved")
     one.folder.symlink_to(tmp_path / "moved")
     with pytest.raises(ConfigError, match=r"seed-0 leads out of"):
-        run_study([one], 1, nothing, overwrite=True)
+        run_study([one], overwrite=True)
     (tmp_path / "study" / "study.md").symlink_to(tmp_path / "mine.txt")
     with pytest.raises(ConfigError, match=r"study\.md leads out of"):
         run_comparison(Path("demo"), ["hacpo"], 1, 1, tmp_path / "study", [], overwrite=False)

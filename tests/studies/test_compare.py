@@ -6,16 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from hacrl.cli.compare import jobs_at_a_time
+from hacrl.cli.main import app
 from hacrl.config.checks import updates_per_step
 from hacrl.config.load import build_config, read_recipe
 from hacrl.errors import ConfigError
 from hacrl.report.colours import BEFORE_COLOUR, METHOD_COLOURS, OTHER_COLOUR, line_styles, method_colour
-from hacrl.runs.results import RunResult
-from hacrl.studies.compare import plan_runs, run_study
-from hacrl.studies.tables import make_study, study_markdown
+from hacrl.studies.compare import plan_runs
 from hacrl.studies.variants import VARIANTS, variant_recipe
-from hacrl.training.metrics import Accuracy
-from tests.support.tiny import save_agents
 
 # every variant of the demo's recipe; S2L-PO must be told who explores
 ALL = [f"{name}@method.explorer=small" if name == "s2l_po" else name for name in VARIANTS]
@@ -114,77 +112,6 @@ def test_unknown_variants_are_named():
         variant_recipe({}, "gspo3")
 
 
-def result(before: float, after: float) -> RunResult:
-    return RunResult(
-        Path(),
-        accuracies={0: {"ada": Accuracy(before, 0, 1, 1)}, 9: {"ada": Accuracy(after, 0, 1, 1)}},
-        rewards={"ada": [0.0]},
-        rollouts={"ada": 100},
-        updates={"ada": 7},
-        generated_tokens={"ada": 2000},
-        learnt_tokens={"ada": 3500},
-        seconds={"ada": 12.4},
-    )
-
-
-def test_a_study_pairs_seeds():
-    study = make_study(
-        {
-            ("gspo", 0): result(0.5, 0.6),
-            ("hacpo", 0): result(0.5, 0.7),
-            ("gspo", 1): result(0.4, 0.8),
-            ("hacpo", 1): result(0.4, 0.75),
-        },
-        reference="gspo",
-    )
-    cell = study.cells["hacpo"]["ada"]
-    # differences +0.1 and -0.05: mean 0.025, sample standard deviation 0.15 / sqrt(2) = 0.1061
-    assert cell.difference.mean == pytest.approx(0.025)
-    assert cell.difference.std == pytest.approx(0.15 / 2**0.5)
-    assert cell.wins == 1
-    assert cell.after.mean == pytest.approx(0.725)
-    assert cell.before.mean == pytest.approx(0.45)
-    assert "| hacpo | 0.725 ± 0.035 (+0.025, 1/2) | 0.725 | 100 | 2,000 | 3,500 | 7 | 12 |" in study_markdown(
-        study
-    )
-
-
-def test_an_interrupted_study_continues_where_it_stopped(tmp_path):
-    models = save_agents(tmp_path / "models")
-    recipe = {
-        "agents": [{"name": name, "model": folder} for name, folder in models.items()],
-        "steps": 1,
-        "rollout": {"prompts_per_step": 2, "rollouts_per_prompt": 2, "max_new_tokens": 4},
-        "evaluation": {"problems": 2, "samples_per_problem": 1},
-    }
-    done = []
-    runs = plan_runs(recipe, ["gspo", "hacpo", "gspo"], 1, tmp_path / "study")
-    first = run_study(runs[:1], 1, lambda run, _: done.append(run.variant))
-    stamp = (Path(runs[0].config.output) / "metrics.jsonl").stat().st_mtime_ns
-    both = run_study(runs, 1, lambda run, _: done.append(run.variant))
-    assert done == ["gspo", "gspo", "hacpo"]
-    assert both["gspo", 0] == first["gspo", 0]
-    assert (Path(runs[0].config.output) / "metrics.jsonl").stat().st_mtime_ns == stamp  # not run again
-    changed = plan_runs({**recipe, "steps": 2}, ["gspo"], 1, tmp_path / "study")
-    with pytest.raises(ConfigError, match=r"other settings \(steps\); use another --output"):
-        run_study(changed, 1, lambda run, _: None)
-    path = Path(runs[0].config.output) / "config.yaml"
-    before = path.read_text()
-    path.write_text(before.replace("learning:\n", "learning:\n  micro_batch_tokens: 4096\n"))
-    assert path.read_text() != before  # as it was when that was the default, or among several jobs
-    assert run_study(runs[:1], 1, lambda run, _: None) == first
-    path.write_text("agents: 7\n")
-    with pytest.raises(
-        ConfigError, match=r"(?s)other settings \(.*agents: must be a list, not 7.*\); use another"
-    ):
-        run_study(runs[:1], 1, lambda run, _: None)
-    path.write_text(before)
-    assert (Path(runs[0].config.output) / "metrics.jsonl").stat().st_mtime_ns == stamp
-    again = run_study(changed, 2, lambda run, _: None, overwrite=True)
-    assert len(again["gspo", 0].rewards["char"]) == 2
-    assert "micro_batch_tokens: 4096" in path.read_text()  # two at a time share what there is
-
-
 def test_impossible_studies_are_refused(tmp_path):
     demo = read_recipe(Path("demo"))
     (tmp_path / "prompts.jsonl").write_text("".join(f'{{"prompt": "{n}"}}\n' for n in range(64)))
@@ -239,3 +166,19 @@ def test_a_method_has_one_colour_in_every_plot():
         "a": "-",
         "b": "--",
     }
+
+
+@pytest.mark.parametrize(("text", "jobs"), [("3", 3), ("auto", None)])
+def test_the_number_of_jobs(text: str, jobs: int | None):
+    assert jobs_at_a_time(text) == jobs
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two", ""])
+def test_other_jobs_are_refused(text: str):
+    with pytest.raises(ConfigError, match="must be a whole number above 0, or auto"):
+        jobs_at_a_time(text)
+
+
+def test_options_of_benchmarks_need_benchmarks():
+    with pytest.raises(ConfigError, match="--limit, --max-new-tokens and --data are of --on"):
+        app(["compare", "demo", "--limit", "3"], standalone_mode=False)

@@ -286,6 +286,9 @@ def write_evaluation(folder: Path, scores: Sequence[tuple[str | None, int | None
             "variant": variant,
             "run_seed": seed,
             "benchmark": benchmark,
+            "samples": 4,
+            "temperature": 1.0,
+            "pass_at": {},
             "average": {"mean": mean, "low": mean - 0.02, "high": mean + 0.02, "stderr": 0.01},
         }
         for variant, seed, agent, benchmark, mean in scores

@@ -20,7 +20,9 @@ from hacrl.plain_text import printable
 from hacrl.rollouts.log import RolloutLog
 from hacrl.runs.folder import RunFolder
 from hacrl.runs.results import RunResult
-from hacrl.studies.tables import compare, comparison_table, make_study, study_markdown
+from hacrl.studies.markdown import study_markdown
+from hacrl.studies.study import make_study
+from hacrl.studies.tables import compare, comparison_table
 from hacrl.tracking.base import Tracker
 from hacrl.tracking.console import print_unstyled, unstyled
 from hacrl.tracking.progress import RunProgress

@@ -12,7 +12,7 @@ from hacrl import __version__
 from hacrl.cli import eval_options as options
 from hacrl.cli import exit_codes
 from hacrl.cli.override_command import OverrideCommand
-from hacrl.errors import HacrlError
+from hacrl.errors import ConfigError, HacrlError
 
 app = typer.Typer(
     name="hacrl",
@@ -143,7 +143,28 @@ def compare(
         ),
     ] = "gspo,gspo_same_updates,gspo_x2,naive,hacpo",
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds.")] = 5,
-    jobs: Annotated[int, typer.Option(min=1, help="Number of runs at a time, each in its own process.")] = 1,
+    jobs: Annotated[
+        str,
+        typer.Option(
+            metavar="N|auto",
+            help="Number of runs at a time, each in its own process. auto: as many as there are CPU cores "
+            "or, on a GPU, as fit by the memory that the first run was measured to need.",
+        ),
+    ] = "1",
+    on: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Also evaluate the agents before and after training on these benchmarks (see hacrl eval), "
+            "sampled, with pass@k, and greedy. task: the held-out problems of the recipe's task.",
+        ),
+    ] = None,
+    samples: Annotated[
+        int, typer.Option(min=1, help="Responses per problem of --on: the k of avg@k and pass@k.")
+    ] = 8,
+    limit: options.Limit = None,
+    max_new_tokens: options.MaxNewTokens = None,
+    data: options.Data = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -156,19 +177,24 @@ def compare(
 ) -> None:
     """Train a recipe with several methods and seeds and compare them.
 
-    Writes a table, all numbers, and plots. The same command continues a study that was stopped; `hacrl eval`
-    evaluates the study's folder on benchmarks.
+    Writes tables, all numbers, and plots. The same command continues a study that was stopped: finished runs
+    are not repeated, and an interrupted one continues from its checkpoint if the recipe keeps any.
     """
-    from hacrl.cli.compare import run_comparison
+    from hacrl.cli.compare import jobs_at_a_time, run_comparison
+    from hacrl.studies.benchmarks import StudyBenchmarks
 
+    if not on and (limit or max_new_tokens or data):
+        raise ConfigError("--limit, --max-new-tokens and --data are of --on: name benchmarks, e.g. --on task")
+    benchmarks = StudyBenchmarks(tuple(on), samples, limit, max_new_tokens, data) if on else None
     run_comparison(
         config,
         [name.strip() for name in variants.split(",")],
         seeds,
-        jobs,
+        jobs_at_a_time(jobs),
         output,
         overrides or [],
         overwrite,
+        benchmarks,
     )
 
 

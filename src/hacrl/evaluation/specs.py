@@ -100,6 +100,12 @@ class BenchmarkSpecs:
         label = label_of(name)
         return BenchmarkSpec(label, task, self._problems(task), source, samples, sampling, batch, (label,))
 
+    def check(self, names: Sequence[str]) -> None:
+        """Load the benchmarks that need no run; raise if one is unknown or has no data."""
+        for name in names:
+            if name != OWN_TASK:
+                self._problems(self._task(name, "", None))
+
     def close(self) -> None:
         """End the verifiers' worker processes."""
         for task in self._tasks.values():

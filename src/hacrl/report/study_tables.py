@@ -103,19 +103,18 @@ def _named_variants(runs: Sequence[RunData]) -> list[str]:
             study = read_json(folder / "study.json", folder)
         except MissingFileError:
             continue
-        cells = study.get("cells") if isinstance(study, dict) else None
-        if isinstance(cells, dict):
-            order = sorted(cells, key=lambda name: name != study.get("reference"))
+        names = study.get("variants") if isinstance(study, dict) else None
+        if isinstance(names, list) and all(isinstance(name, str) for name in names):
+            order = sorted(names, key=lambda name: name != study.get("reference"))
             return [name.replace("/", "_") for name in order]
     return []
 
 
 def study_tables(study: StudyRuns) -> list[Table]:
     """Return results by method and benchmark, ablations, differences from the reference, values by seed."""
-    folders = {run.folder.parent.parent: None for run in study.runs.values()}
     return [
         _results(study),
-        *study_benchmark_tables(folders, study.agents, study.variants),
+        *study_benchmark_tables(list(study.runs.values()), study.agents, study.variants),
         *ablation_tables(study),
         _differences(study),
         _seeds(study),

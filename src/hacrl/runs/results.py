@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hacrl.files import JsonLines, Record, UnreadableFileError, as_record, read_jsonl
+from hacrl.files import JsonLines, MissingFileError, Record, UnreadableFileError, as_record, read_jsonl
 from hacrl.training.metrics import Accuracy, AgentReport, StepReport
 from hacrl.training.observer import Observer
 
@@ -23,6 +23,7 @@ class RunResult(Observer):
     updates: dict[str, int] = field(default_factory=dict)  # agent -> number of parameter updates
     generated_tokens: dict[str, int] = field(default_factory=dict)  # agent -> of its training rollouts
     learnt_tokens: dict[str, int] = field(default_factory=dict)  # agent -> that its losses saw, at every use
+    probe_tokens: dict[str, int] = field(default_factory=dict)  # agent -> run only to measure gradients
     seconds: dict[str, float] = field(default_factory=dict)  # agent -> of its phases, evaluations left out
     notes: list[str] = field(default_factory=list)  # about the files it was read from
 
@@ -44,6 +45,7 @@ class RunResult(Observer):
             (self.generated_tokens, agent.rollout.tokens),
             (self.updates, agent.learning.updates),
             (self.learnt_tokens, agent.learning.tokens),
+            (self.probe_tokens, agent.learning.probe_tokens),
         ):
             costs[name] = costs.get(name, 0) + spent
 
@@ -66,6 +68,7 @@ class _Rollout:
 class _Learning:
     updates: int
     tokens: int = 0
+    probe_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,16 @@ class EvaluationLine:
 def read_result(folder: Path) -> RunResult:
     """Return the result of a run so far, from its folder; an incomplete last line is ignored and noted."""
     return _read(folder)[0]
+
+
+def read_start(folder: Path) -> dict[str, Accuracy]:
+    """Return the accuracies before the first step; empty if the run has not got that far."""
+    try:
+        for _, line in _records(read_jsonl(folder / "evaluations.jsonl", folder), EvaluationLine):
+            return line.agents if line.step == 0 else {}
+    except MissingFileError:
+        pass
+    return {}
 
 
 def read_finished(folder: Path, steps: int, agents: Collection[str]) -> RunResult:

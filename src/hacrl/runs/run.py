@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -36,15 +36,25 @@ from hacrl.training.reporter import Reporter, TrainingInterrupted
 from hacrl.training.trainer import Trainer
 
 
+@dataclass(frozen=True)
+class KnownStart:
+    """The agents' accuracies before training, which another run has measured in the same way."""
+
+    accuracies: Mapping[str, Accuracy]
+    measured_by: Path  # folder of that run
+
+
 def run_locally(
     config: RunConfig,
     observers: Sequence[Observer] = (),
     overwrite: bool = False,
     task: Task | None = None,
     agents: Mapping[str, Agent] | None = None,
+    resumed: ResumePoint | None = None,
+    start: KnownStart | None = None,
 ) -> RunResult:
     """Train, write the run's folder, save the agents."""
-    with LocalRun(config, observers, overwrite, task, agents) as run:
+    with LocalRun(config, observers, overwrite, task, agents, resumed, start) as run:
         run.train()
         run.save()
         return run.result
@@ -54,7 +64,8 @@ class LocalRun:
     """One open run. Everything is checked first; nothing is written before all models have loaded.
 
     ``task`` and ``agents`` (by name) replace what the config would make: the Python API passes objects.
-    ``resumed`` is the point from which the run continues in its folder.
+    ``resumed`` is the point from which the run continues in its folder. ``start`` spares the evaluation
+    before the first step.
     """
 
     def __init__(
@@ -65,6 +76,7 @@ class LocalRun:
         task: Task | None = None,
         agents: Mapping[str, Agent] | None = None,
         resumed: ResumePoint | None = None,
+        start: KnownStart | None = None,
     ) -> None:
         self.config = config = with_threads(config)
         self.is_interrupted = False
@@ -102,6 +114,7 @@ class LocalRun:
                     )
                 self._open_folder(overwrite, resumed)
                 self._report_start((*checked.notes, *checked.warnings) if resumed is None else resumed.notes)
+                self._take_start(start)
             except BaseException as error:
                 self._close_after(error)
                 raise
@@ -113,6 +126,14 @@ class LocalRun:
         for note in (*notes, *engine_notes(self.config, executor.devices), *executor.notes):
             self.note(note)
         self.trainer.report_restored_rollouts()
+
+    def _take_start(self, start: KnownStart | None) -> None:
+        if start is not None:
+            self.trainer.start_accuracies = start.accuracies
+            self.note(
+                f"the accuracies before training are those of {start.measured_by}: the same agents, problems "
+                "and random draws"
+            )
 
     def _open_folder(self, overwrite: bool, resumed: ResumePoint | None) -> None:
         if resumed is None:

@@ -56,6 +56,8 @@ class Trainer:
         self.steps_done = 0  # whole steps, those of an earlier process included
         self.after_step: Callable[[], None] = lambda: None  # called after each step and its evaluation
         self.recovery: Recovery | None = None  # what brings lost agents back; None: a loss ends the run
+        # The agents' accuracies before the first step, if another run has measured the same
+        self.start_accuracies: Mapping[str, Accuracy] | None = None
         self.stream = stream
         self._resampler = Resampler(config, stream)
         self._test_problems = test_problems
@@ -102,7 +104,7 @@ class Trainer:
         self.reporter.step = step
         samples = self.config.evaluation.samples_per_problem
         assignment = Assignment("evaluate", self._test_problems, step)
-        found: dict[str, Accuracy] = {}
+        found: dict[str, Accuracy] = dict(self.start_accuracies or {}) if step == 0 else {}
         for name, answer in self._from_all(
             lambda: self.remaining,
             found,
