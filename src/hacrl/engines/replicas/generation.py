@@ -13,7 +13,6 @@ from hacrl.engines.replicas.connection import request_message, sample_of
 from hacrl.engines.replicas.fleet import Fleet
 from hacrl.engines.replicas.handle import ReplicaHandle, ReplicaLostError, Reply
 from hacrl.engines.sync_check import EngineError
-from hacrl.seeding import derive_seed
 
 CHECK_SECONDS = 2.0  # between questions whether replicas go on
 _JOBS = itertools.count(1)
@@ -27,9 +26,7 @@ class Generation:
         self._fleet = fleet
         self._request = request
         self._on_finished = on_finished
-        self._seeds = request.response_seeds or tuple(
-            derive_seed(request.seed, index) for index in range(request.num_samples)
-        )
+        self._seeds = request.seeds_of_responses()
         self._samples: dict[int, Sample] = {}
         self._jobs: dict[int, list[int]] = {}  # number of a job -> indices of its responses
         self._owners: dict[int, ReplicaHandle] = {}  # number of a job -> who has it

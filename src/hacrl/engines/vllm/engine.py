@@ -24,7 +24,6 @@ from hacrl.engines.vllm.weight_transfer import (
 from hacrl.errors import TrainingError
 from hacrl.models.device import current_device
 from hacrl.models.lora import is_adapted
-from hacrl.seeding import derive_seed
 
 _START_LOCK = StartLock()
 _COPY_LOCK = threading.Lock()  # a copy of an agent's weights takes as much memory as the weights
@@ -344,14 +343,15 @@ class VllmEngine:
         stop_ids = tuple(sorted(request.stop_ids))
         prompts = [prompt for prompt in request.prompts for _ in range(request.samples_per_prompt)]
         return [
-            Request(
-                prompt,
-                request.sampling,
-                stop_ids,
-                derive_seed(request.seed, index) if self._settings.seeded else None,
-            )
-            for index, prompt in enumerate(prompts)
+            Request(prompt, request.sampling, stop_ids, seed)
+            for prompt, seed in zip(prompts, self._seeds(request), strict=True)
         ]
+
+    def _seeds(self, request: GenerationRequest) -> Sequence[int | None]:
+        """Return each response's seed, or Nones if vLLM draws from one stream (``vllm.seeded``)."""
+        if not self._settings.seeded:
+            return [None] * request.num_samples
+        return request.seeds_of_responses()
 
 
 def check_model(policy: Policy, engine: str, workers: Sequence[dict[str, Any]]) -> None:
