@@ -174,7 +174,7 @@ def test_a_plain_vllm_server_takes_no_weights(
 def test_two_agents_with_one_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = "http://127.0.0.1:1"
     said = refusal(tmp_path, monkeypatch, VllmSettings(url=url), VllmSettings(url=f"{url}/"))
-    assert said == f"agents: two agents have vllm.url {url}; every agent needs a server of its own"
+    assert said == f"agents: vllm.url {url} is named twice; every engine needs a server of its own"
 
 
 def test_an_interpreter_without_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ class ChildBackend:
         start_timeout: float,
         reads_text: bool = False,
     ) -> None:
-        self.name = f"vLLM engine of agent {name!r}"
+        self.name = name
         self.can_sleep = can_sleep
         self._engine = {"engine_args": dict(engine_args), "worker": WORKER, "reads_text": reads_text}
         self._last_number = 0
