@@ -58,7 +58,9 @@ def backend(folder: Path) -> Iterator[Callable[..., ChildBackend]]:
 
     def make(model: str = "small", start_timeout: float = SECONDS) -> ChildBackend:
         log = folder / "log"
-        made.append(ChildBackend("vLLM engine of agent 'ada'", {"model": model}, {}, False, log, start_timeout))
+        made.append(
+            ChildBackend("vLLM engine of agent 'ada'", {"model": model}, {}, False, log, start_timeout)
+        )
         return made[-1]
 
     yield make

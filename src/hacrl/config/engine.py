@@ -67,8 +67,8 @@ class VllmSettings(Settings):
             raise ValueError(f"devices must name CUDA devices by number, not {list(self.devices)}")
         if self.devices is not None and len(self.devices) % self.engines:
             raise ValueError(
-                f"devices: {len(self.devices)} devices cannot be divided among {self.engines} engines; name as "
-                "many for each"
+                f"devices: {len(self.devices)} devices cannot be divided among {self.engines} engines; name "
+                "as many for each"
             )
         for key, value in self.engine_args.items():
             try:

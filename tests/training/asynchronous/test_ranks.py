@@ -1,4 +1,4 @@
-"""Asynchronous agents with several ranks: all ranks make the same calls, whatever the engine does meanwhile."""
+"""Asynchronous agents with several ranks: all ranks make the same calls, whatever engines do meanwhile."""
 
 from __future__ import annotations
 

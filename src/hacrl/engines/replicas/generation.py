@@ -72,10 +72,7 @@ class Generation:
         """Split responses over the replicas that have weights, whole groups if there are enough of them."""
         replicas = [replica for replica in self._fleet.replicas if replica.has_weights]
         if not replicas:
-            raise EngineError(
-                f"agent {self._fleet.agent!r}: all of its replicas are lost; "
-                + (self._fleet.notes[-1] if self._fleet.notes else "none was started")
-            )
+            raise self._fleet.all_lost()
         for replica, share in zip(replicas, self._shares(sorted(indices), len(replicas)), strict=True):
             if share:
                 self._start(replica, share)

@@ -38,8 +38,8 @@ def plan_server(config: RunConfig, name: str, host: str, port: int) -> ServerPla
     agent = found[0]
     if agent.vllm.engines > 1:
         raise ConfigError(
-            f"agents.{name}.vllm.engines={agent.vllm.engines}, but hacrl serve starts one server: run it once "
-            f"for each engine, with agents.{name}.vllm.engines=1, its devices and its --port"
+            f"agents.{name}.vllm.engines={agent.vllm.engines}, but hacrl serve starts one server: run it "
+            f"once for each engine, with agents.{name}.vllm.engines=1, its devices and its --port"
         )
     settings = replace(agent.vllm, url=None, mode="server")
     check_vllm(name, settings)
