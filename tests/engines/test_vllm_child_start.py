@@ -38,6 +38,8 @@ class LLM:
             told.write(f"built {model}\\n")
 
     def collective_rpc(self, method, timeout=None, args=()):
+        if method == "hangs":
+            time.sleep(600)
         if method == "fails" or (here / "without workers").exists():
             raise RuntimeError("no such thing")
         return [method]
@@ -100,6 +102,19 @@ def test_launching_imports_vllm_and_starting_builds_the_engine(folder: Path, bac
     assert child.call("hello") == ["hello"]
     child.close()
     assert processes() == []
+
+
+def test_an_engine_that_hangs_is_lost_and_ended(folder: Path, backend) -> None:
+    child = backend()
+    child.start()
+    (process,) = processes()
+    with pytest.raises(
+        EngineLostError, match=r"gave no answer for 0.5 s while hangs \(vllm.timeout\), its log"
+    ):
+        child._receive(child._send({"do": "call", "method": "hangs", "arguments": []}), "hangs", 0.5)
+    child.start()  # ends the other one
+    assert not process.is_running()
+    assert child.call("hello") == ["hello"]
 
 
 def test_a_launched_process_can_be_closed_before_it_starts(folder: Path, backend) -> None:

@@ -233,6 +233,31 @@ def test_a_server_that_becomes_unhealthy_is_given_up(monkeypatch: pytest.MonkeyP
         list(ServerClient("it", url, None).generate(ASKS))
 
 
+def metrics(*tokens: float) -> bytes:
+    return b"".join(b'vllm:generation_tokens_total{engine="0",model_name="ada"} %g\n' % one for one in tokens)
+
+
+def test_a_server_that_samples_no_token_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is well, as it says. A server that says nothing of its tokens, or is paused, is waited for."""
+    monkeypatch.setattr(http_client, "HEALTH_EVERY", 0.05)
+    answers = {**MODELS, "/metrics": (200, metrics(7, 5)), "/v1/completions": (NEVER, None)}
+    with serving(answers) as url:
+        with pytest.raises(
+            EngineLostError, match=r"it sampled no token for 0.3 s while generating \(vllm.ti"
+        ):
+            list(ServerClient("it", url, None, timeout=0.3).generate(ASKS))
+        client = ServerClient("it", url, None, timeout=0.3)
+        client.is_paused = True
+        ends = threading.Timer(1.0, lambda: answers.update({"/health": (503, None)}))
+        ends.start()
+        with pytest.raises(EngineLostError, match=r"it no longer answers"):
+            list(client.generate(ASKS))
+        answers.update({"/health": (200, None), "/metrics": (404, None)})
+        threading.Timer(1.0, lambda: answers.update({"/health": (503, None)})).start()
+        with pytest.raises(EngineLostError, match=r"it no longer answers"):
+            list(ServerClient("it", url, None, timeout=0.3).generate(ASKS))
+
+
 def test_a_process_that_ended_is_noticed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_client, "HEALTH_EVERY", 0.05)
     with closing(socket.create_server(("127.0.0.1", 0))) as silent:

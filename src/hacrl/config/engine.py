@@ -44,6 +44,9 @@ class VllmSettings(Settings):
     max_logprob_gap: float | None = None
     """Largest mean difference between the engine's and the learner's log-probabilities, in nats per token.
     Default: 0.001 in float32, 0.15 in lower precisions."""
+    timeout: float = 600.0
+    """Longest time in seconds that the engine samples no token while responses are due. Then it is started
+    again."""
     seeded: bool = False
     """Whether every response has its own seed: repeatable on a CPU, slower on a GPU."""
     engine_args: dict[str, Any] = field(default_factory=dict)
@@ -55,7 +58,7 @@ class VllmSettings(Settings):
         self._check_urls()
         if self.mode == "child" and self.python is not None:
             raise ValueError("python belongs to mode server: a child has hacrl's own interpreter")
-        for key in ("memory", "max_logprob_gap"):
+        for key in ("memory", "max_logprob_gap", "timeout"):
             value = getattr(self, key)
             if value is not None and not value > 0:
                 raise ValueError(f"{key} must be positive, not {value}")

@@ -20,7 +20,7 @@ from torch import Tensor
 from hacrl.config.schema import CheckpointSettings
 from hacrl.memory import host as host_memory
 from hacrl.models.device import is_out_of_memory
-from hacrl.runs.checkpoint import CheckpointContent, CheckpointId, CheckpointStore, WriteFiles
+from hacrl.runs.checkpoint import CheckpointContent, CheckpointId, CheckpointStore
 from hacrl.runs.folder import RunFolder
 from hacrl.training.metrics import Accuracy, StepReport
 from hacrl.training.observer import Observer
@@ -238,7 +238,8 @@ class Checkpointer(Observer):
             documents["under_way"] = under_way
         which = CheckpointId(trainer.steps_done, trainer.phases_done)
         if trainer.writes_tensors:
-            self._write(which, CheckpointContent(documents), self._score, trainer.write_tensors)
+            self.store.write(which, CheckpointContent(documents), self._score, trainer.write_tensors)
+            self._prune()
             self.wait_seconds.append(time.perf_counter() - start)
             return
         content = CheckpointContent(
@@ -271,14 +272,11 @@ class Checkpointer(Observer):
                 self._note(f"checkpoint.background: {error}, so training waits while checkpoints are written")
             return None
 
-    def _write(
-        self,
-        which: CheckpointId,
-        content: CheckpointContent,
-        score: float | None,
-        write_more: WriteFiles | None = None,
-    ) -> None:
-        self.store.write(which, content, score, write_more)
+    def _write(self, which: CheckpointId, content: CheckpointContent, score: float | None) -> None:
+        self.store.write(which, content, score)
+        self._prune()
+
+    def _prune(self) -> None:
         self.store.prune(self._settings.keep_last, self._settings.keep_best)
 
     def _finish_pending(self, wait: bool) -> None:

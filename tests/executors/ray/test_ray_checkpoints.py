@@ -1,4 +1,4 @@
-"""Checkpoints under Ray: files from agents that share a disk and from agents that do not, resumed elsewhere."""
+"""Checkpoints under Ray: from agents that share a disk and agents that do not, resumed by other ranks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support.ray_cluster import connected
 
 
 @pytest.fixture(scope="module")
-def _cluster() -> Iterator[None]:
+def cluster() -> Iterator[None]:
     with connected():
         yield
 
@@ -79,8 +79,9 @@ def test_few_pieces_are_under_way() -> None:
     assert most == PIECES_UNDER_WAY + 1
 
 
+@pytest.mark.usefixtures("cluster")
 def test_agents_that_share_no_disk_send_the_same_files(
-    _cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The calm run's agents write into the folder themselves; the others are told another token."""
     run_locally(replace(chaos_config(tmp_path / "shared", 1), executor="ray"))
@@ -104,7 +105,8 @@ def with_ranks(folder: Path, ranks: int, executor: str) -> RunConfig:
     return replace(base, agents=(first, *base.agents[1:]), executor=executor, learning=learning)
 
 
-def test_a_checkpoint_of_two_ranks_goes_on_with_three(_cluster: None, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("cluster")
+def test_a_checkpoint_of_two_ranks_goes_on_with_three(tmp_path: Path) -> None:
     """Under both executors, with equal files: the checkpoint is that of whole tensors."""
     for executor in ("local", "ray"):
         folder = tmp_path / executor

@@ -89,9 +89,8 @@ def make_vllm_engine(
     owner = owner or f"agent {agent.name!r}"
     (url,) = settings.urls or (None,)
     if url is not None:
-        backend: Backend = ServerBackend(
-            ServerClient(f"vLLM server {url}", url, api_key()), process=None, can_sleep=bool(settings.sleep)
-        )
+        client = ServerClient(f"vLLM server {url}", url, api_key(), timeout=settings.timeout)
+        backend: Backend = ServerBackend(client, process=None, can_sleep=bool(settings.sleep))
         local = host_of(url) in (LOCALHOST, "localhost", "::1")
         reached_at = LOCALHOST if local else address_towards(host_of(url))
         return VllmEngine(agent, backend, settings, probes, same_host=local, learner_host=reached_at)
@@ -109,7 +108,14 @@ def make_vllm_engine(
         return VllmEngine(agent, backend, settings, probes, before_start=before, starts_alone=measures_memory)
     log = folder / "engine.log"
     child = ChildBackend(
-        f"vLLM engine of {owner}", arguments, environment, can_sleep, log, START_SECONDS, reads_text
+        f"vLLM engine of {owner}",
+        arguments,
+        environment,
+        can_sleep,
+        log,
+        START_SECONDS,
+        reads_text,
+        settings.timeout,
     )
 
     def before_start() -> None:
@@ -136,7 +142,8 @@ def _own_server(
         folder / "server.log",
         START_SECONDS,
     )
-    client = ServerClient(where, f"http://{LOCALHOST}:{port}", key, model=arguments["model"])
+    url = f"http://{LOCALHOST}:{port}"
+    client = ServerClient(where, url, key, model=arguments["model"], timeout=settings.timeout)
     return ServerBackend(client, process, can_sleep, has_weight_transfer(settings))
 
 
