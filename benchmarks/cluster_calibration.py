@@ -9,8 +9,8 @@ from cluster_costs import MODELS, Costs, Lengths, Plan
 from cluster_run import Run, Sharing, Spent
 
 STEPS = 3
-# docs/performance.md, "A whole step against TRL": the first step takes 36 to 46 s longer, for two agents of one
-# architecture. Agents of another architecture compile their own layers.
+# docs/performance.md, "A whole step against TRL": the first step takes 36 to 46 s longer, for two agents of
+# one architecture. Agents of another architecture compile their own layers.
 COMPILING = 41.0
 # Length of a response of random ids in the other tokenizer of benchmarks/shapes.py (tests measure it).
 FOREIGN_LENGTH = 1.45
@@ -78,7 +78,7 @@ def calibrate() -> list[Row]:
 
 
 def _paper_pair(single: Plan, costs: Costs) -> list[Row]:
-    """docs/performance.md, "The paper's pair": the step, and its two parts. It was the first step of its run."""
+    """docs/performance.md, "The paper's pair": the first step of a run, and its two parts."""
     small = replace(single, prompts=128, prompt_tokens=165, updates=4)
     large = replace(small, name="b", model=MODELS["4b"], tokenizer="other", gpus_of="a")
     step, _ = simulate([small, large], costs=replace(costs, foreign_length=FOREIGN_LENGTH))

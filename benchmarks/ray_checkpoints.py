@@ -1,4 +1,4 @@
-"""Measure what a checkpoint under ``executor: ray`` takes of the memory of ``hacrl train``, and how long it takes.
+"""Measure how much memory of ``hacrl train`` a checkpoint takes under ``executor: ray``, and how long.
 
     python benchmarks/ray_checkpoints.py [--shape qwen3-60m] [--apart]
 

@@ -242,9 +242,7 @@ def test_a_server_that_samples_no_token_is_given_up(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(http_client, "HEALTH_EVERY", 0.05)
     answers = {**MODELS, "/metrics": (200, metrics(7, 5)), "/v1/completions": (NEVER, None)}
     with serving(answers) as url:
-        with pytest.raises(
-            EngineLostError, match=r"it sampled no token for 0.3 s while generating \(vllm.ti"
-        ):
+        with pytest.raises(EngineLostError, match=r"it sampled no token for 0.3 s"):
             list(ServerClient("it", url, None, timeout=0.3).generate(ASKS))
         client = ServerClient("it", url, None, timeout=0.3)
         client.is_paused = True
