@@ -22,6 +22,7 @@ from hacrl.algorithms.capability import Capabilities
 from hacrl.config.schema import RunConfig
 from hacrl.engines.base import SyncReport
 from hacrl.errors import ConfigError, TrainingError, WorkerLostError
+from hacrl.executors.rank_processes import START_SECONDS
 from hacrl.executors.ray.cluster import Cluster, import_ray
 from hacrl.executors.ray.events import Event, Failed, PhaseBegun, ResponsesFinished, Result
 from hacrl.executors.ray.host import AgentHost, HostFacts, HostSpec, software
@@ -159,14 +160,18 @@ class RayExecutor:
 
     def _check_software(self, placed: Sequence[_Placed]) -> None:
         """Raise unless all processes have the same versions of what decides numbers."""
+        from ray.exceptions import GetTimeoutError
+
         own = software()
+        limit = max(START_SECONDS, self._config.ray.placement_timeout)
         for one in placed:
             try:
-                found = self._ray.get(one.host.software.remote(), timeout=self._config.ray.placement_timeout)
+                found = self._ray.get(one.host.software.remote(), timeout=limit)
             except Exception as error:  # Ray's errors have no common base that is documented
-                raise WorkerLostError(
-                    dict.fromkeys(one.agents, f"its process does not start: {_first_line(error)}")
-                ) from error
+                why = f"is not ready after {limit:g} s (ray.placement_timeout); is its machine overloaded?"
+                if not isinstance(error, GetTimeoutError):
+                    why = f"does not start: {_first_line(error)}"
+                raise WorkerLostError(dict.fromkeys(one.agents, f"its process {why}")) from error
             if found != own:
                 raise ConfigError(
                     f"executor: ray: the process of {' and '.join(one.agents)} has {_versions(found)}, "
