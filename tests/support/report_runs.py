@@ -74,7 +74,7 @@ class MadeUpRun:
         for number, agent in enumerate(self.agents):
             rollouts = []
             for prompt in range(self.prompts):
-                problem = Problem(f"p{step}-{prompt}", f"What is {step} + {prompt}?", str(step + prompt))
+                problem = self._problem(step, prompt)
                 for sample in range(self.samples):
                     right = rng.random() < 0.3 + 0.5 * step / self.steps + 0.03 * number
                     rollout = self._rollout(problem, agent, right, rng)
@@ -84,6 +84,9 @@ class MadeUpRun:
             log.append(step, agent, rollouts)
         for learner, records in learnt.items():
             log.append_learnt(step, learner, records)
+
+    def _problem(self, step: int, prompt: int) -> Problem:
+        return Problem(f"p{step}-{prompt}", f"What is {step} + {prompt}?", str(step + prompt))
 
     def _rollout(self, problem: Problem, agent: str, right: bool, rng: random.Random) -> VerifiedRollout:
         text = rng.choice(self.texts) if self.texts else " ".join(rng.choices(WORDS, k=self.tokens))

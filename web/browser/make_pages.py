@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from tests.support.report_episodes import MadeUpEpisodes
 from tests.support.report_runs import HOSTILE, MadeUpRun, write_evaluation, write_study
 
 from hacrl.report.page import write_report
@@ -38,6 +39,7 @@ def main(folder: Path, is_large: bool) -> None:
                 models=("bundled:qwen-small-a", "bundled:llama-pairs"),
             ),
             "paper": MadeUpRun(agents=("ada", "bob"), clip=0.0003, prompts=16),  # the paper's clip range
+            "episodes": MadeUpEpisodes(steps=2, prompts=3),
             "hostile": MadeUpRun(steps=2, texts=HOSTILE),
             "live": MadeUpRun(steps=6),
         }

@@ -14,6 +14,7 @@ const VIEWS = [
   ["plain", "curves"],
   ["plain", "teaching"],
   ["plain", "rollouts"],
+  ["episodes", "rollouts"],
 ] as const;
 const at = (name: string, view = "") => `file://${join(folder, `${name}.html`)}${view && `#/${view}`}`;
 
@@ -41,6 +42,30 @@ describe.skipIf(!CHROMIUM)(CHROMIUM ? "the page" : `the page (${MISSING})`, () =
       expect(requests).toEqual([]);
       await page.context().close();
     }
+  });
+
+  test("an episode is drawn turn by turn, and can be found by its end", async () => {
+    const { page, problems } = await open(browser, at("episodes", "rollouts"));
+    await page.getByLabel("Ended").selectOption("answered");
+    await page.getByLabel("matching answers only").check();
+    const answer = page
+      .getByRole("region", { name: /Answers of/ })
+      .locator("article")
+      .first();
+    expect(
+      await answer.locator(".episode > li").evaluateAll((items) => items.map((one) => one.className)),
+    ).toEqual(["observation", "action", "observation", "action", "end"]);
+    expect(await answer.locator(".call").allTextContents()).toEqual(["calculate"]);
+    expect(await answer.locator(".end").textContent()).toBe("answered without a tool");
+    const hint = page.locator(".hint-box");
+    await answer.locator(".action .token").first().hover();
+    expect(await hint.textContent()).toMatch(/^token 1 "\d.*"\nsource log p −\d/);
+    await page.getByLabel("Ended").selectOption("failed");
+    expect(await answer.locator(".end").textContent()).toBe(
+      "the environment failed: calculate did not answer within 5 s",
+    );
+    expect(problems).toEqual([]);
+    await page.context().close();
   });
 
   test("from a point of a curve to its step, to a rollout, to a learner's view", async () => {

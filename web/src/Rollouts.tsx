@@ -1,10 +1,11 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { agentInk, usePage } from "./context";
-import type { Answer, Prompt, Run, Series, View } from "./data";
+import type { Answer, Prompt, Run, View } from "./data";
+import { ENDS, EpisodeTurns } from "./Episode";
 import { answerMatches, type Entry, EVERYTHING, type Filter, isSolved, matching } from "./filter";
-import { hideHint, hintAtEvent, hintByKey } from "./hint";
 import { compact, fixed, short, signed } from "./numbers";
 import { Text } from "./Text";
+import { Tokens } from "./Tokens";
 import { visibleLine } from "./text";
 import { type Colouring, tokenStyle } from "./tokens";
 import { VirtualList } from "./VirtualList";
@@ -16,6 +17,8 @@ const FATES: Record<string, string> = {
   no_signal: "no signal",
   bad_update: "bad update",
   over_limit: "over limit",
+  not_shared: "not shared",
+  environment_failed: "dropped: environment failed",
   not_representable: "dropped: not representable",
   too_long: "dropped: too long",
   truncated: "dropped: truncated",
@@ -54,6 +57,13 @@ export function Rollouts({ run, number }: { run: Run; number: number }) {
   const shortened = run.rollouts.reduce((sum, step) => sum + step.shortened, 0);
   const verdicts = useMemo(
     () => [...new Set(entries.flatMap(({ prompt }) => prompt.rollouts.map((one) => one.v)))].sort(),
+    [entries],
+  );
+  const ends = useMemo(
+    () =>
+      [
+        ...new Set(entries.flatMap(({ prompt }) => prompt.rollouts.flatMap((one) => one.e?.end ?? []))),
+      ].sort(),
     [entries],
   );
   const select = (i: number) => {
@@ -142,6 +152,15 @@ export function Rollouts({ run, number }: { run: Run; number: number }) {
           ]}
           set={(fate) => change({ fate })}
         />
+        {ends.length > 0 && (
+          <Choice
+            label="Ended"
+            value={filter.end}
+            any="any"
+            options={ends.map((one) => [one, ENDS[one] ?? one])}
+            set={(end) => change({ end })}
+          />
+        )}
         <Choice
           label="Prompts"
           value={filter.only}
@@ -384,6 +403,15 @@ function PromptHead({ entry }: { entry: Entry }) {
       <pre class="prompt-text">
         <Text text={prompt.prompt} />
       </pre>
+      {prompt.tools && (
+        <ul class="tools" aria-label="Tools">
+          {prompt.tools.map((tool) => (
+            <li key={tool.name} title={visibleLine(tool.text)}>
+              <Text text={tool.name} />
+            </li>
+          ))}
+        </ul>
+      )}
       <p class="gold">
         <span class="quiet">gold answer</span>{" "}
         <b>
@@ -423,7 +451,11 @@ function AnswerCard(props: {
       {answer.x && colouring !== "none" && (
         <p class="note">The page leaves out this answer's tokens, to stay small.</p>
       )}
-      <Tokens pieces={answer.p} text={answer.t} source={answer.l} learner={own} colouring={colouring} />
+      {answer.e ? (
+        <EpisodeTurns episode={answer.e} learner={own} colouring={colouring} />
+      ) : (
+        <Tokens pieces={answer.p} text={answer.t} source={answer.l} learner={own} colouring={colouring} />
+      )}
       {view?.p && colouring !== "none" && (
         <div class="retokenised">
           <span class="quiet">
@@ -488,59 +520,6 @@ function FateRow(props: { view: View; name: string; colour: string; isChosen: bo
       <td class="number">{signed(view.A, 2)}</td>
       <td class="number">{compact(view.w)}</td>
     </tr>
-  );
-}
-
-function Tokens(props: {
-  pieces: string[] | null;
-  text: string;
-  source: Series | null;
-  learner: Series | undefined;
-  colouring: Colouring;
-}) {
-  const { pieces, colouring } = props;
-  if (!pieces || colouring === "none") {
-    return (
-      <pre class="text">
-        <Text text={props.text} />
-      </pre>
-    );
-  }
-  return (
-    // biome-ignore lint/a11y/useSemanticElements: it is text, not a form's fields
-    <pre
-      class="text tokens"
-      // biome-ignore lint/a11y/noNoninteractiveTabindex: arrow keys read the tokens' numbers
-      tabIndex={0}
-      role="group"
-      aria-label="Tokens. Arrow keys read the numbers of each."
-      onPointerOver={hintAtEvent}
-      onClick={hintAtEvent}
-      onPointerLeave={hideHint}
-      onBlur={hideHint}
-      onKeyDown={hintByKey}
-    >
-      {pieces.map((piece, i) => {
-        const source = props.source?.[i] ?? null;
-        const learner = props.learner?.[i] ?? null;
-        const hint = [
-          `token ${i + 1} ${JSON.stringify(visibleLine(piece))}`,
-          source !== null ? `source log p ${fixed(source)}` : "",
-          learner !== null ? `learner log p ${fixed(learner)}` : "",
-          source !== null && learner !== null ? `ratio ${fixed(Math.exp(learner - source))}` : "",
-        ];
-        return (
-          <span
-            key={i}
-            class="token"
-            style={tokenStyle(colouring, source, learner)}
-            data-hint={hint.filter(Boolean).join("\n")}
-          >
-            <Text text={piece} />
-          </span>
-        );
-      })}
-    </pre>
   );
 }
 

@@ -96,6 +96,24 @@ export interface View {
   n?: number;
 }
 
+/** One action of an agent, or what its environment answered. */
+export interface EpisodeTurn {
+  n: number; // tokens
+  t: string; // text, in the source's own format
+  p?: string[] | null; // of an action: token texts
+  l?: Series; // of an action: log-probabilities
+  c?: [string, string][]; // of an action: tools called, with their arguments
+  r?: number; // of an action: reward, if every turn has one
+  o?: [string, string][]; // of an observation: who says what
+}
+
+export interface Episode {
+  end: string;
+  turns: EpisodeTurn[];
+  opening?: string;
+  failure?: string;
+}
+
 export interface Answer {
   a: number; // agent
   i: number; // sample
@@ -107,6 +125,7 @@ export interface Answer {
   p: string[] | null; // token texts
   l: Series; // log-probabilities
   k: View[];
+  e?: Episode; // instead of p and l
   x?: 1; // its tokens were left out
 }
 
@@ -115,6 +134,7 @@ export interface Prompt {
   prompt: string;
   answer: string;
   context?: { role: string; content: string }[];
+  tools?: { name: string; text: string }[];
   rollouts: Answer[];
 }
 

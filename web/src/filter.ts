@@ -8,6 +8,7 @@ export interface Filter {
   verdict: string;
   reward: string; // "", or a bin: "=0", "mid", "=1"
   fate: string;
+  end: string; // why an episode ended
   only: "" | "one" | "partner" | "split";
   text: string;
 }
@@ -18,6 +19,7 @@ export const EVERYTHING: Filter = {
   verdict: "",
   reward: "",
   fate: "",
+  end: "",
   only: "",
   text: "",
 };
@@ -27,7 +29,14 @@ export interface Entry {
   prompt: Prompt;
 }
 
-const DROPPED = new Set(["too_long", "not_representable", "non_finite", "empty", "truncated"]);
+const DROPPED = new Set([
+  "too_long",
+  "not_representable",
+  "non_finite",
+  "empty",
+  "truncated",
+  "environment_failed",
+]);
 
 /** Return whether an answer matches all filters that concern single answers. */
 export function answerMatches(answer: Answer, filter: Filter): boolean {
@@ -35,6 +44,7 @@ export function answerMatches(answer: Answer, filter: Filter): boolean {
   if (filter.verdict && answer.v !== filter.verdict) return false;
   if (filter.reward && rewardBin(answer.r) !== filter.reward) return false;
   if (filter.fate && !answer.k.some((view) => fateGroup(view.f) === filter.fate)) return false;
+  if (filter.end && answer.e?.end !== filter.end) return false;
   return filter.only !== "partner" || taughtPartner(answer);
 }
 

@@ -1,5 +1,6 @@
 import { describe, expect, test } from "vitest";
 import type { Answer, Prompt, Run, Table } from "./data";
+import { tokenStarts } from "./Episode";
 import { asCsv, asLatex, fileName } from "./export";
 import { type Entry, EVERYTHING, matching, rewardBin, solvers } from "./filter";
 import { type Line, withDashes } from "./lines";
@@ -24,6 +25,16 @@ describe("text", () => {
     ]);
     expect(visibleParts("")).toEqual([]);
   });
+});
+
+test("a turn of an episode begins after the tokens of those before it", () => {
+  expect(
+    tokenStarts([
+      { n: 3, t: "ask" },
+      { n: 2, t: "told", o: [["tool", "7"]] },
+      { n: 4, t: "say" },
+    ]),
+  ).toEqual([0, 3, 5]);
 });
 
 test("numbers", () => {
@@ -74,6 +85,12 @@ describe("filters", () => {
     expect(ids({ verdict: "correct" })).toEqual(["p1", "p2"]);
     expect(ids({ text: "SEVEN" })).toEqual(["p1", "p3"]);
     expect(ids({ text: "what is p2" })).toEqual(["p2"]);
+  });
+  test("by the end of an episode", () => {
+    const failed = { ...answer(0, 0, "x"), e: { end: "failed", turns: [] } };
+    const mixed = [...entries, entry(3, "p4", failed)];
+    const found = matching(mixed, { ...EVERYTHING, end: "failed" });
+    expect(found.map(({ prompt }) => prompt.id)).toEqual(["p4"]);
   });
   test("all must hold for the same answer", () => {
     expect(ids({ agent: 1, verdict: "correct" })).toEqual(["p2"]);

@@ -163,20 +163,17 @@ class RolloutSampler:
             answers.append(self._answer(row, views.get((row["agent"], row["sample"]), [])))
         first = rollouts[0][0]
         prompt = {"id": first["problem"], "prompt": first["prompt"], "answer": first["answer"]}
-        if "context" in (whole := _parse(rollouts[0][1])):
+        whole = _parse(rollouts[0][1])
+        if "context" in whole:
             prompt["context"] = whole["context"]
+        if "tools" in whole:
+            prompt["tools"] = [{"name": tool["name"], "text": tool["description"]} for tool in whole["tools"]]
         return {**prompt, "rollouts": answers}
 
     def _answer(self, row: Row, views: Sequence[Row]) -> Row:
-        ids = [token for segment in row["segments"] for token in segment["token_ids"]]
-        logprobs = [
-            value
-            for segment in row["segments"]
-            for value in segment["token_logprobs"] or [None] * len(segment["token_ids"])
-        ]
-        whole = _whole_text(row)
-        pieces = self._pieces(row["agent"], ids, whole)
-        return {
+        segments, is_episode = row["segments"], "episode" in row
+        whole = "" if is_episode else _whole_text(row)  # an episode's text lacks stop tokens between turns
+        answer: Row = {
             "a": self._agents[row["agent"]],
             "i": row["sample"],
             "t": row["text"],
@@ -184,10 +181,43 @@ class RolloutSampler:
             "r": row["reward"],
             "f": row["finish_reason"],
             "n": row["tokens"],
-            "p": pieces,
-            "l": _rounded(logprobs),
+            "p": None,
+            "l": [],
             "k": sorted((self._view(whole, view) for view in views), key=lambda view: view["a"]),
         }
+        if is_episode:
+            return {**answer, "e": self._episode(row)}
+        ids = [token for segment in segments for token in segment["token_ids"]]
+        logprobs = [
+            value
+            for segment in segments
+            for value in segment["token_logprobs"] or [None] * len(segment["token_ids"])
+        ]
+        return {**answer, "p": self._pieces(row["agent"], ids, whole), "l": _rounded(logprobs)}
+
+    def _episode(self, row: Row) -> Row:
+        """Return how an episode began and ended, and its turns in order."""
+        episode, rewards = row["episode"], iter(row["episode"]["turn_rewards"])
+        turns = []
+        for segment in row["segments"]:
+            turn: Row = {"n": len(segment["token_ids"]), "t": segment["text"] + segment.get("stop_text", "")}
+            if segment["kind"] == "action":
+                turn["p"] = self._pieces(row["agent"], segment["token_ids"], turn["t"])
+                turn["l"] = _rounded(segment["token_logprobs"])
+                turn["c"] = [
+                    [call["name"], call["arguments"]]
+                    for said in segment.get("turns", ())
+                    for call in said["tool_calls"]
+                ]
+                if (reward := next(rewards, None)) is not None:
+                    turn["r"] = reward
+            else:  # what the environment said, without the control tokens around it
+                turn["o"] = [
+                    [said["tool"] or said["role"], said["content"]] for said in segment.get("turns", ())
+                ]
+            turns.append(turn)
+        found = {"end": episode["end"], "turns": turns}
+        return found | {key: episode[key] for key in ("opening", "failure") if episode[key]}
 
     def _view(self, text: str, row: Row) -> Row:
         """Return what one learner made of a response."""
@@ -250,8 +280,16 @@ def _shortened(prompt: Row, answers: int, with_tokens: int) -> Row:
 
 
 def _without_tokens(answer: Row) -> Row:
-    views = [{key: value for key, value in view.items() if key not in ("l", "p")} for view in answer["k"]]
-    return {**answer, "p": None, "l": [], "k": views, "x": 1}
+    views = [_without(view, ("l", "p")) for view in answer["k"]]
+    shorter = {**answer, "p": None, "l": [], "k": views, "x": 1}
+    if "e" in answer:
+        turns = [_without(turn, ("l", "p")) for turn in answer["e"]["turns"]]
+        shorter["e"] = {**answer["e"], "turns": turns}
+    return shorter
+
+
+def _without(row: Row, keys: Sequence[str]) -> Row:
+    return {key: value for key, value in row.items() if key not in keys}
 
 
 @dataclass(frozen=True)
