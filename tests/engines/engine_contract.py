@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from typing import Any, Protocol
 
 import pytest
@@ -22,6 +23,7 @@ from tests.support.engines import (
     logprob_gap,
     mean_gap,
     next_token_probabilities,
+    probe_prompts,
     sample_rollouts,
 )
 
@@ -161,6 +163,18 @@ class EngineContract:
             assert rollout.token_ids == greedy_ids(agent, agent.encode_prompt(rollout.problem), 12)
             assert rollout.token_logprobs == (0.0,) * rollout.num_tokens
         assert len({r.token_ids for r in rollouts}) > 2
+
+    def test_a_response_with_a_seed_of_its_own_depends_on_no_other(self, engine_of: EngineOf) -> None:
+        agent = engine_agent(leaning=ENDING)
+        engine, sampling, stop_ids = engine_of(agent), Sampling(12), frozenset(agent.stop_ids)
+        prompts, seeds = probe_prompts(agent)[:3], (11, 7, 2**63 - 1, 3, 0, 8)
+        request = GenerationRequest(prompts, 2, sampling, stop_ids, 0, response_seeds=seeds)
+        together = [sample.token_ids for sample in engine.generate(request)]
+        assert len(set(together)) == 6
+        last = replace(request, prompts=prompts[2:], response_seeds=seeds[4:], seed=9)
+        assert [sample.token_ids for sample in engine.generate(last)] == together[4:]
+        turned = replace(request, prompts=prompts[::-1], response_seeds=seeds[::-1])
+        assert [sample.token_ids for sample in engine.generate(turned)] == together[::-1]
 
     def test_a_seed_fixes_the_responses(self, engine_of: EngineOf) -> None:
         engine = engine_of(engine_agent(leaning=ENDING))

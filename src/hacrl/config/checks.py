@@ -77,12 +77,6 @@ def _check_asynchronous(config: RunConfig) -> None:
             f"a step's, but with asynchronous.max_staleness={staleness} they are at different steps: set "
             "rollout.resample=0"
         )
-    for agent in config.agents:
-        if agent.ranks > 1:
-            raise ConfigError(
-                f"agents.{agent.name}.ranks={agent.ranks}: the ranks of an agent sample and learn in turns; "
-                f"set ranks=1, or asynchronous.max_staleness=0 instead of {staleness}"
-            )
 
 
 def _check_method_agents(config: RunConfig) -> None:

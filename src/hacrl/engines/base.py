@@ -14,6 +14,7 @@ import torch
 
 from hacrl.errors import ModelError
 from hacrl.models.stop_strings import StopStrings
+from hacrl.seeding import derive_seed
 from hacrl.types import Sampling, VersionSpans
 
 
@@ -43,6 +44,12 @@ class GenerationRequest:
     def limit(self, index: int) -> int:
         """Return the most new tokens of one response."""
         return self.sampling.max_new_tokens if self.limits is None else self.limits[index]
+
+    def seeds_of_responses(self) -> tuple[int, ...]:
+        """Return ``response_seeds``, or one seed per response derived from ``seed`` and its index."""
+        if self.response_seeds is not None:
+            return self.response_seeds
+        return tuple(derive_seed(self.seed, index) for index in range(self.num_samples))
 
     def check_lengths(self, agent: str, limit: int | None) -> None:
         """Raise ModelError if a prompt and a full response do not fit into ``limit`` tokens."""

@@ -203,11 +203,12 @@ def with_free_memory(settings: AgentSettings, device: torch.device) -> AgentSett
     A share that the user has set stays.
     """
     vllm = settings.vllm
-    shares_gpu = device.type == "cuda" and (vllm.devices is None or (device.index or 0) in vllm.devices)
-    if not shares_gpu or vllm.memory is not None:
+    own = device.index or 0
+    here = sum(one.devices is None or own in one.devices for one in vllm.each())  # engines on this GPU
+    if device.type != "cuda" or not here or vllm.memory is not None:
         return settings
     free, total = torch.cuda.mem_get_info(device)
-    return replace(settings, vllm=replace(vllm, memory=round(USABLE_SHARE * free / total, 3)))
+    return replace(settings, vllm=replace(vllm, memory=round(USABLE_SHARE * free / total / here, 3)))
 
 
 def _answer_chunk(

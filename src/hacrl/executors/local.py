@@ -20,6 +20,7 @@ from hacrl.rollouts.groups import PromptGroup
 from hacrl.training.metrics import LearnReport
 from hacrl.training.prefetch import Prefetch
 from hacrl.training.reporter import Reporter
+from hacrl.training.tensor_files import WrittenFile, tensor_file, write_tensors
 from hacrl.training.worker import AgentWorker, Answer, Assignment
 from hacrl.types import Rollout
 
@@ -137,6 +138,18 @@ class LocalExecutor:
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Return every worker's tensors by agent."""
         return {name: worker.tensors() for name, worker in self.workers.items()}
+
+    @property
+    def writes_tensors(self) -> bool:
+        """Whether an agent has ranks: a copy of all its tensors is what no single process need hold."""
+        return self._ranks is not None
+
+    def write_tensors(self, folder: Path) -> dict[str, WrittenFile]:
+        """Write every worker's tensors into a file of the folder; return the files by name."""
+        return {
+            tensor_file(name): write_tensors(folder / tensor_file(name), worker.tensor_stream())
+            for name, worker in self.workers.items()
+        }
 
     def load_state_dict(
         self, state: Mapping[str, Mapping[str, Any]], tensors: Mapping[str, Mapping[str, Tensor]]

@@ -30,6 +30,7 @@ from hacrl.training.recovery import Recovery, no_recovery
 from hacrl.training.reporter import Reporter
 from hacrl.training.resampling import Resampler
 from hacrl.training.state import StepProgress
+from hacrl.training.tensor_files import WrittenFile, tensor_file
 from hacrl.training.worker import Assignment
 from hacrl.types import Problem, VerifiedRollout
 
@@ -354,6 +355,21 @@ class Trainer:
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Return every agent's trained weights and optimizer moments, not copied."""
         return self._in_spite_of_losses(self.executor.tensors)
+
+    @property
+    def writes_tensors(self) -> bool:
+        """Whether :meth:`write_tensors` saves memory: it takes no copy of all tensors, but training waits."""
+        return bool(getattr(self.executor, "writes_tensors", False))
+
+    def write_tensors(self, folder: Path) -> dict[str, WrittenFile]:
+        """Write every agent's tensors into a file of the folder; return the files by name."""
+
+        def write() -> dict[str, WrittenFile]:
+            for begun in folder.glob(tensor_file("*")):  # before an agent was lost
+                begun.unlink()
+            return self.executor.write_tensors(folder)
+
+        return self._in_spite_of_losses(write)
 
     def load_state_dict(self, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Restore what :meth:`state_dict` and :meth:`tensors` returned."""

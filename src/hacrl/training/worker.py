@@ -28,6 +28,7 @@ from hacrl.training.lr_schedule import LearningRateSchedule
 from hacrl.training.metrics import LearnReport, learn_report
 from hacrl.training.reporter import AgentReporter, Reporter
 from hacrl.training.samples import LearnerSamples, SampleBuilder
+from hacrl.training.tensor_files import TensorStream
 from hacrl.types import Problem, Rollout, Sampling, VerifiedRollout
 
 
@@ -216,6 +217,10 @@ class AgentWorker:
     def tensors(self) -> dict[str, Tensor]:
         """Return the trained weights and the optimizer's moments, wherever they are, not copied."""
         return self.learner.optimizer.tensors()
+
+    def tensor_stream(self) -> TensorStream:
+        """Return the same tensors, to be read one by one, in the order of a file."""
+        return self.learner.optimizer.tensor_stream()
 
     def load_state_dict(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Restore what :meth:`state_dict` and :meth:`tensors` returned."""
