@@ -24,6 +24,30 @@ class OnResponses(Protocol):
         ...
 
 
+class Answers(Protocol):
+    """The seam between an agent's worker and what gives the agent's responses: a model, or an endpoint."""
+
+    def generate(
+        self,
+        problems: Sequence[Problem],
+        samples: int,
+        sampling: Sampling,
+        seed: int,
+        on_responses: OnResponses = ...,
+        version: int | None = None,
+    ) -> list[Rollout]:
+        """Return up to ``samples`` rollouts for each problem, problem by problem, not yet verified."""
+        ...
+
+    def verify(self, rollouts: Sequence[Rollout]) -> list[VerifiedRollout]:
+        """Return the rollouts that :meth:`generate` returned last with their verdicts."""
+        ...
+
+    def abandon(self) -> None:
+        """Stop verifying: the verdicts are not needed."""
+        ...
+
+
 class Answerer:
     """Generates and verifies one agent's responses.
 

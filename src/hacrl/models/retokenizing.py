@@ -12,7 +12,7 @@ from typing import Literal
 from hacrl.models.tokenizing import BROKEN_CHARACTER, PlainIds, TextCodec
 from hacrl.types import Rollout, full_loss_mask
 
-DropReason = Literal["too_long", "not_representable", "non_finite", "empty", "truncated"]
+DropReason = Literal["too_long", "not_representable", "non_finite", "empty", "truncated", "no_logprobs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Retokeniser:
         for rollout, same in zip(rollouts, same_tokenizer, strict=True):
             if same:
                 kept = [segment.token_ids for segment in rollout.segments]
-                if rollout.finish_reason == "stop":
+                if rollout.ends_with_stop_token:
                     kept[-1] = kept[-1][:-1]
                 segments.append(kept)
             else:  # a broken character stands for lost bytes: the text is not what the source generated
@@ -131,7 +131,7 @@ def _learner_tokens(
     """Add the stop token and the loss mask; ``segment_ids`` are the segments without the stop token."""
     if segment_ids is None:
         return "not_representable"
-    if rollout.finish_reason == "stop":
+    if rollout.ends_with_stop_token:
         segment_ids = [*segment_ids[:-1], (*segment_ids[-1], _stop_id(learner, rollout, same_tokenizer))]
     response_ids = tuple(token for ids in segment_ids for token in ids)
     limit = learner.context_length

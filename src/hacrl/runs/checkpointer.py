@@ -236,7 +236,7 @@ class Checkpointer(Observer):
         if under_way is not None:
             documents["under_way"] = under_way
         content = CheckpointContent(
-            documents, {f"agent-{name}": tensors for name, tensors in trainer.tensors().items()}
+            documents, {f"agent-{name}": tensors for name, tensors in trainer.tensors().items() if tensors}
         )
         which = CheckpointId(trainer.steps_done, trainer.phases_done)
         snapshot = self._snapshot(content) if self._settings.background and not wait else None

@@ -36,6 +36,7 @@ from hacrl.models.reference_policy import make_reference
 from hacrl.models.sharding import sharding_of
 from hacrl.training.alignment import GradientAlignment, own_and_others
 from hacrl.training.batching import TokenBudget, loss_masks, minibatches, token_pairs
+from hacrl.training.behaviour import sequence_behaviour, token_behaviour
 from hacrl.training.gradient_checkpointing import checkpointed_layers
 from hacrl.training.gradient_meter import GradientMeter
 from hacrl.training.learn_stats import DeferredReader, LearnStats, MicroBatchResult
@@ -458,7 +459,7 @@ class Learner:
         if self._reference is not None:
             with self._reference.policy() as reference:
                 reference_BT, _ = self._logprobs(samples, reference)
-        behaviour = [_per_response_token(sample) for sample in samples]
+        behaviour = [token_behaviour(sample) for sample in samples]
         longest = logprobs_BT.shape[1]
         behaviour_BT = torch.tensor(
             [[*row, *[0.0] * (longest - len(row))] for row in behaviour], dtype=logprobs_BT.dtype
@@ -471,7 +472,7 @@ class Learner:
             logprobs_BT=logprobs_BT,
             mask_BT=mask_BT,
             behaviour_logprobs_BT=copy_to_device(behaviour_BT, device),
-            behaviour_logprob_B=column([sample.behaviour_logprob for sample in samples]),
+            behaviour_logprob_B=sequence_behaviour(samples, logprobs_BT, mask_BT),
             source_length_B=column([sample.source_length for sample in samples]),
             advantages_B=column([sample.advantage for sample in samples]),
             is_own_B=copy_to_device([sample.is_own for sample in samples], device),
@@ -518,12 +519,3 @@ def _by_source(samples: Iterable[LearnerSample]) -> dict[str, list[LearnerSample
     for sample in samples:
         found.setdefault(sample.source, []).append(sample)
     return dict(sorted(found.items()))
-
-
-def _per_response_token(sample: LearnerSample) -> Sequence[float]:
-    """Return the source's log-probabilities aligned with the response: 0 for observations; () if unknown."""
-    logprobs = sample.behaviour_logprobs
-    if logprobs is None or len(logprobs) == len(sample.loss_mask):
-        return logprobs or ()
-    remaining = iter(logprobs)
-    return [next(remaining) if is_action else 0.0 for is_action in sample.loss_mask]

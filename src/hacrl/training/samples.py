@@ -125,6 +125,7 @@ class SampleBuilder:
         self._mask_truncated = mask_truncated
         self._overlong = overlong
         self._probe_share = probe_share
+        self._needs_logprobs = method.settings.needs_source_logprobs
 
     def build(
         self,
@@ -238,7 +239,10 @@ class SampleBuilder:
 
     def _reason_to_drop(self, rollout: Rollout) -> DropReason | None:
         """Return why a rollout is not even written in the learner's tokens."""
-        if not math.isfinite(rollout.logprob):
+        if not rollout.has_logprobs:
+            if self._needs_logprobs:
+                return "no_logprobs"
+        elif not math.isfinite(rollout.logprob):
             return "non_finite"
         if self._mask_truncated and rollout.finish_reason == "length":
             return "truncated"
@@ -250,18 +254,18 @@ class SampleBuilder:
         if isinstance(tokens, str):
             return tokens
         # tokens at the end that are not trained on
-        removed = 1 if rollout.finish_reason == "stop" and not self._learn_stop_token else 0
-        source_logprobs = rollout.token_logprobs[: rollout.num_tokens - removed]
+        removed = 1 if rollout.ends_with_stop_token and not self._learn_stop_token else 0
+        source_logprobs = rollout.token_logprobs[: len(rollout.token_logprobs) - removed]
         kept = len(tokens.response_ids) - removed
         loss_mask = tokens.loss_mask[:kept]
-        if not any(loss_mask) or not source_logprobs:
+        if not any(loss_mask) or (rollout.has_logprobs and not source_logprobs):
             return "empty"
         return LearnerSample(
             prompt_ids=tokens.prompt_ids,
             response_ids=tokens.response_ids[:kept],
             behaviour_logprobs=source_logprobs if tokens.reused else None,
-            behaviour_logprob=math.fsum(source_logprobs),
-            source_length=len(source_logprobs),
+            behaviour_logprob=math.fsum(source_logprobs) if rollout.has_logprobs else None,
+            source_length=len(source_logprobs) or rollout.num_tokens or sum(loss_mask),
             source=rollout.agent,
             is_own=rollout.agent == self._learner.name,
             advantage=candidate.advantage,

@@ -344,8 +344,9 @@ class RayExecutor:
         """Restore the agents that are named."""
         for agent in state:
             (one,) = self._parties([agent])
-            names = list(tensors[agent])
-            packed = [self._ray.put(PackedTensor.of(tensors[agent][name])) for name in names]
+            own = tensors.get(agent, {})  # a frozen agent has none
+            names = list(own)
+            packed = [self._ray.put(PackedTensor.of(own[name])) for name in names]
             stream = one.host.load_state.options(**_STREAMING).remote(agent, state[agent], names, *packed)
             for result in self._results({agent: stream}, None):
                 self._versions[agent] = result.policy_version

@@ -158,7 +158,7 @@ class AgentHost:
             for agent in agents:
                 worker = self._executor.workers[agent]
                 for name, tensor in worker.tensors().items():
-                    stream.result(agent, (name, PackedTensor.of(tensor)), worker.agent.policy_version)
+                    stream.result(agent, (name, PackedTensor.of(tensor)), worker.policy_version)
 
         yield from EventStream().run(run, self._threads)
 
