@@ -30,7 +30,7 @@ from hacrl.runs.resume import inspect_run
 from hacrl.runs.run import LocalRun, run_locally
 from tests.support.openai_server import OpenAIServer, serving
 from tests.support.tiny import char_agent, with_logit_bias
-from tests.training.runs import HACPO, Run, Runs, Watcher, assert_moved
+from tests.training.runs import HACPO, Run, Runs, Watcher, assert_moved, assert_same_weights
 from tests.training.test_interruptions import Events
 
 CLIP = {"clip_low": 0.2, "clip_high": 0.28}
@@ -70,7 +70,8 @@ def resumed(folder: Path, *overrides: str) -> list[str]:
 
 
 def used(run: Run) -> list[dict[str, Any]]:
-    return [step["learning"]["sources"]["gpt"] for step in run.of("char")]
+    found = [step["learning"]["sources"] for step in run.of("char")]
+    return [sources["gpt"] for sources in found if "gpt" in sources]
 
 
 @pytest.mark.parametrize("counts_stop", [True, False])
@@ -290,6 +291,14 @@ def test_an_asynchronous_run_learns_from_it(runs: Runs, server: OpenAIServer) ->
     assert result.updates["char"] > 0
     assert result.rollouts == {"char": 48, "gpt": 47}
     resumed(Path(config.output), "steps=4")
+
+
+def test_success_gated_transfer_makes_no_use_of_log_probabilities(runs: Runs, server: OpenAIServer) -> None:
+    options = {"method": SuccessGatedSettings(**CLIP), "steps": 2, "learning": {"lr": 1e-2}}
+    known = runs("char", gpt(server), **options)
+    unknown = runs("char", gpt(server, logprobs=False), **options)
+    assert sum(source["used"] for source in used(known)) > 0
+    assert_same_weights(known.weights("char"), unknown.weights("char"))
 
 
 def test_what_it_teaches_is_learnt(runs: Runs) -> None:
