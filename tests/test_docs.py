@@ -451,7 +451,8 @@ def complete(data: dict[str, Any]) -> dict[str, Any]:
         data = {"agent_defaults": data}  # keys of an agent, as `vllm: {python: ...}`
     agents = [{"name": "first", "model": "bundled:qwen-small-a"}, {"name": "second", "model": "x/y"}]
     data = {"agents": agents, "output": "x", **data}
-    filled = [{"model": "bundled:qwen-small-a", **agent} for agent in data["agents"]]
+    model = {"model": "bundled:qwen-small-a"}
+    filled = [agent if "endpoint" in agent else {**model, **agent} for agent in data["agents"]]
     return {**data, "agents": filled}
 
 

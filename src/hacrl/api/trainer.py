@@ -183,14 +183,14 @@ class HACRLTrainer:
         return accuracies
 
     def save_model(self, output_dir: str | Path | None = None) -> dict[str, Path]:
-        """Write every agent as a plain Hugging Face folder ``output_dir/NAME``; return name -> folder.
+        """Write every trained agent as a Hugging Face folder ``output_dir/NAME``; return name -> folder.
 
         The default is ``agents`` in the run's folder, where ``train`` writes the agents, too.
         """
         folder = Path(self.config.output) / "agents" if output_dir is None else Path(output_dir)
         saved = {}
         with self._library_bars():
-            for name in self._run.trainer.remaining:
+            for name in self._run.trainer.learners:
                 saved[name] = folder / name
                 try:
                     saved[name].mkdir(parents=True, exist_ok=True)

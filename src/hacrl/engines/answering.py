@@ -34,6 +34,38 @@ class OnResponses(Protocol):
         ...
 
 
+class Answers(Protocol):
+    """The seam between an agent's worker and what gives the agent's responses: a model, or an endpoint."""
+
+    def generate(
+        self,
+        problems: Sequence[Problem],
+        samples: int,
+        sampling: Sampling,
+        seed: int,
+        on_responses: OnResponses = ...,
+        version: int | None = None,
+    ) -> list[Rollout]:
+        """Return up to ``samples`` rollouts for each problem, problem by problem, not yet verified."""
+        ...
+
+    def verify(self, rollouts: Sequence[Rollout]) -> list[VerifiedRollout]:
+        """Return the rollouts that :meth:`generate` returned last with their verdicts."""
+        ...
+
+    def abandon(self) -> None:
+        """Stop verifying: the verdicts are not needed."""
+        ...
+
+    def take_notes(self) -> list[str]:
+        """Return sentences for the user that have come up since the last call."""
+        ...
+
+    def close(self) -> None:
+        """End processes. May be called more than once."""
+        ...
+
+
 class Answerer:
     """Generates and verifies one agent's responses.
 

@@ -109,10 +109,9 @@ class SyncReport:
     restarts: int  # times this process started the engine again because it had died
 
 
-class Engine(Protocol):
-    """Samples responses of one policy, with the log-probabilities they were sampled with."""
+class Sampler(Protocol):
+    """What hacrl asks of everything that samples, an engine or an endpoint, besides the samples."""
 
-    policy: Policy
     # Whether generate() first brings the engine to the policy's weights. A trainer that updates the policy
     # while the engine generates sets this to False, and calls sync() where the weights are whole.
     follows_policy: bool
@@ -150,13 +149,6 @@ class Engine(Protocol):
         """
         ...
 
-    def generate(self, request: GenerationRequest, on_finished: OnFinished | None = None) -> list[Sample]:
-        """Return all samples, prompt by prompt. ``on_finished`` is called as samples finish, in any order.
-
-        ``on_finished`` must not wait for the thread that updates the engine meanwhile.
-        """
-        ...
-
     def take_notes(self) -> list[str]:
         """Return sentences for the user that have come up since the last call."""
         ...
@@ -175,4 +167,17 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """End processes and free memory. May be called more than once."""
+        ...
+
+
+class Engine(Sampler, Protocol):
+    """Samples responses of one policy, with the log-probabilities they were sampled with."""
+
+    policy: Policy
+
+    def generate(self, request: GenerationRequest, on_finished: OnFinished | None = None) -> list[Sample]:
+        """Return all samples, prompt by prompt. ``on_finished`` is called as samples finish, in any order.
+
+        ``on_finished`` must not wait for the thread that updates the engine meanwhile.
+        """
         ...

@@ -243,7 +243,7 @@ class Checkpointer(Observer):
             self.wait_seconds.append(time.perf_counter() - start)
             return
         content = CheckpointContent(
-            documents, {tensor_group(name): tensors for name, tensors in trainer.tensors().items()}
+            documents, {tensor_group(name): tensors for name, tensors in trainer.tensors().items() if tensors}
         )
         snapshot = self._snapshot(content) if self._settings.background and not wait else None
         if snapshot is not None:

@@ -16,6 +16,7 @@ from hacrl.models.logprobs import response_logprobs
 from hacrl.models.packing import TokenPair
 from hacrl.models.reference_policy import ReferencePolicy
 from hacrl.training.batching import loss_masks, token_pairs
+from hacrl.training.behaviour import sequence_behaviour, token_behaviour
 from hacrl.training.old_policy import OldPolicyLogprobs
 from hacrl.types import LearnerSample, LossBatch, Sampling
 
@@ -84,7 +85,7 @@ class LossBatches:
         if self._reference is not None:
             with self._reference.policy() as reference:
                 reference_BT, _ = self.logprobs(samples, reference)
-        behaviour = [_per_response_token(sample) for sample in samples]
+        behaviour = [token_behaviour(sample) for sample in samples]
         longest = logprobs_BT.shape[1]
         behaviour_BT = torch.tensor(
             [[*row, *[0.0] * (longest - len(row))] for row in behaviour], dtype=logprobs_BT.dtype
@@ -97,7 +98,7 @@ class LossBatches:
             logprobs_BT=logprobs_BT,
             mask_BT=mask_BT,
             behaviour_logprobs_BT=copy_to_device(behaviour_BT, device),
-            behaviour_logprob_B=column([sample.behaviour_logprob for sample in samples]),
+            behaviour_logprob_B=sequence_behaviour(samples, logprobs_BT, mask_BT),
             source_length_B=column([sample.source_length for sample in samples]),
             advantages_B=column([sample.advantage for sample in samples]),
             is_own_B=copy_to_device([sample.is_own for sample in samples], device),
@@ -132,12 +133,3 @@ class LossBatches:
         if self._recomputes_old:
             return replace(batch, mismatch_cap=self._mismatch_cap)
         return batch
-
-
-def _per_response_token(sample: LearnerSample) -> Sequence[float]:
-    """Return the source's log-probabilities aligned with the response: 0 for observations; () if unknown."""
-    logprobs = sample.behaviour_logprobs
-    if logprobs is None or len(logprobs) == len(sample.loss_mask):
-        return logprobs or ()
-    remaining = iter(logprobs)
-    return [next(remaining) if is_action else 0.0 for is_action in sample.loss_mask]

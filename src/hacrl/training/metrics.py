@@ -9,7 +9,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from hacrl.engines.base import SyncReport
@@ -60,6 +60,7 @@ class RolloutReport:
     all_wrong: float = 0.0  # share of prompts whose responses all have the lowest reward
     replaced: int = 0  # prompts of the step without variance that rollout.resample replaced
     episodes: EpisodesReport | None = None  # None: the task has no environments
+    unanswered: int = 0  # responses that an endpoint did not give
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,22 @@ class LearnReport:
     learnt: tuple[LearntRollout, ...] = ()  # for the rollout log; no part of the metrics
 
 
+NOTHING_LEARNT = LearnReport(  # of a frozen agent
+    updates=0,
+    loss=0.0,
+    grad_norm=0.0,
+    skipped=0,
+    dropped={},
+    sampler_gap=None,
+    sampler_gap_max=None,
+    sampler_kl=None,
+    sampler_weight=None,
+    sampler_capped=None,
+    sources={},
+    retokenised={},
+)
+
+
 @dataclass(frozen=True)
 class AsynchronousReport:
     """What an asynchronous run adds to one learner's step."""
@@ -185,15 +202,23 @@ def accuracy_of(rewards_per_problem: Sequence[Sequence[float]]) -> Accuracy:
 
 
 def accuracy_by_problem(verified: Sequence[VerifiedRollout], samples: int) -> Accuracy:
-    """Return the accuracy of verified rollouts in the order of their problems, ``samples`` per problem."""
-    rewards = [rollout.reward for rollout in verified]
-    return accuracy_of([rewards[i : i + samples] for i in range(0, len(rewards), samples)])
+    """Return the accuracy of verified rollouts, ``samples`` per problem.
+
+    Of an endpoint, some may be missing. Problems that it never answered are left out.
+    """
+    by_problem: dict[str, list[float]] = {}
+    for rollout in verified:
+        by_problem.setdefault(rollout.rollout.problem.id, []).append(rollout.reward)
+    return replace(accuracy_of(list(by_problem.values())), samples=samples)
 
 
 def rollout_report(
-    rollouts: Sequence[VerifiedRollout], min_reward: float = 0.0, replaced: int = 0
+    rollouts: Sequence[VerifiedRollout], min_reward: float = 0.0, replaced: int = 0, asked: int | None = None
 ) -> RolloutReport:
-    """Summarise one agent's verified rollouts; ``min_reward`` is the lowest possible reward."""
+    """Summarise one agent's verified rollouts; ``min_reward`` is the lowest possible reward.
+
+    ``asked``: responses that were asked for; None: all of them are there.
+    """
     logprobs = [logprob for verified in rollouts for logprob in verified.rollout.token_logprobs]
     by_problem: dict[str, set[float]] = {}
     for verified in rollouts:
@@ -208,12 +233,13 @@ def rollout_report(
         rollouts=len(rollouts),
         rewards=_rewards_by_function([verified.verdict for verified in rollouts]),
         logged=_means_by_name([verified.verdict.metrics for verified in rollouts]),
-        tokens=len(logprobs),
+        tokens=sum(verified.rollout.num_tokens for verified in rollouts),
         entropy=_mean_if_any([-logprob for logprob in logprobs if math.isfinite(logprob)]),
         all_right=sum(reward > min_reward for reward in uniform) / max(1, len(by_problem)),
         all_wrong=sum(reward <= min_reward for reward in uniform) / max(1, len(by_problem)),
         replaced=replaced,
         episodes=episodes_report(rollouts),
+        unanswered=0 if asked is None else asked - len(rollouts),
     )
 
 

@@ -44,7 +44,7 @@ class AgentCheckpoint:
         learnt = done + (under_way is not None and agent in under_way["learnt"])
         if "asynchronous" in state:  # agents may be ahead of the last step that all have finished
             learnt = int(state["asynchronous"]["agents"][agent]["learnt"])
-        return cls(learnt, done, state["capabilities"], state["agents"][agent], tensors[agent])
+        return cls(learnt, done, state["capabilities"], state["agents"][agent], tensors.get(agent, {}))
 
 
 # Returns the newest checkpoint's part of an agent; None if the run has no checkpoint yet.
@@ -99,6 +99,9 @@ class Recovery:
         Raise WorkerLostError if it is lost again meanwhile.
         """
         executor.place_again(agent)
+        if any(one.name == agent and one.frozen for one in self._config.agents):
+            reporter.notes([f"agent {agent!r} is loaded again; it is frozen and has nothing to learn"])
+            return
         found = self._find_checkpoint(agent)
         if found is not None and found.steps > steps:
             raise CheckpointError(

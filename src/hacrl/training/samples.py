@@ -127,6 +127,7 @@ class SampleBuilder:
         self._overlong = overlong
         self._probe_share = probe_share
         self._shares_rollouts = method.settings.shares_rollouts
+        self._needs_logprobs = method.settings.needs_source_logprobs
 
     def build(
         self,
@@ -272,7 +273,10 @@ class SampleBuilder:
         """Return why a rollout is not even written in the learner's tokens."""
         if not rollout.segments:  # an episode whose prompt leaves no room for an action
             return "empty"
-        if not math.isfinite(rollout.logprob):
+        if not rollout.has_logprobs:
+            if self._needs_logprobs:
+                return "no_logprobs"
+        elif not math.isfinite(rollout.logprob):
             return "non_finite"
         if self._mask_truncated and rollout.finish_reason == "length":
             return "truncated"
@@ -285,18 +289,18 @@ class SampleBuilder:
             return tokens
         kept, loss_mask, source_logprobs = len(tokens.response_ids), tokens.loss_mask, rollout.token_logprobs
         if not self._learn_stop_token:  # the last one is removed; an episode's others are context
-            kept -= rollout.finish_reason == "stop"
+            kept -= rollout.ends_with_stop_token
             stops = frozenset(tokens.stops)
             loss_mask = tuple(used and t not in stops for t, used in enumerate(loss_mask[:kept]))
             source_logprobs = without_stop_tokens(rollout)
-        if not any(loss_mask) or not source_logprobs:
+        if not any(loss_mask) or (rollout.has_logprobs and not source_logprobs):
             return "empty"
         return LearnerSample(
             prompt_ids=tokens.prompt_ids,
             response_ids=tokens.response_ids[:kept],
             behaviour_logprobs=source_logprobs if tokens.reused else None,
-            behaviour_logprob=math.fsum(source_logprobs),
-            source_length=len(source_logprobs),
+            behaviour_logprob=math.fsum(source_logprobs) if rollout.has_logprobs else None,
+            source_length=len(source_logprobs) or rollout.num_tokens or sum(loss_mask),
             source=rollout.agent,
             is_own=rollout.agent == self._learner.name,
             advantage=candidate.advantage,
@@ -317,11 +321,11 @@ class SampleBuilder:
 def without_stop_tokens(rollout: Rollout) -> tuple[float, ...]:
     """Return the log-probabilities of the action tokens that do not end an action as its stop token."""
     last = len(rollout.segments) - 1
-    reasons = [segment.finish_reason for segment in rollout.segments[:last]] + [rollout.finish_reason]
+    stops = [segment.finish_reason == "stop" for segment in rollout.segments[:last]]
     return tuple(
         logprob
-        for segment, reason in zip(rollout.segments, reasons, strict=True)
-        for logprob in segment.token_logprobs[: -1 if reason == "stop" else None]
+        for segment, has_stop in zip(rollout.segments, [*stops, rollout.ends_with_stop_token], strict=True)
+        for logprob in segment.token_logprobs[: -1 if has_stop else None]
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from hacrl.training.executor import Executor
 from hacrl.training.health.collapse import CollapseDetector
 from hacrl.training.health.monitor import HealthMonitor
 from hacrl.training.metrics import (
+    NOTHING_LEARNT,
     Accuracy,
     AgentReport,
     LearnReport,
@@ -69,6 +70,10 @@ class Trainer:
         self._capabilities_before = self.capabilities.state_dict()  # before the step under way
         self._evaluated_at = -1  # the step after which the agents were evaluated last
         self._notes_logged_rollouts = True
+        self._frozen = {agent.name for agent in config.agents if agent.frozen}
+        # an endpoint leaves out what it cannot answer
+        self._may_miss_answers = {agent.name for agent in config.agents if agent.endpoint is not None}
+        self._frozen_accuracies: dict[str, Accuracy] = {}  # a frozen agent is evaluated once
         self._dropped: set[str] = set()  # agents that were lost and are not rebuilt
         self._is_stopping = False
 
@@ -95,7 +100,7 @@ class Trainer:
         groups = self._resampler.chosen(asked)
         capabilities = self._update_capabilities(asked)
         reports = self._learn(groups, capabilities, progress)
-        return self._end(progress, reports, replaced=len(asked) - len(groups))
+        return self._end(progress, reports, prompts=len(asked), replaced=len(asked) - len(groups))
 
     def evaluate(self, step: int) -> dict[str, Accuracy]:
         """Evaluate every agent alone, on the same held-out problems with the same random draws every time."""
@@ -106,6 +111,7 @@ class Trainer:
         samples = self.config.evaluation.samples_per_problem
         assignment = Assignment("evaluate", self._test_problems, step)
         found: dict[str, Accuracy] = dict(self.start_accuracies or {}) if step == 0 else {}
+        found |= self._frozen_accuracies
         for name, answer in self._from_all(
             lambda: self.remaining,
             found,
@@ -113,6 +119,7 @@ class Trainer:
         ):
             self.reporter.notes(answer.notes)
             found[name] = accuracy_by_problem(answer.rollouts, samples)
+        self._frozen_accuracies = {name: found[name] for name in self._frozen & found.keys()}
         accuracies = {name: found[name] for name in self.remaining}
         self._evaluated_at = step
         self.reporter.observer.on_evaluation(step, accuracies)
@@ -122,6 +129,11 @@ class Trainer:
     def remaining(self) -> list[str]:
         """All agents but those that were lost and dropped."""
         return [agent.name for agent in self.config.agents if agent.name not in self._dropped]
+
+    @property
+    def learners(self) -> list[str]:
+        """The remaining agents that are trained: all but the frozen ones."""
+        return [name for name in self.remaining if name not in self._frozen]
 
     @property
     def active(self) -> list[str]:
@@ -135,7 +147,7 @@ class Trainer:
 
     def _begin(self, step: int) -> StepProgress:
         """Return an empty progress, or what an interrupted run had done of the step."""
-        if not self.active:
+        if not set(self.active) - self._frozen:
             raise TrainingError(
                 f"there is no agent left to train: all are paused or lost since step {self.steps_done}"
             )
@@ -194,7 +206,7 @@ class Trainer:
     ) -> dict[str, LearnReport]:
         """Let every active agent learn from all rollouts; return what each reports."""
         learnt = self._from_all(
-            lambda: self.active,
+            lambda: [name for name in self.active if name not in self._frozen],
             progress.reports,
             lambda names: self.executor.learn(groups, capabilities, progress.step, names, self.reporter),
         )
@@ -210,22 +222,25 @@ class Trainer:
             raise
         return progress.reports
 
-    def _end(self, progress: StepProgress, reports: Mapping[str, LearnReport], replaced: int) -> StepReport:
+    def _end(
+        self, progress: StepProgress, reports: Mapping[str, LearnReport], prompts: int, replaced: int
+    ) -> StepReport:
         """Report the step to the observers, and return the report.
 
-        ``replaced``: prompts without variance that other prompts replaced.
+        ``prompts``: those that were asked. ``replaced``: prompts without variance that others replaced.
         """
         rollouts = progress.rollouts
         versions, capabilities = self.executor.policy_versions, self.capabilities.current
         min_reward = self.config.method.min_reward
+        asked = {name: prompts * count for name, count in self.executor.rollouts_per_prompt.items()}
         report = StepReport(
             progress.step,
             {
                 name: AgentReport(
                     capability=self.capabilities.capability(name),
                     policy_version=versions[name],
-                    rollout=rollout_report(rollouts[name], min_reward, replaced),
-                    learning=reports[name],
+                    rollout=rollout_report(rollouts[name], min_reward, replaced, asked[name]),
+                    learning=NOTHING_LEARNT if name in self._frozen else reports[name],
                     engine=progress.syncs.get(name),
                     capability_ratios={
                         other: capabilities.ratio(name, other) for other in self.active if other != name
@@ -257,7 +272,8 @@ class Trainer:
             expected = len(problems) * self.executor.rollouts_per_prompt[name]
             versions = {verified.rollout.policy_version for verified in rollouts}
             current = self.executor.policy_versions[name]
-            if len(rollouts) == expected and versions == {current}:
+            is_whole = len(rollouts) == expected or name in self._may_miss_answers
+            if is_whole and versions <= {current}:
                 self._add_rollouts(progress, name, rollouts, number)
                 if self._notes_logged_rollouts:
                     self._notes_logged_rollouts = False
@@ -349,6 +365,7 @@ class Trainer:
             "collapse": self._collapse.state_dict(),
             "agents": self._in_spite_of_losses(self.executor.state_dict),
             "dropped": sorted(self._dropped),
+            "frozen_accuracies": {name: asdict(found) for name, found in self._frozen_accuracies.items()},
             "under_way": progress.as_json() if progress else None,
         }
 
@@ -380,6 +397,9 @@ class Trainer:
         self._health.load_state_dict(state["health"])
         self._collapse.load_state_dict(state["collapse"])
         self._dropped = set(state["dropped"])
+        self._frozen_accuracies = {
+            name: Accuracy(**found) for name, found in state["frozen_accuracies"].items()
+        }
         for agent in self._dropped:
             self.executor.drop(agent)
         self.executor.load_state_dict(state["agents"], tensors)

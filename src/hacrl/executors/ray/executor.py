@@ -375,8 +375,9 @@ class RayExecutor:
         """Restore the agents that are named."""
         for agent in state:
             (one,) = self._parties([agent])
-            self._finish(agent, one.host.expect.remote(agent, shapes_of(tensors[agent])))
-            calls = (partial(one.host.take.remote, agent, *piece) for piece in pieces_of(tensors[agent]))
+            own = tensors.get(agent, {})  # a frozen agent has none
+            self._finish(agent, one.host.expect.remote(agent, shapes_of(own)))
+            calls = (partial(one.host.take.remote, agent, *piece) for piece in pieces_of(own))
             send(calls, partial(self._finish, agent))
             stream = one.host.load_state.options(**_STREAMING).remote(agent, state[agent])
             for result in self._results({agent: stream}, None):

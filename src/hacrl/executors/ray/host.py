@@ -162,7 +162,7 @@ class AgentHost:
             for agent in agents:
                 worker = self._executor.workers[agent]
                 for name, tensor in worker.tensors().items():
-                    stream.result(agent, (name, PackedTensor.of(tensor)), worker.agent.policy_version)
+                    stream.result(agent, (name, PackedTensor.of(tensor)), worker.policy_version)
 
         yield from EventStream().run(run, self._threads)
 
@@ -173,10 +173,14 @@ class AgentHost:
         shares the disk with the run's process.
         """
 
+        from hacrl.training.worker import AgentWorker
+
         def run(stream: EventStream) -> None:
             for agent in agents:
                 worker = self._executor.workers[agent]
-                version = worker.agent.policy_version
+                if not isinstance(worker, AgentWorker):  # a frozen agent has no state of its own
+                    continue
+                version = worker.policy_version
                 if is_shared(Path(folder), token):
                     stream.result(agent, write_shared(Path(folder), agent, worker.tensor_stream()), version)
                     continue
