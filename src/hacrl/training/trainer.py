@@ -100,7 +100,7 @@ class Trainer:
         groups = self._resampler.chosen(asked)
         capabilities = self._update_capabilities(asked)
         reports = self._learn(groups, capabilities, progress)
-        return self._end(progress, reports, prompts=len(asked), replaced=len(asked) - len(groups))
+        return self._end(progress, reports, replaced=len(asked) - len(groups))
 
     def evaluate(self, step: int) -> dict[str, Accuracy]:
         """Evaluate every agent alone, on the same held-out problems with the same random draws every time."""
@@ -222,16 +222,15 @@ class Trainer:
             raise
         return progress.reports
 
-    def _end(
-        self, progress: StepProgress, reports: Mapping[str, LearnReport], prompts: int, replaced: int
-    ) -> StepReport:
+    def _end(self, progress: StepProgress, reports: Mapping[str, LearnReport], replaced: int) -> StepReport:
         """Report the step to the observers, and return the report.
 
-        ``prompts``: those that were asked. ``replaced``: prompts without variance that others replaced.
+        ``replaced``: prompts without variance that other prompts replaced.
         """
         rollouts = progress.rollouts
         versions, capabilities = self.executor.policy_versions, self.capabilities.current
         min_reward = self.config.method.min_reward
+        prompts = len({one.rollout.problem.id for found in rollouts.values() for one in found})
         asked = {name: prompts * count for name, count in self.executor.rollouts_per_prompt.items()}
         report = StepReport(
             progress.step,
