@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from tests.support.engines import sample_rollouts
+from tests.support.families import family
 
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))  # scripts, no package
 
+import episode_round_trips
 from comparison_tables import step_table
 from hacrl_side import measure, measure_updates
 from shapes import SHAPES, make_agent
@@ -126,3 +128,11 @@ def test_one_measured_agent_counts_for_all_agents() -> None:
     two = [{"step": 6.0, "learn": 4.0}, {"step": 10.0}]
     assert one.times(2) == Measured("TRL GSPO", two, 120, 160, 14.0, {"held": 9.0})
     assert one.times(2).total() == 16.0
+
+
+def test_round_trips_of_episodes_count_what_comes_back() -> None:
+    """Llama writes one call a turn; Qwen3 and Gemma write several."""
+    found = episode_round_trips.measure([family(name) for name in ("qwen3", "llama3.2", "gemma3")], 2)
+    several = {("qwen3", "llama3.2"): [2, 0], ("qwen3", "gemma3"): [2, 2], ("llama3.2", "qwen3"): [0, 0]}
+    assert several.items() <= found["several calls a turn"].items()
+    assert set(map(tuple, found["one call a turn"].values())) == {(2, 2)}

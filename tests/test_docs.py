@@ -186,6 +186,7 @@ RUN_BY = {
     "tasks.md": "tests/test_docs.py",
     "verification.md": "tests/test_docs.py",
     "python_api.md": "tests/api/test_docs.py",
+    "environments.md": "tests/environments/test_guide.py",
     "extending.md": "tests/test_extending.py",
 }
 

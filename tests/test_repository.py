@@ -32,6 +32,7 @@ LAYERS = [
     "models",
     "rollouts",
     "tasks",
+    "environments",
     "algorithms",
     "config",
     "seeding",

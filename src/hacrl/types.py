@@ -364,6 +364,8 @@ class LearntRollout:
     weight: float | None = None  # sum over tokens of |dL/d log pi_k|, L being the loss of the update
     token_ids: tuple[int, ...] | None = None  # the response in the learner's tokens; None: the source's ids
     token_logprobs: tuple[float, ...] | None = None  # log pi_k of each response token, to 4 decimals
+    # per response token: True for tokens that are learnt; None: all of them are
+    loss_mask: tuple[bool, ...] | None = None
     late_from: int | None = (
         None  # earlier step that the rollout was sampled for; None: the step that is learnt
     )

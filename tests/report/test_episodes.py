@@ -81,6 +81,16 @@ def test_turns_are_in_order_with_their_tokens(tmp_path: Path):
     assert len(answer["k"][0]["l"]) == 9  # the learner's numbers of all tokens: four, three and two
 
 
+def test_tokens_that_a_learner_only_reads_are_named_by_their_place(tmp_path: Path):
+    write(tmp_path, Episode("answered", "plain"), action("ab"))
+    mask = (True, False, False, True, False)
+    view = LearntRollout("bob", "ada", "p", 0, "used", 1.0, 1.0, 0.0, 0.1, (97, 98, 99, 100, 101), None, mask)
+    RolloutLog(tmp_path).append_learnt(1, "bob", [view])
+    sampler = RolloutSampler(tmp_path, ["ada", "bob"], {"ada": Letters(), "bob": Letters()})
+    (answer,) = sampler.step(1, 10_000).prompt_data[0]["rollouts"]
+    assert [read.get("o") for read in answer["k"]] == [None, [[1, 2], [4, 1]]]  # ada, bob
+
+
 def test_an_episode_that_is_too_long_for_the_page_keeps_its_turns_without_tokens(tmp_path: Path):
     rng = random.Random(0)
     words = "".join(chr(rng.randrange(33, 123)) for _ in range(3_000))

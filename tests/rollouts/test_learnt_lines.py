@@ -20,10 +20,11 @@ RECORDS = [
 
 
 def test_lines_are_those_of_the_common_writer() -> None:
-    for record in (*RECORDS, replace(RECORDS[0], late_from=5)):
+    for record in (*RECORDS, replace(RECORDS[0], late_from=5), replace(RECORDS[0], loss_mask=(True, False))):
         row = {"schema": SCHEMA, "step": 7, **to_json(record)}
-        if record.late_from is None:  # the key is only in the lines of late rollouts
-            del row["late_from"]
+        for key in ("loss_mask", "late_from"):  # only in the lines of episodes, and of late rollouts
+            if getattr(record, key) is None:
+                del row[key]
         assert _encode_learnt(7, record) == _encode(row)
 
 

@@ -461,7 +461,14 @@ function AnswerCard(props: {
           <span class="quiet">
             as <Text text={name(view.a)} /> reads it, {view.n} tokens
           </span>
-          <Tokens pieces={view.p} text={answer.t} source={null} learner={view.l} colouring="learner" />
+          <Tokens
+            pieces={view.p}
+            text={answer.t}
+            source={null}
+            learner={view.l}
+            colouring="learner"
+            unlearnt={view.o}
+          />
         </div>
       )}
       {answer.k.length > 0 && (

@@ -12,8 +12,10 @@ export function Tokens(props: {
   source: Series | null;
   learner: Series | undefined;
   colouring: Colouring;
+  unlearnt?: [number, number][] | undefined;
 }) {
   const { pieces, colouring } = props;
+  const isUnlearnt = (i: number) => props.unlearnt?.some(([start, count]) => i >= start && i < start + count);
   if (!pieces || colouring === "none") {
     return (
       <pre class="text">
@@ -36,10 +38,12 @@ export function Tokens(props: {
       onKeyDown={hintByKey}
     >
       {pieces.map((piece, i) => {
+        const context = isUnlearnt(i);
         const source = props.source?.[i] ?? null;
-        const learner = props.learner?.[i] ?? null;
+        const learner = context ? null : (props.learner?.[i] ?? null);
         const hint = [
           `token ${i + 1} ${JSON.stringify(visibleLine(piece))}`,
+          context ? "not learnt: part of what the environment said" : "",
           source !== null ? `source log p ${fixed(source)}` : "",
           learner !== null ? `learner log p ${fixed(learner)}` : "",
           source !== null && learner !== null ? `ratio ${fixed(Math.exp(learner - source))}` : "",
@@ -47,7 +51,7 @@ export function Tokens(props: {
         return (
           <span
             key={i}
-            class="token"
+            class={context ? "token context" : "token"}
             style={tokenStyle(colouring, source, learner)}
             data-hint={hint.filter(Boolean).join("\n")}
           >

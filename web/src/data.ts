@@ -94,6 +94,7 @@ export interface View {
   l?: Series; // log-probabilities of the response's tokens
   p?: string[] | null; // the learner's tokens, if they are not the source's
   n?: number;
+  o?: [number, number][]; // runs of tokens that are not learnt: where each begins, how many it has
 }
 
 /** One action of an agent, or what its environment answered. */

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Literal
 
 from hacrl.models.tokenizing import BROKEN_CHARACTER, PlainIds, TextCodec
-from hacrl.types import Rollout, full_loss_mask
+from hacrl.types import FinishReason, Rollout, full_loss_mask
 
 DropReason = Literal["too_long", "not_representable", "non_finite", "empty", "truncated"]
 
@@ -23,6 +24,8 @@ class LearnerTokens:
     response_ids: tuple[int, ...]
     reused: bool
     loss_mask: tuple[bool, ...] = ()  # per response token: True for action tokens; default: all True
+    # where stop tokens end actions, in order; an episode has several actions
+    stops: tuple[int, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "loss_mask", full_loss_mask(self.response_ids, self.loss_mask))
@@ -59,54 +62,46 @@ class Retokeniser:
     def tokens(
         self, learner: TextCodec, rollouts: Sequence[Rollout], same_tokenizer: Sequence[bool]
     ) -> list[LearnerTokens | DropReason]:
-        """Return each whole rollout in the learner's tokens, or the reason why it cannot be used."""
-        prompts = [learner.encode_prompt(rollout.problem) for rollout in rollouts]
-        segments = self._encode_segments(learner, rollouts, prompts, same_tokenizer)
+        """Return each whole rollout in the learner's tokens, or the reason why it cannot be used.
+
+        An episode's tokens are the source's own if tokenizer and dialect are the same. Otherwise the
+        learner's dialect writes its turns: tool calls in the learner's format, observations as the learner's
+        chat template has them.
+        """
+        reused = [
+            same and (rollout.episode is None or rollout.episode.dialect == learner.dialect.fingerprint)
+            for rollout, same in zip(rollouts, same_tokenizer, strict=True)
+        ]
+        prompts = [learner.encode_prompt(rollout.problem, _opening(rollout)) for rollout in rollouts]
+        plans = [
+            _reused(learner, rollout) if same else _rewritten(learner, rollout)
+            for rollout, same in zip(rollouts, reused, strict=True)
+        ]
+        self._encode_texts(learner, prompts, plans)
         return [
-            _learner_tokens(learner, rollout, prompt_ids, same, segment_ids)
-            for rollout, prompt_ids, same, segment_ids in zip(
-                rollouts, prompts, same_tokenizer, segments, strict=True
-            )
+            _learner_tokens(learner, rollout, prompt_ids, same, plan)
+            for rollout, prompt_ids, same, plan in zip(rollouts, prompts, reused, plans, strict=True)
         ]
 
-    def _encode_segments(
-        self,
-        learner: TextCodec,
-        rollouts: Sequence[Rollout],
-        prompts: Sequence[tuple[int, ...]],
-        same_tokenizer: Sequence[bool],
-    ) -> list[list[tuple[int, ...]] | None]:
-        """Return the tokens of each rollout's segments, None for a rollout that the learner cannot encode.
+    def _encode_texts(
+        self, learner: TextCodec, prompts: Sequence[tuple[int, ...]], plans: list[list[_Part] | None]
+    ) -> None:
+        """Encode the texts of all parts, each as a continuation of the prompt and the parts before it.
 
-        If the tokenizer is the same, these are the source's tokens without the stop token. Otherwise each
-        segment's text is encoded as a continuation of the prompt and the segments before it.
+        A plan becomes None if one of its texts cannot be encoded.
         """
-        segments: list[list[tuple[int, ...]] | None] = []
-        for rollout, same in zip(rollouts, same_tokenizer, strict=True):
-            if same:
-                kept = [segment.token_ids for segment in rollout.segments]
-                if rollout.finish_reason == "stop":
-                    kept[-1] = kept[-1][:-1]
-                segments.append(kept)
-            else:  # a broken character stands for lost bytes: the text is not what the source generated
-                is_broken = any(BROKEN_CHARACTER in part.text + part.stop_text for part in rollout.segments)
-                segments.append(None if is_broken else [])
         contexts = list(prompts)
-        for number in range(max((len(rollout.segments) for rollout in rollouts), default=0)):
-            unfinished = [
-                i
-                for i, (rollout, same) in enumerate(zip(rollouts, same_tokenizer, strict=True))
-                if not same and segments[i] is not None and number < len(rollout.segments)
-            ]
-            # learners learn to write the stop string, as the source did
-            parts = [rollouts[i].segments[number] for i in unfinished]
-            texts = [part.text + part.stop_text for part in parts]
-            encoded = self._encode(learner, texts, [contexts[i] for i in unfinished])
-            for i, ids in zip(unfinished, encoded, strict=True):
-                before = segments[i]
-                segments[i] = None if ids is None or before is None else [*before, ids]
-                contexts[i] = (*contexts[i], *(ids or ()))
-        return segments
+        for number in range(max((len(plan) for plan in plans if plan is not None), default=0)):
+            current = {i: plan[number] for i, plan in enumerate(plans) if plan and number < len(plan)}
+            texts = {i: part.text for i, part in current.items() if part.text is not None}
+            encoded = self._encode(learner, list(texts.values()), [contexts[i] for i in texts])
+            for (i, part), ids in zip(((i, current[i]) for i in texts), encoded, strict=True):
+                if ids is None:
+                    plans[i] = None
+                else:
+                    part.ids = (*ids, *part.ids)
+            for i, part in current.items():
+                contexts[i] = (*contexts[i], *part.ids)
 
     def _encode(
         self, learner: TextCodec, texts: Sequence[str], prompts: Sequence[tuple[int, ...]]
@@ -121,33 +116,82 @@ class Retokeniser:
         return [cache.continuations[key] for key in keys]
 
 
+@dataclass(slots=True)
+class _Part:
+    """A segment on its way to the learner's tokens: ``text`` is still to be encoded, in front of ``ids``."""
+
+    text: str | None
+    ids: tuple[int, ...] = ()
+
+
+def _opening(rollout: Rollout) -> str:
+    return "" if rollout.episode is None else rollout.episode.opening
+
+
+def _ended(rollout: Rollout, number: int) -> FinishReason | None:
+    """Return how a segment ended; None for an observation."""
+    if rollout.segments[number].kind != "action":
+        return None
+    is_last = number == len(rollout.segments) - 1
+    return rollout.finish_reason if is_last else rollout.segments[number].finish_reason
+
+
+def _reused(learner: TextCodec, rollout: Rollout) -> list[_Part]:
+    """Return the source's tokens; its stop tokens become the learner's if they do not end its responses."""
+    parts = []
+    for number, segment in enumerate(rollout.segments):
+        ids = segment.token_ids
+        if _ended(rollout, number) == "stop" and ids[-1] not in learner.stop_ids:
+            ids = (*ids[:-1], learner.stop_id)
+        parts.append(_Part(None, ids))
+    return parts
+
+
+def _rewritten(learner: TextCodec, rollout: Rollout) -> list[_Part] | None:
+    """Return what the learner's tokens are to say; None if the learner cannot write it as the source did."""
+    parts: list[_Part] = []
+    finish_reason: FinishReason = "stop"
+    for number, segment in enumerate(rollout.segments):
+        ended = _ended(rollout, number)
+        text: str | None = segment.text + segment.stop_text  # learners learn to write the stop string, too
+        if ended is not None:
+            assert text is not None
+            if BROKEN_CHARACTER in text:  # stands for lost bytes: the text is not what the source generated
+                return None
+            if segment.turns:
+                text = learner.dialect.action(segment.turns[0], rollout.problem.tools)
+            if text is None:
+                return None
+            parts.append(_Part(text, (learner.stop_id,) if ended == "stop" else ()))
+            finish_reason = ended
+        elif segment.turns:
+            if not learner.can_encode([turn.content for turn in segment.turns]):
+                return None
+            parts.append(_Part(None, learner.dialect.observation(segment.turns, finish_reason).ids))
+        else:
+            parts.append(_Part(text))
+    return parts
+
+
 def _learner_tokens(
     learner: TextCodec,
     rollout: Rollout,
     prompt_ids: tuple[int, ...],
-    same_tokenizer: bool,
-    segment_ids: list[tuple[int, ...]] | None,
+    reused: bool,
+    parts: list[_Part] | None,
 ) -> LearnerTokens | DropReason:
-    """Add the stop token and the loss mask; ``segment_ids`` are the segments without the stop token."""
-    if segment_ids is None:
+    """Join the parts, and add the loss mask."""
+    if parts is None:
         return "not_representable"
-    if rollout.finish_reason == "stop":
-        segment_ids = [*segment_ids[:-1], (*segment_ids[-1], _stop_id(learner, rollout, same_tokenizer))]
-    response_ids = tuple(token for ids in segment_ids for token in ids)
+    response_ids = tuple(token for part in parts for token in part.ids)
     limit = learner.context_length
     if limit is not None and len(prompt_ids) + len(response_ids) > limit:
         return "too_long"
     loss_mask = tuple(
         segment.kind == "action"
-        for segment, ids in zip(rollout.segments, segment_ids, strict=True)
-        for _ in ids
+        for segment, part in zip(rollout.segments, parts, strict=True)
+        for _ in part.ids
     )
-    return LearnerTokens(prompt_ids, response_ids, same_tokenizer, loss_mask)
-
-
-def _stop_id(learner: TextCodec, rollout: Rollout, same_tokenizer: bool) -> int:
-    """Return the source's own stop token if it ends the learner's responses too, else the learner's."""
-    if not same_tokenizer:
-        return learner.stop_id
-    source_stop = rollout.segments[-1].token_ids[-1]
-    return source_stop if source_stop in learner.stop_ids else learner.stop_id
+    ends = list(accumulate(len(part.ids) for part in parts))
+    stops = [end - 1 for number, end in enumerate(ends) if _ended(rollout, number) == "stop"]
+    return LearnerTokens(prompt_ids, response_ids, reused, loss_mask, tuple(stops))

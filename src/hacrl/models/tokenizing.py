@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from hacrl.config.values import shown
 from hacrl.errors import ModelError, TaskError
+from hacrl.models.chat_rendering import Piece, joined
 from hacrl.plain_text import half_character
-from hacrl.types import Problem, Turn
+from hacrl.types import Problem, Tool, Turn
+
+if TYPE_CHECKING:
+    from hacrl.models.dialect import Dialect
 
 _NEUTRAL_LEADS = (":", "\n")  # characters that rarely merge with the text that follows
 _MARKER = "answer"  # stands for a response when a chat template is rendered to see how turns end
@@ -25,6 +30,13 @@ PROMPT_CACHE_SIZE = 65536  # every step encodes the same prompt several times
 _IN_USE: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()
 
 PlainIds = dict[str, tuple[int, ...]]  # text -> its tokens, with control tokens in it encoded as plain text
+
+
+class TurnEnd(NamedTuple):
+    """The token with which an assistant's turn ends."""
+
+    id: int
+    text: str
 
 
 class TextCodec:
@@ -74,13 +86,20 @@ class TextCodec:
         """The first control token the chat template puts after a response; None without a template."""
         if not self.use_chat_template:
             return None
-        answered = self._render([{"role": "user", "content": "x"}, {"role": "assistant", "content": _MARKER}])
+        answered = self.render([{"role": "user", "content": "x"}, {"role": "assistant", "content": _MARKER}])
         _, shown, after = answered.rpartition(_MARKER)
         if not shown:  # the template leaves out responses, so it has no ending for them
             return None
         ending = self.tokenizer(after, add_special_tokens=False).input_ids
         control = self._special_ids.union(self._configured_stop_ids)
         return next((int(token) for token in ending if token in control), None)
+
+    @cached_property
+    def turn_end(self) -> TurnEnd | None:
+        """The control token that the chat template puts after a response; None without one."""
+        if self._turn_end_id is None:
+            return None
+        return TurnEnd(self._turn_end_id, self.tokenizer.convert_ids_to_tokens(self._turn_end_id))
 
     @cached_property
     def tokenizer_fingerprint(self) -> str:
@@ -97,8 +116,19 @@ class TextCodec:
             identity = json.dumps(kept, sort_keys=True)
         return hashlib.sha256(identity.encode()).hexdigest()
 
-    def encode_prompt(self, problem: Problem) -> tuple[int, ...]:
-        """Return the prompt's tokens, rendered with the agent's chat template if it has one."""
+    @cached_property
+    def dialect(self) -> Dialect:
+        """How the agent writes tool calls and conversations with an environment."""
+        from hacrl.models.dialect import Dialect
+
+        return Dialect(self)
+
+    def encode_prompt(self, problem: Problem, opening: str = "") -> tuple[int, ...]:
+        """Return the prompt's tokens, rendered with the agent's chat template if it has one.
+
+        The prompt describes the problem's tools. ``opening``: what an environment's reset adds to the
+        question; control tokens spelled out in it are encoded as text.
+        """
         turns = (*problem.context, Turn("user", problem.prompt))
         for turn in turns:
             if (half := half_character(turn.content)) is not None:
@@ -106,23 +136,85 @@ class TextCodec:
                     f"problem {shown(problem.prompt)}: the {turn.role}'s text contains half a character, "
                     f"U+{ord(half):04X}, which no tokenizer can read; correct the data"
                 )
-        ids = self._prompt_ids(turns)
+        ids = self._prompt_ids(turns, problem.tools, opening)
         if not ids:
             raise TaskError(f"problem {problem.id!r} is an empty prompt for agent {self.name!r}")
         return ids
 
-    def _encode_turns(self, turns: tuple[Turn, ...]) -> tuple[int, ...]:
-        if not self.use_chat_template:
-            with self._in_use:
-                ids = tuple(self.tokenizer(plain_conversation(turns)).input_ids)
-            # some tokenizers append eos to every text, but the response is still to come
-            return ids[:-1] if ids and ids[-1] == self.tokenizer.eos_token_id else ids
-        messages = [turn.as_message() for turn in turns]
-        text = self._render(messages, add_generation_prompt=True)
-        with self._in_use:
-            return tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
+    def _encode_turns(
+        self, turns: tuple[Turn, ...], tools: tuple[Tool, ...] = (), opening: str = ""
+    ) -> tuple[int, ...]:
+        pieces = self.dialect.prompt_pieces(turns, tools, opening)
+        if self.use_chat_template:
+            return self.encode_pieces(pieces)
+        ids = self.encode_pieces(pieces, add_special_tokens=True)
+        # some tokenizers append eos to every text, but the response is still to come
+        return ids[:-1] if ids and ids[-1] == self.tokenizer.eos_token_id else ids
 
-    def _render(self, messages: list[dict[str, Any]], **options: bool) -> str:
+    def encode_pieces(self, pieces: Sequence[Piece], *, add_special_tokens: bool = False) -> tuple[int, ...]:
+        """Return the tokens of a text. Control tokens spelled out in foreign pieces are encoded as text."""
+        ids = self._encode(joined(pieces), add_special_tokens)
+        if not any(piece.is_foreign for piece in pieces):
+            return ids
+        trusted = self._encode(
+            joined([piece for piece in pieces if not piece.is_foreign]), add_special_tokens
+        )
+        if self._control_tokens(ids) == self._control_tokens(trusted):
+            return ids  # the tokens that the whole text has
+        return self._encode_apart(pieces, add_special_tokens)
+
+    def _encode(self, text: str, add_special_tokens: bool = False) -> tuple[int, ...]:
+        with self._in_use:
+            return tuple(self.tokenizer(text, add_special_tokens=add_special_tokens).input_ids)
+
+    def _control_tokens(self, ids: Sequence[int]) -> list[int]:
+        return [token for token in ids if token in self._special_ids]
+
+    def _encode_apart(self, pieces: Sequence[Piece], add_special_tokens: bool) -> tuple[int, ...]:
+        """Return the control tokens of trusted pieces, and the text between them encoded as plain text."""
+        ids = list(self._encode("", add_special_tokens))
+        waiting = ""
+        for piece in pieces:
+            parts = [piece.text] if piece.is_foreign else self._control_pattern.split(piece.text)
+            for number, part in enumerate(parts):  # every second part is a control token
+                if number % 2:
+                    ids += [*self._plain_ids(waiting), int(self.tokenizer.convert_tokens_to_ids(part))]
+                    waiting = ""
+                else:
+                    waiting += part
+        return (*ids, *self._plain_ids(waiting))
+
+    def _plain_ids(self, text: str) -> tuple[int, ...]:
+        known: PlainIds = {}
+        self._encode_plain([text], known)
+        return known[text]
+
+    @cached_property
+    def _control_pattern(self) -> re.Pattern[str]:
+        names = sorted(self.tokenizer.convert_ids_to_tokens(sorted(self._special_ids)), key=len, reverse=True)
+        return re.compile(f"({'|'.join(map(re.escape, names))})" if names else "(?!)()")
+
+    def encode_continuation(self, pieces: Sequence[Piece]) -> tuple[int, ...]:
+        """Return the tokens of a text that continues another one.
+
+        Characters that the tokenizer lacks become its unknown token, or nothing.
+        """
+        text = joined(pieces)
+        if self._control_pattern.search("".join(piece.text for piece in pieces if not piece.is_foreign)):
+            return self.encode_pieces(pieces)
+        (encoded,) = self.encode_responses([text], [self._plain_ids(_NEUTRAL_LEADS[0])])
+        if encoded is not None:
+            return encoded
+        controls = self.control_ids - {self.tokenizer.unk_token_id}
+        return tuple(token for token in self._plain_ids(text) if token not in controls)
+
+    def can_encode(self, texts: Sequence[str]) -> bool:
+        """Return whether the tokenizer can write all texts without losing a character."""
+        before = self._plain_ids(_NEUTRAL_LEADS[0])
+        return all(ids is not None for ids in self.encode_responses(texts, [before] * len(texts)))
+
+    def render(self, messages: list[dict[str, Any]], **options: Any) -> str:
+        """Return a conversation as the chat template writes it. Raise ModelError if the template cannot."""
         from jinja2 import TemplateError
 
         try:

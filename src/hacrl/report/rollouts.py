@@ -231,6 +231,8 @@ class RolloutSampler:
         }
         if row["token_logprobs"] is not None:
             view["l"] = _rounded(row["token_logprobs"])
+        if row.get("loss_mask") is not None:  # tokens that the learner reads without learning them
+            view["o"] = _unlearnt(row["loss_mask"])
         if row["token_ids"] is not None:
             view["p"] = self._pieces(row["learner"], row["token_ids"], text)
             view["n"] = len(row["token_ids"])
@@ -280,12 +282,25 @@ def _shortened(prompt: Row, answers: int, with_tokens: int) -> Row:
 
 
 def _without_tokens(answer: Row) -> Row:
-    views = [_without(view, ("l", "p")) for view in answer["k"]]
+    views = [_without(view, ("l", "p", "o")) for view in answer["k"]]
     shorter = {**answer, "p": None, "l": [], "k": views, "x": 1}
     if "e" in answer:
         turns = [_without(turn, ("l", "p")) for turn in answer["e"]["turns"]]
         shorter["e"] = {**answer["e"], "turns": turns}
     return shorter
+
+
+def _unlearnt(loss_mask: Sequence[bool]) -> list[list[int]]:
+    """Return where each run of tokens that are not learnt begins, and how many tokens it has."""
+    runs: list[list[int]] = []
+    for index, is_learnt in enumerate(loss_mask):
+        if is_learnt:
+            continue
+        if runs and sum(runs[-1]) == index:
+            runs[-1][1] += 1
+        else:
+            runs.append([index, 1])
+    return runs
 
 
 def _without(row: Row, keys: Sequence[str]) -> Row:

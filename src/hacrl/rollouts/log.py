@@ -29,6 +29,7 @@ LEARNT = "learnt"  # folder in a step's folder
 Row = dict[str, Any]
 Keep = int | Literal["all", "none"]
 _DETAILS = ("rewards", "columns", "metrics")  # of a verdict; left out of rows where they are empty
+_OPTIONAL = ("loss_mask", "late_from")  # of a learner's record; left out where they are None
 _STEP_FOLDER = re.compile(r"step-(\d{6,})")
 _ROUND_FOLDER = re.compile(r"round-[1-9]\d*")
 
@@ -252,7 +253,7 @@ def _encode_learnt(step: int, record: LearntRollout) -> bytes:
         line = b""
     if not line or not line.decode().isprintable():
         row = {"schema": SCHEMA, "step": step, **to_json(record)}
-        return _encode({key: row[key] for key in row if key != "late_from" or row[key] is not None})
-    if record.late_from is None:
-        line = line.replace(b',"late_from":null', b"")  # texts cannot match: their quotes are escaped
+        return _encode({key: row[key] for key in row if key not in _OPTIONAL or row[key] is not None})
+    for key in _OPTIONAL:  # texts cannot match: their quotes are escaped
+        line = line.replace(b',"%b":null' % key.encode(), b"")
     return b'{"schema":%d,"step":%d,%b\n' % (SCHEMA, step, line[1:])

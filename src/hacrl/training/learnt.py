@@ -28,6 +28,7 @@ def _learnt(learner: str, sample: LearnerSample, use: FirstUse | None) -> Learnt
         weight=None if use is None else use.numbers.gradient,
         token_ids=sample.response_ids if is_retokenised else None,
         token_logprobs=None if use is None else use.token_logprobs,
+        loss_mask=None if all(sample.loss_mask) else sample.loss_mask,
         late_from=sample.step,
     )
 

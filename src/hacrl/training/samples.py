@@ -249,11 +249,12 @@ class SampleBuilder:
     ) -> LearnerSample | DropReason:
         if isinstance(tokens, str):
             return tokens
-        # tokens at the end that are not trained on
-        removed = 1 if rollout.finish_reason == "stop" and not self._learn_stop_token else 0
-        source_logprobs = rollout.token_logprobs[: rollout.num_tokens - removed]
-        kept = len(tokens.response_ids) - removed
-        loss_mask = tokens.loss_mask[:kept]
+        kept, loss_mask, source_logprobs = len(tokens.response_ids), tokens.loss_mask, rollout.token_logprobs
+        if not self._learn_stop_token:  # the last one is removed; an episode's others are context
+            kept -= rollout.finish_reason == "stop"
+            stops = frozenset(tokens.stops)
+            loss_mask = tuple(used and t not in stops for t, used in enumerate(loss_mask[:kept]))
+            source_logprobs = without_stop_tokens(rollout)
         if not any(loss_mask) or not source_logprobs:
             return "empty"
         return LearnerSample(
@@ -277,6 +278,17 @@ class SampleBuilder:
         """Return whether the learner's present policy sampled the whole response."""
         version = self._learner.policy_version
         return rollout.oldest_version == version == rollout.newest_version
+
+
+def without_stop_tokens(rollout: Rollout) -> tuple[float, ...]:
+    """Return the log-probabilities of the action tokens that do not end an action as its stop token."""
+    last = len(rollout.segments) - 1
+    reasons = [segment.finish_reason for segment in rollout.segments[:last]] + [rollout.finish_reason]
+    return tuple(
+        logprob
+        for segment, reason in zip(rollout.segments, reasons, strict=True)
+        for logprob in segment.token_logprobs[: -1 if reason == "stop" else None]
+    )
 
 
 def compared_rewards(group: PromptGroup, overlong: tuple[int, int]) -> dict[str, tuple[float, ...]]:

@@ -1,0 +1,1 @@
+"""Environments: episodes in processes that can be killed, with limits, many at once."""
