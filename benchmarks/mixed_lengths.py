@@ -50,7 +50,7 @@ def step_times(agent: Agent, decoder: SlotDecoder, sizes: Sequence[int], context
             states = Prompts(agent.model, [prompt]).states(prompt)
             decoder.admit(  # numbered apart: none reads another's
                 [
-                    Group(replace(states, number=slot), prompt[-1], [slot], [MEASURED_STEPS], [0])
+                    Group(replace(states, number=slot), prompt[-1], [slot], [MEASURED_STEPS], [0], [0])
                     for slot in range(size)
                 ]
             )

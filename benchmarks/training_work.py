@@ -166,6 +166,11 @@ class Clock:
         self.steps.append({**self._step, "step": sum(self._step.values()), "cpu": cpu - self._cpu})
         self._step, self._cpu = {}, cpu
 
+    def restart(self) -> None:
+        """Forget the time since the last step ended."""
+        self._step, self._phase = {}, "rest"
+        self._begun, self._cpu = self._now(), time.process_time()
+
     def _now(self) -> float:
         if self._on_gpu:
             torch.cuda.synchronize()

@@ -64,7 +64,7 @@ def _train(work: Work, folder: Path, shape: str, found: Measured) -> list[dict[s
         trainer = _trainer(work, folder, Path(output))
         clock = Clock(work.on_gpu)
         trainer.add_callback(StepEnds(clock, work.updates, memory))
-        _watch(trainer, clock, pairs, memory)
+        watch(trainer, clock, pairs, memory)
         trainer.train()
     lengths = pairs[-work.responses :]
     found.generated_tokens += sum(response for _, response in lengths)
@@ -145,7 +145,7 @@ def _given(work: Work) -> Callable[[list[Any], Any], dict[str, Any]]:
     return rollouts
 
 
-def _watch(trainer: Any, clock: Clock, pairs: list[tuple[int, int]], memory: UpdateMemory) -> None:
+def watch(trainer: Any, clock: Clock, pairs: list[tuple[int, int]], memory: UpdateMemory) -> None:
     """Generation, rewards and training steps tell the clock when they begin; lengths are kept."""
     generate, rewards, learn = trainer._generate, trainer._calculate_rewards, trainer.training_step
 

@@ -48,15 +48,15 @@ SYMBOLS = "+-*()=;:#"
 MAX_LENGTH = 128
 
 
-def character_tokenizer() -> PreTrainedTokenizerFast:
+def character_tokenizer(symbols: str = SYMBOLS) -> PreTrainedTokenizerFast:
     """One token per character, no BOS."""
-    return _tokenizer([PAD, EOS, UNK], list(string.digits + SYMBOLS), pattern=r"[\s\S]")
+    return _tokenizer([PAD, EOS, UNK], list(string.digits + symbols), pattern=r"[\s\S]")
 
 
-def pair_tokenizer() -> PreTrainedTokenizerFast:
+def pair_tokenizer(symbols: str = SYMBOLS) -> PreTrainedTokenizerFast:
     """Digits in pairs from left to right (``119`` is ``11 9``), other characters alone; BOS first."""
     pairs = [a + b for a in string.digits for b in string.digits]
-    return _tokenizer([PAD, EOS, UNK, BOS], [*string.digits, *SYMBOLS, *pairs], pattern=r"[0-9]{1,2}|[\s\S]")
+    return _tokenizer([PAD, EOS, UNK, BOS], [*string.digits, *symbols, *pairs], pattern=r"[0-9]{1,2}|[\s\S]")
 
 
 def _tokenizer(special: list[str], pieces: list[str], *, pattern: str) -> PreTrainedTokenizerFast:

@@ -34,7 +34,8 @@ from hacrl.evaluation.results import PairResult
 from hacrl.plugins import load_plugin
 from hacrl.runs.resume import FREE_KEYS
 from hacrl.studies.variants import variant_recipe
-from hacrl.tasks.registry import TASKS
+from hacrl.tasks.gym.retries import gym_retries_task
+from hacrl.tasks.registry import GYM_PREFIX, RETRIES_PREFIX, TASKS
 from hacrl.training.metrics import LearnReport
 from hacrl.training.trainer import Trainer
 from tests.test_repository import LAYERS
@@ -45,6 +46,7 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 FOLDERS = "src|tests|docs|recipes|examples|scripts|benchmarks|requirements"
 # Files and commands that a user has, or that a document makes up as examples.
 USERS_FILES = {"my_rewards.py", "rewards.py", "my_tasks.py", "recipe.yaml", "my.yaml"}
+GYM_PREFIXES = (GYM_PREFIX, RETRIES_PREFIX)
 ENTRY_POINT_GROUP = re.compile(r'^ENTRY_POINTS = "([\w.]+)"', re.MULTILINE)
 
 documents = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
@@ -449,7 +451,8 @@ def complete(data: dict[str, Any]) -> dict[str, Any]:
         data = {"agent_defaults": data}  # keys of an agent, as `vllm: {python: ...}`
     agents = [{"name": "first", "model": "bundled:qwen-small-a"}, {"name": "second", "model": "x/y"}]
     data = {"agents": agents, "output": "x", **data}
-    filled = [{"model": "bundled:qwen-small-a", **agent} for agent in data["agents"]]
+    model = {"model": "bundled:qwen-small-a"}
+    filled = [agent if "endpoint" in agent else {**model, **agent} for agent in data["agents"]]
     return {**data, "agents": filled}
 
 
@@ -474,8 +477,18 @@ def test_yaml_builds(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def task_parameters(name: str) -> set[str]:
     """The options that a built-in task takes."""
+    own = own_parameters(name)
+    if "options" not in own:
+        return own
+    return own - {"options"} | own_parameters("environment")  # a bundled task with an environment
+
+
+def own_parameters(name: str) -> set[str]:
+    """The parameters of a built-in task's class or function; ``options`` stands for all others."""
     if name.startswith("gym:"):
         from hacrl.tasks.gym.task import GymTask as Factory
+    elif name.startswith("gym_retries:"):
+        Factory = gym_retries_task
     else:
         Factory = load_plugin("task", name, TASKS, "hacrl.tasks", key="task.name")
     return set(inspect.signature(Factory).parameters) - {"name", "kind"}
@@ -486,7 +499,7 @@ def test_options_of_tasks_exist():
     text = (ROOT / "docs" / "tasks.md").read_text("utf-8")
     for block in [block for path in DOCUMENTS for block in blocks(path.read_text("utf-8"), "yaml")]:
         task = parse_yaml(block, "block").get("task")
-        if isinstance(task, dict) and (task["name"] in TASKS or task["name"].startswith("gym:")):
+        if isinstance(task, dict) and (task["name"] in TASKS or task["name"].startswith(GYM_PREFIXES)):
             assert task.get("options", {}).keys() <= task_parameters(task["name"]), block
     for heading, name in (
         ("## `arithmetic`: built-in sums", "arithmetic"),
@@ -495,6 +508,20 @@ def test_options_of_tasks_exist():
         ("## `reward`: your own functions", "reward"),
     ):
         assert first_column(text, heading) == task_parameters(name), name
+
+
+def test_options_of_bundled_tasks_are_listed():
+    text = (ROOT / "docs" / "bundled_environments.md").read_text("utf-8")
+    common = {"size", "test_size", "seed"}
+    assert first_column(text, "Options of all but `written_calculator` and `verifiers`:") == common
+    for name in ("python", "sqlite", "dungeon"):
+        assert first_column(text, f"## `{name}`") | common == own_parameters(name) - {"options"}, name
+    retries = own_parameters("gym_retries:chain_sum") - own_parameters("gym:chain_sum")
+    assert first_column(text, "## `gym_retries:NAME`") == retries - {"options"}
+    assert first_column(text, "## verifiers") == own_parameters("verifiers") - {"options"}
+    listed = first_column(text, "# Bundled tasks, and environments of other packages")
+    others = {"arithmetic", "boxed", "math", "gsm8k", "reward", "environment"}
+    assert listed - {"gym_retries:NAME"} == TASKS.keys() - others
 
 
 def test_options_of_eval_are_named():

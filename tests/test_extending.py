@@ -361,7 +361,7 @@ def test_a_run_with_the_guides_engine(folder: Path):
 
 def test_an_engine_that_computes_something_else_is_refused(folder: Path):
     text = (folder / "generating.py").read_text()
-    wrong = text.replace("logprobs_BT.tolist()", "(logprobs_BT - 1).tolist()")
+    wrong = text.replace("logprobs_BT[0].tolist()", "(logprobs_BT[0] - 1).tolist()")
     assert wrong != text
     (folder / "wrong.py").write_text(wrong)
     with pytest.raises(EngineMismatchError, match="small"):

@@ -62,7 +62,8 @@ def test_no_module_uses_an_unsafe_loader():
         unsafe = unsafe_in(path.read_text("utf-8"))
         if unsafe:
             found[path.relative_to(SOURCE).as_posix()] = unsafe
-    assert found == {}
+    # the one file that runs a model's code, after the kernel has taken every other right from its process
+    assert found == {"environments/bundled/sandbox_child.py": {"compile", "eval", "exec"}}
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -102,9 +103,9 @@ def test_every_recipe_parses(recipe: Path):
     assert len({agent.name for agent in config.agents}) == len(config.agents)
 
 
-def heavy_modules_after(code: str) -> str:
-    """What of HEAVY a fresh interpreter has imported once it has run the code."""
-    code += f"\nimport sys; print(sorted(set({HEAVY!r}) & set(sys.modules)))"
+def heavy_modules_after(code: str, heavy: Sequence[str] = HEAVY) -> str:
+    """What of ``heavy`` a fresh interpreter has imported once it has run the code."""
+    code += f"\nimport sys; print(sorted(set({heavy!r}) & set(sys.modules)))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     return out.strip().splitlines()[-1]
 
@@ -113,6 +114,12 @@ def test_help_imports_nothing_heavy():
     code = "import hacrl.cli.main as m\ntry: m.app(['--help'])\nexcept SystemExit: pass"
     assert heavy_modules_after(code) == "[]"
     assert heavy_modules_after("import numpy") == "['numpy']"  # the measure can tell
+
+
+def test_checking_and_starting_a_run_does_not_import_torchs_compiler():
+    """It takes as long to import as torch itself. Compiled layers import it."""
+    slow = ("torch._dynamo", "torch._inductor", "sympy", "torch.distributed.fsdp")
+    assert heavy_modules_after("import hacrl.runs.dry_run, hacrl.runs.run", slow) == "[]"
 
 
 def test_reading_a_config_imports_nothing_heavy():

@@ -15,12 +15,13 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))  # scripts, no package
 
-from cluster_calibration import SOURCE, calibrate
+from cluster_calibration import FOREIGN_LENGTH, SOURCE, calibrate
 from cluster_costs import Costs, Lengths, Model, Plan, Times, micro_batch_tokens, times_of
 from cluster_events import Batch, Clock, Decoding, Engine, Process
 from cluster_run import Mode, Run, Sharing, Spent, draw_lengths, end_of_verifying
 from cluster_volumes import mean_length, volumes
 from record_traffic import make_rollouts
+from shapes import SHAPES, letter_tokenizer
 from simulate_cluster import fleet, placements
 
 FREE = Costs(record_bytes=0, record_put=0, record_get=0, log_write=0, learnt_write=0, retokenise=0, prepare=0)
@@ -334,12 +335,25 @@ def test_the_calibration_is_as_good_as_the_documentation_says() -> None:
     sources = [row for row in rows if row.note == SOURCE]
     assert len(sources) == 4
     assert all(abs(row.error) <= 0.04 for row in sources), errors
-    step, pair, vllm, bound = (row for row in rows if row.note != SOURCE)
+    step, pair, sampling, rest, vllm, bound = (row for row in rows if row.note != SOURCE)
     assert (step.measured, pair.measured, bound.measured) == (4.52, 471.0, 0.8)
     assert abs(step.error) <= 0.10
-    assert -0.25 <= pair.error <= -0.15
+    assert -0.15 <= pair.error <= -0.10
+    assert (sampling.measured + rest.measured, sampling.measured) == (pair.measured, 107.0)
+    assert -0.40 <= sampling.error <= -0.30  # longer contexts than any source has
+    assert abs(rest.error) <= 0.10
     assert abs(vllm.error) <= 0.20
     assert bound.simulated < bound.measured
+
+
+def test_responses_grow_in_another_tokenizer_as_the_calibration_says() -> None:
+    """Random ids of one tokenizer, decoded and encoded with the other one, both ways."""
+    tokenizers = [letter_tokenizer(SHAPES["qwen3-1.7b"]["vocab_size"], seed) for seed in (0, 1)]
+    draw = random.Random(0)
+    for own, other in (tokenizers, tokenizers[::-1]):
+        ids = [draw.randrange(3, len(own)) for _ in range(4096)]
+        grown = len(other.encode(own.decode(ids), add_special_tokens=False)) / len(ids)
+        assert grown == pytest.approx(FOREIGN_LENGTH, rel=0.02)
 
 
 def test_the_fleet_has_a_thousand_gpus() -> None:

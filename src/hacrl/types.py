@@ -52,6 +52,7 @@ Fate = Literal[
     "non_finite",
     "empty",
     "truncated",
+    "no_logprobs",
 ]
 # Which policy sampled how many tokens, in order: (policy version, number of tokens)
 VersionSpans = tuple[tuple[int, int], ...]
@@ -162,8 +163,9 @@ class Segment:
 
     kind: SegmentKind
     text: str
-    token_ids: tuple[int, ...]  # in the source's token space
-    token_logprobs: tuple[float, ...] = ()  # one per token of an action; empty for an observation
+    token_ids: tuple[int, ...]  # in the source's token space; empty where the source returns text only
+    # One per token of an action; empty for an observation. Empty as well where the source gives none.
+    token_logprobs: tuple[float, ...] = ()
     # Set if the weights were updated while the action was sampled. Empty: the rollout's policy_version.
     versions: VersionSpans = ()
     # the stop string that ended the last action, and what its last token wrote after it; no verifier sees it
@@ -175,7 +177,9 @@ class Segment:
     finish_reason: FinishReason | None = None
 
     def __post_init__(self) -> None:
-        expected = len(self.token_ids) if self.kind == "action" else 0
+        expected = 0
+        if self.kind == "action":  # without ids, log-probabilities are all that is known of the tokens
+            expected = len(self.token_ids or self.token_logprobs)
         if len(self.token_logprobs) != expected:
             raise ValueError(
                 f"an {self.kind} segment of {len(self.token_ids)} tokens must have {expected} "
@@ -196,7 +200,26 @@ class Episode:
     dialect: str  # fingerprint of the source's chat template and tool format (Dialect.fingerprint)
     opening: str = ""  # what the environment's reset added to the prompt
     turn_rewards: tuple[float, ...] = ()  # one per action, if the environment rewards every turn
+    reward: float | None = None  # of the whole episode; None: the environment failed, or gives no rewards
     failure: str = ""  # why the environment failed
+    # "timeout": it did not answer in time. "crash": it raised an error or died.
+    failure_kind: Literal["", "timeout", "crash"] = ""
+    tool_errors: int = 0  # tool calls whose result is an error
+    # what was wrong with tool calls that could not be read, a sentence per action that had some
+    unread_calls: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """What is known of a response beside its text, if its source is an endpoint, which returns no token ids.
+
+    The log-probabilities of its segment, if there are any, are one per token of the source.
+    """
+
+    tokens: int = 0  # that the source counted; 0: it does not say
+    # Whether a learner's response ends with the learner's stop token, as the source's ended with its own.
+    # False also if the source ended by itself, but the log-probabilities leave its stop token out.
+    has_stop_token: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +239,7 @@ class Rollout:
     tokenizer: str  # the source's tokenizer fingerprint (TextCodec.tokenizer_fingerprint)
     prompt_ids: tuple[int, ...] = ()  # the prompt as sampled, in the source's token space
     episode: Episode | None = None  # set if the task has an environment
+    remote: Remote | None = None  # set if the source is an endpoint
 
     def __post_init__(self) -> None:
         if self.finish_reason != "length" and (not self.segments or self.segments[-1].kind != "action"):
@@ -243,6 +267,11 @@ class Rollout:
         return cls(problem, agent, (segment,), finish_reason, policy_version, tokenizer, prompt_ids)
 
     @property
+    def has_failed(self) -> bool:
+        """Whether the environment failed: the reward says nothing about the agent."""
+        return self.episode is not None and self.episode.end == "failed"
+
+    @property
     def text(self) -> str:
         """The text of all segments, without the stop string that ended the last one."""
         return "".join([segment.text for segment in self.segments])
@@ -267,8 +296,21 @@ class Rollout:
         return tuple(segment.kind == "action" for segment in self.segments for _ in segment.token_ids)
 
     @property
+    def has_logprobs(self) -> bool:
+        """Whether the source's log-probabilities are known."""
+        return self.remote is None or bool(self.token_logprobs)
+
+    @property
+    def ends_with_stop_token(self) -> bool:
+        """Whether the last action ends with a stop token, which every learner writes as its own."""
+        has_stop_token = self.remote is None or self.remote.has_stop_token
+        return self.finish_reason == "stop" and has_stop_token
+
+    @property
     def num_tokens(self) -> int:
-        """|y|, the number of action tokens in the source's token space."""
+        """|y|, the number of action tokens in the source's token space; 0 if the source does not say."""
+        if self.remote is not None:
+            return self.remote.tokens
         return sum(len(segment.token_logprobs) for segment in self.segments)
 
     @property
@@ -293,7 +335,9 @@ class Rollout:
 
     @property
     def logprob(self) -> float:
-        """log pi_j_old(y), the source's log-probability of all action tokens."""
+        """log pi_j_old(y), the source's log-probability of all action tokens; nan if it is not known."""
+        if not self.has_logprobs:
+            return math.nan
         return float(sum(self.token_logprobs))
 
 
@@ -317,8 +361,8 @@ class LearnerSample:
     prompt_ids: tuple[int, ...]
     response_ids: tuple[int, ...]  # actions and observations; without the stop token if it is not trained on
     behaviour_logprobs: tuple[float, ...] | None  # per action token; None if retokenised
-    behaviour_logprob: float  # log pi_j_old(y)
-    source_length: int  # |y| in the source's tokens
+    behaviour_logprob: float | None  # log pi_j_old(y); None if the source does not say
+    source_length: int  # |y| in the source's tokens; in the learner's if the source does not say
     source: str
     is_own: bool
     advantage: float

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from hacrl.cli.main import app
 from hacrl.errors import ConfigError
 from hacrl.rollouts.log import RolloutLog
-from hacrl.types import Problem, Rollout, Verdict, VerifiedRollout
+from hacrl.types import Episode, Problem, Rollout, Segment, ToolCall, Turn, Verdict, VerifiedRollout
 
 
 @pytest.fixture
@@ -76,3 +76,26 @@ def test_a_folder_without_rollouts(tmp_path: Path):
         shown(tmp_path)
     with pytest.raises(ConfigError, match="is not a folder"):
         shown(tmp_path / "nowhere")
+
+
+def test_an_episode_is_a_conversation(tmp_path: Path):
+    problem = Problem("q", "Add 2 and 3.", "")
+    call = ToolCall("add", '{"a": 2}')
+    segments = (
+        Segment("action", "raw call", (1,), (-1.0,), turns=(Turn("assistant", "I add.", (call,)),)),
+        Segment("observation", "raw result", (2,), turns=(Turn("tool", "\x1b[2Jfive", tool="add"),)),
+        Segment("action", "5", (3,), (-1.0,), turns=(Turn("assistant", "5"),), finish_reason="length"),
+    )
+    episode = Episode("failed", "d", " Use tools.", failure="raised ValueError: x")
+    rollout = Rollout(problem, "ada", segments, "length", 0, "t", episode=episode)
+    RolloutLog(tmp_path / "rollouts").append(1, "ada", [VerifiedRollout(rollout, Verdict(0.0, "crash"))])
+    text = shown(tmp_path)
+    assert "\x1b[2J" not in text
+    flat = " ".join(text.split())
+    assert "ada #0: reward 0, crash, 2 tokens, 2 turns, the environment failed: it raised" in flat
+    parts = ["[user: the environment's opening]", "Use tools.", "[assistant]", "I add.", '-> add({"a": 2})']
+    parts += ["[tool add]", "five", "[assistant] (cut)", "5"]
+    places = [text.index(part) for part in parts[:-2]]
+    assert places == sorted(places)
+    assert text.index("[assistant] (cut)") > places[-1]
+    assert "raw" not in text

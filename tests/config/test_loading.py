@@ -91,7 +91,7 @@ def test_a_method_brings_its_own_defaults():
         ({"task": {"name": 3}}, ["task.name: must be text, not 3"]),
         ({"trackers": "wandb"}, ["trackers: must be a list, not 'wandb'"]),
         ({"agents": [{"name": "a", "model": "m", "lrr": 1.0}]}, ["agents.0.lrr", "'lr'"]),
-        ({"agents": [{"name": "a"}]}, ["agents.0.model", "missing"]),
+        ({"agents": [{"name": "a"}]}, ["agents.0: model is missing", "endpoint"]),
         ({"agents": []}, ["at least one agent"]),
         ({"steps": "many"}, ["steps: must be a whole number, not 'many'"]),
         ({"steps": 2.5}, ["steps: must be a whole number, not 2.5"]),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from typing import Any, Protocol
 
 import pytest
 
-from hacrl.engines.base import Engine
+from hacrl.engines.base import Engine, GenerationRequest
 from hacrl.models.agent import Agent
 from hacrl.types import Rollout, Sampling
 from tests.support.engines import (
@@ -22,6 +23,7 @@ from tests.support.engines import (
     logprob_gap,
     mean_gap,
     next_token_probabilities,
+    probe_prompts,
     sample_rollouts,
 )
 
@@ -92,6 +94,24 @@ class EngineContract:
             spoken = [token for token in rollout.token_ids if token != 1]
             assert rollout.text == agent.tokenizer.decode(spoken)
 
+    def test_responses_have_seeds_and_limits_of_their_own(self, engine_of: EngineOf) -> None:
+        """Those of equal prompts and seeds are equal up to their limits, in another request too."""
+        agent = engine_agent(leaning=ENDING)
+        engine = engine_of(agent)
+        prompts = [agent.encode_prompt(one) for one in PROBLEMS[:3]]
+        stop_ids = frozenset(agent.stop_ids)
+        seeds, limits = (11, 12, 13, 14, 15, 16), (1, 9, 4, 9, 2, 6)
+        whole = engine.generate(GenerationRequest(prompts, 2, Sampling(9), stop_ids, 0, response_seeds=seeds))
+        alone = [prompt for prompt in prompts for _ in range(2)][::-1]
+        limited = engine.generate(
+            GenerationRequest(
+                alone, 1, Sampling(9), stop_ids, 5, response_seeds=seeds[::-1], limits=limits[::-1]
+            )
+        )
+        expected = [one.token_ids[:limit] for one, limit in zip(whole, limits, strict=True)]
+        assert [one.token_ids for one in limited[::-1]] == expected
+        assert len({len(one.token_ids) for one in whole}) > 1
+
     def test_every_stop_token_of_the_agent_ends_a_response(self, engine_of: EngineOf) -> None:
         agent = engine_agent(leaning={"#": 2.5, "<eos>": 2.0}, stop_ids=(1, 20))
         rollouts = sample_rollouts(engine_of(agent), PROBLEMS, 8, Sampling(30), seed=3)
@@ -143,6 +163,18 @@ class EngineContract:
             assert rollout.token_ids == greedy_ids(agent, agent.encode_prompt(rollout.problem), 12)
             assert rollout.token_logprobs == (0.0,) * rollout.num_tokens
         assert len({r.token_ids for r in rollouts}) > 2
+
+    def test_a_response_with_a_seed_of_its_own_depends_on_no_other(self, engine_of: EngineOf) -> None:
+        agent = engine_agent(leaning=ENDING)
+        engine, sampling, stop_ids = engine_of(agent), Sampling(12), frozenset(agent.stop_ids)
+        prompts, seeds = probe_prompts(agent)[:3], (11, 7, 2**63 - 1, 3, 0, 8)
+        request = GenerationRequest(prompts, 2, sampling, stop_ids, 0, response_seeds=seeds)
+        together = [sample.token_ids for sample in engine.generate(request)]
+        assert len(set(together)) == 6
+        last = replace(request, prompts=prompts[2:], response_seeds=seeds[4:], seed=9)
+        assert [sample.token_ids for sample in engine.generate(last)] == together[4:]
+        turned = replace(request, prompts=prompts[::-1], response_seeds=seeds[::-1])
+        assert [sample.token_ids for sample in engine.generate(turned)] == together[::-1]
 
     def test_a_seed_fixes_the_responses(self, engine_of: EngineOf) -> None:
         engine = engine_of(engine_agent(leaning=ENDING))

@@ -88,8 +88,8 @@ def test_processes_cannot_build_a_model_that_is_an_object() -> None:
     check_agents(config_of(replicas={"count": 1}), ("ada",))
 
 
-def test_vllm_engines_do_not_multiply() -> None:
+def test_vllms_own_data_parallel_engines_are_refused() -> None:
     config = config_of(engine="vllm", vllm={"engine_args": {"data_parallel_size": 2}})
-    message = r"agents\.ada\.vllm\.engine_args\.data_parallel_size=2: an agent has one vLLM engine"
+    message = r"agents\.ada\.vllm\.engine_args\.data_parallel_size=2: .* set agents\.ada\.vllm\.engines=2"
     with pytest.raises(ConfigError, match=message):
         check_engines(config)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
 from hacrl.config.schema import VllmSettings
-from hacrl.engines.base import Sample
+from hacrl.engines.base import GenerationRequest, Sample
 from hacrl.engines.numbers_as_text import (
     floats_from_text,
     floats_to_text,
@@ -19,6 +20,7 @@ from hacrl.engines.numbers_as_text import (
 from hacrl.engines.vllm.backend import EngineLostError, IndexedSamples, Request, sampling_fields
 from hacrl.engines.vllm.child import _grouped
 from hacrl.engines.vllm.engine import VllmEngine
+from hacrl.seeding import derive_seed
 from hacrl.types import Rollout, Sampling
 from tests.support.engines import sample_rollouts, take_for_proven
 from tests.support.sevens import problem
@@ -98,6 +100,21 @@ def test_responses_that_end_together_go_where_they_belong(monkeypatch: pytest.Mo
         assert rollout.finish_reason == ("stop" if len(prompt) % 2 == 0 else "length")
 
 
+@pytest.mark.parametrize("seeded", [True, False])
+def test_seeds_of_responses_reach_vllm(monkeypatch: pytest.MonkeyPatch, seeded: bool) -> None:
+    agent, backend = pair_agent(), Batches()
+    engine = VllmEngine(agent, backend, VllmSettings(seeded=seeded), [])
+    monkeypatch.setattr(engine, "_send_weights", partial(take_for_proven, engine))
+    monkeypatch.setattr(backend, "said", lambda ask: Sample((STOP,), (0.0,)))
+    request = GenerationRequest([(5, 6), (7,)], 2, Sampling(8), frozenset({STOP}), 5)
+    engine.generate(replace(request, response_seeds=(11, 7, 11, 3)))
+    engine.generate(request)
+    keyed, _, plain = backend.asked  # the first engine dies after its first batch
+    assert [ask.seed for ask in keyed] == ([11, 7, 11, 3] if seeded else [None] * 4)
+    own = [derive_seed(5, index) for index in range(4)]
+    assert [ask.seed for ask in plain] == (own if seeded else [None] * 4)
+
+
 def test_a_prompt_is_sent_once_for_all_that_stand_side_by_side() -> None:
     short, long = Sampling(3), Sampling(4)
     asks = [
@@ -127,3 +144,24 @@ def test_numbers_are_read_as_they_were_written() -> None:
     assert floats_from_text(floats_to_text(number for number in floats)) == floats
     assert math.isnan(*floats_from_text(floats_to_text([math.nan])))
     assert (integers_from_text(integers_to_text([])), floats_from_text(floats_to_text([]))) == ((), ())
+
+
+def test_responses_with_seeds_and_limits_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two responses to each of two prompts. Without ``seeded``, vLLM gets no seeds."""
+    agent = pair_agent()
+    request = GenerationRequest(
+        [(5, 6), (7,)],
+        2,
+        Sampling(8),
+        frozenset((STOP,)),
+        0,
+        response_seeds=(9, 8, 7, 6),
+        limits=(1, 2, 3, 8),
+    )
+    for seeded, seeds in ((True, [9, 8, 7, 6]), (False, [None] * 4)):
+        engine = VllmEngine(agent, Batches(), VllmSettings(seeded=seeded), [])
+        monkeypatch.setattr(engine, "_max_length", 10)
+        asked = engine._requests(request)
+        assert [ask.seed for ask in asked] == seeds
+        assert [ask.sampling.max_new_tokens for ask in asked] == [1, 2, 3, 8]
+        assert [ask.prompt_ids for ask in asked] == [(5, 6), (5, 6), (7,), (7,)]

@@ -107,6 +107,21 @@ def test_indices_follow_the_order_of_the_requests(made: tuple[Engine, Played]) -
     assert played.aborted == []
 
 
+def test_long_steps_show_that_the_engine_is_alive(
+    made: tuple[Engine, Played], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, played = made
+    clock = iter([0.0, 1.0, 2.5, 2.5, 3.0, 9.0, 9.0])  # the second step and the last one end late
+    monkeypatch.setattr(child_program.time, "monotonic", lambda: next(clock))
+    connection = Connection()
+    played.steps = [[], [], [], [output("1", [3], [-3.0])]]
+    engine.handle({"do": "generate", "requests": [["one", {}, [0]]], "number": 5}, connection)
+    assert connection.sent == [
+        {"number": 5, "finished": []},
+        {"number": 5, "finished": [ended(0, [3], [-3.0])]},
+    ]
+
+
 def test_aborted_requests_send_no_responses(made: tuple[Engine, Played]) -> None:
     engine, played = made
     connection = Connection(patience=1)

@@ -38,6 +38,8 @@ class LLM:
             told.write(f"built {model}\\n")
 
     def collective_rpc(self, method, timeout=None, args=()):
+        if method == "hangs":
+            time.sleep(600)
         if method == "fails" or (here / "without workers").exists():
             raise RuntimeError("no such thing")
         return [method]
@@ -58,7 +60,9 @@ def backend(folder: Path) -> Iterator[Callable[..., ChildBackend]]:
 
     def make(model: str = "small", start_timeout: float = SECONDS) -> ChildBackend:
         log = folder / "log"
-        made.append(ChildBackend("ada", {"model": model}, {}, False, log, start_timeout))
+        made.append(
+            ChildBackend("vLLM engine of agent 'ada'", {"model": model}, {}, False, log, start_timeout)
+        )
         return made[-1]
 
     yield make
@@ -98,6 +102,18 @@ def test_launching_imports_vllm_and_starting_builds_the_engine(folder: Path, bac
     assert child.call("hello") == ["hello"]
     child.close()
     assert processes() == []
+
+
+def test_an_engine_that_hangs_is_lost_and_ended(folder: Path, backend) -> None:
+    child = backend()
+    child.start()
+    (process,) = processes()
+    number = child._send({"do": "call", "method": "hangs", "arguments": []})
+    with pytest.raises(EngineLostError, match=r"gave no answer while working for 0.5 s, its log is"):
+        child._receive(number, "working", 0.5)
+    child.start()  # ends the other one
+    assert not process.is_running()
+    assert child.call("hello") == ["hello"]
 
 
 def test_a_launched_process_can_be_closed_before_it_starts(folder: Path, backend) -> None:

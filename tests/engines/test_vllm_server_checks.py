@@ -174,7 +174,7 @@ def test_a_plain_vllm_server_takes_no_weights(
 def test_two_agents_with_one_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = "http://127.0.0.1:1"
     said = refusal(tmp_path, monkeypatch, VllmSettings(url=url), VllmSettings(url=f"{url}/"))
-    assert said == f"agents: two agents have vllm.url {url}; every agent needs a server of its own"
+    assert said == f"agents: vllm.url {url} is named twice; every engine needs a server of its own"
 
 
 def test_an_interpreter_without_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,6 +231,29 @@ def test_a_server_that_becomes_unhealthy_is_given_up(monkeypatch: pytest.MonkeyP
     answers = {**MODELS, "/health": (503, None), "/v1/completions": (NEVER, None)}
     with serving(answers) as url, pytest.raises(EngineLostError, match=r"it no longer answers\."):
         list(ServerClient("it", url, None).generate(ASKS))
+
+
+def metrics(*tokens: float) -> bytes:
+    return b"".join(b'vllm:generation_tokens_total{engine="0",model_name="ada"} %g\n' % one for one in tokens)
+
+
+def test_a_server_that_samples_no_token_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is well, as it says. A server that says nothing of its tokens, or is paused, is waited for."""
+    monkeypatch.setattr(http_client, "HEALTH_EVERY", 0.05)
+    answers = {**MODELS, "/metrics": (200, metrics(7, 5)), "/v1/completions": (NEVER, None)}
+    with serving(answers) as url:
+        with pytest.raises(EngineLostError, match=r"it sampled no token for 0.3 s"):
+            list(ServerClient("it", url, None, timeout=0.3).generate(ASKS))
+        client = ServerClient("it", url, None, timeout=0.3)
+        client.is_paused = True
+        ends = threading.Timer(1.0, lambda: answers.update({"/health": (503, None)}))
+        ends.start()
+        with pytest.raises(EngineLostError, match=r"it no longer answers"):
+            list(client.generate(ASKS))
+        answers.update({"/health": (200, None), "/metrics": (404, None)})
+        threading.Timer(1.0, lambda: answers.update({"/health": (503, None)})).start()
+        with pytest.raises(EngineLostError, match=r"it no longer answers"):
+            list(ServerClient("it", url, None, timeout=0.3).generate(ASKS))
 
 
 def test_a_process_that_ended_is_noticed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

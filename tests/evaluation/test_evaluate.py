@@ -23,6 +23,7 @@ from hacrl.evaluation.targets import resolve_targets
 from hacrl.models.agent import Agent
 from hacrl.runs.run import run_locally
 from tests.support.tiny import byte_tokenizer, save_agents, tiny_qwen
+from tests.tasks.helpers import build
 
 BUNDLED = ("bundled:qwen-small-a", "bundled:llama-pairs")
 
@@ -119,6 +120,15 @@ def test_a_gym_benchmark_of_the_runs_own_kind_is_noted_as_overlapping(run):
         before = len(specs.notes)
         specs.build("gym:gcd", target)
         assert len(specs.notes) == before
+
+
+def test_bundled_tasks_with_tools_are_benchmarks():
+    (target,) = resolve_targets(BUNDLED[:1])
+    with closing(BenchmarkSpecs(BenchmarkSettings(limit=3))) as specs:
+        spec = specs.build("calculator", target)
+        assert len(spec.problems) == 3
+        assert set(spec.problems) < set(build("calculator").test)
+        assert {tool.name for tool in spec.problems[0].tools} == {"calculate", "submit"}
 
 
 def test_every_chunk_has_draws_of_its_own():

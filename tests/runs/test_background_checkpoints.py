@@ -113,6 +113,7 @@ def checkpointer_of(path: Path, weights: Tensor) -> tuple[Checkpointer, SimpleNa
         phases_done=0,
         state_dict=lambda: {"under_way": None},
         tensors=lambda: {"ada": {"0.master": weights}},
+        writes_tensors=False,
     )
     folder = SimpleNamespace(path=path, positions=dict)
     return Checkpointer(folder, CheckpointSettings(every=1), lambda _: None), trainer

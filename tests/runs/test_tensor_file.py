@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from hacrl.runs.checkpoint import DTYPES, write_tensors
+from hacrl.training.tensor_files import DTYPES, write_tensors
 
 
 def many() -> dict[str, torch.Tensor]:

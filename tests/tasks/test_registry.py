@@ -17,11 +17,13 @@ AGENTS = [{"name": "ada", "model": "bundled:qwen-small-a"}]
 
 
 def test_names():
-    assert list(TASKS) == ["arithmetic", "boxed", "math", "gsm8k", "reward"]
+    bundled = ["calculator", "python", "dungeon", "sqlite", "written_calculator", "verifiers"]
+    assert list(TASKS) == ["arithmetic", "boxed", "math", "gsm8k", "reward", "environment", *bundled]
     assert build("arithmetic", largest=50).name == "arithmetic"
     assert refusal("gsm8") == (
         "task.name: there is no task 'gsm8'; did you mean 'gsm8k'? Valid names: arithmetic, boxed, "
-        "math, gsm8k, reward, gym:NAME, package.module:attribute, path/to/file.py:attribute"
+        "math, gsm8k, reward, environment, calculator, python, dungeon, sqlite, written_calculator, "
+        "verifiers, gym:NAME, gym_retries:NAME, package.module:attribute, path/to/file.py:attribute"
     )
 
 
@@ -53,7 +55,8 @@ def test_a_recipe_carries_options_and_verifier_and_reads_back():
 
 def test_tasks_import_nothing_heavy_before_first_use():
     code = (
-        "import sys, hacrl.tasks.registry, hacrl.tasks.boxed, hacrl.tasks.gym.task, hacrl.tasks.rewards\n"
+        "import sys, hacrl.tasks.registry, hacrl.tasks.boxed, hacrl.tasks.gym.task, hacrl.tasks.rewards, "
+        "hacrl.tasks.bundled, hacrl.tasks.gym.retries\n"
         "print(sorted({'torch', 'numpy', 'datasets', 'pyarrow', 'reasoning_gym', 'sympy', 'math_verify'} "
         "& set(sys.modules)))"
     )

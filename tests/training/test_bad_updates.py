@@ -166,7 +166,7 @@ def test_a_resumed_run_continues_the_count_of_bad_updates() -> None:
     with nan_gradients(first.model, lambda _: True):
         begun.learn(six(first), updates=1, seed=0)
     state = json.loads(json.dumps(begun.state_dict()))
-    assert state == {"micro_batch_tokens": 4096, "bad_updates_in_a_row": 1}
+    assert state == {"micro_batch_tokens": 4096, "bad_updates_in_a_row": 1, "gradient_shares": {}}
     resumed = learner(second, max_bad_updates=2)
     resumed.load_state_dict(state)
     with nan_gradients(second.model, lambda _: True), pytest.raises(TrainingError, match="2 in a row"):

@@ -7,7 +7,8 @@ from collections import Counter
 
 import pytest
 
-from hacrl.training.batching import batch_tokens, micro_batches, minibatches
+from hacrl.training import batching
+from hacrl.training.batching import batch_tokens, micro_batches, minibatches, needed_tokens
 from hacrl.types import LearnerSample
 
 
@@ -117,3 +118,26 @@ def test_packed_samples_share_prompts_and_need_no_padding() -> None:
     assert [indices(batch) for batch in micro_batches(samples, 8, packed=True)] == [[0], [3], [2], [1, 5, 4]]
     assert batch_tokens(samples[:4], packed=True) == 4 + 5 + 1 + 2 + 3 + 3 + 1
     assert batch_tokens(samples[:3], packed=False) == 3 * 9
+
+
+def test_padding_of_large_micro_batches_is_a_tenth_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of 60, 50, 40 and 2 tokens; a micro-batch of 100 tokens is large enough for a device.
+
+    60 + 50 of 120 are 92%, 60 + 50 + 40 of 180 only 83%. A row of 40 alone is not large enough, so the row
+    of 2 tokens joins it, although half of that micro-batch is padding.
+    """
+    monkeypatch.setattr(batching, "FEW_TOKENS", 100)
+    samples = [made(index, response=length - 1) for index, length in enumerate((40, 60, 2, 50))]
+    assert [indices(batch) for batch in micro_batches(samples, 1000)] == [[1, 3], [0, 2]]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("budget", [4096, 8192, 16384, 32768])
+def test_lengths_that_differ_by_50_times_waste_less_than_a_tenth(packed: bool, budget: int) -> None:
+    draw = random.Random(0)
+    lengths = [round(80 * 50 ** draw.random()) for _ in range(128)]
+    samples = [made(index, prompt=1 + index // 8, response=length) for index, length in enumerate(lengths)]
+    batches = micro_batches(samples, budget, packed)
+    computed = sum(batch_tokens(batch, packed) for batch in batches)
+    assert needed_tokens(samples, packed) > 0.9 * computed
+    assert sum(map(len, batches)) == 128

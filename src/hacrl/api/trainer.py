@@ -47,20 +47,23 @@ class HACRLTrainer:
         reward_funcs: Any = None,
         train_dataset: Any = None,
         eval_dataset: Any = None,
+        environment_factory: Any = None,
         task: Any = None,
         callbacks: Sequence[Any] | None = None,
         peft_config: Any = None,
         **others: Any,
     ) -> None:
-        """Give the agents, and either ``task`` or ``reward_funcs`` with ``train_dataset``.
+        """Give the agents and a task: ``task``, or ``train_dataset`` with rewards, an environment, or both.
 
         ``agents``: a list, or a dict by name, of model names or folders, :class:`hacrl.AgentSettings`,
         mappings of their keys, ``(model, tokenizer)`` pairs, or agents of an earlier trainer.
         ``reward_funcs``: one or several functions with TRL's signature, or references ``"module:name"``.
         ``train_dataset``, ``eval_dataset``: a ``datasets.Dataset``, rows, a file, or a hub data set; column
-        ``prompt`` is text or a list of messages. ``task``: a name such as ``"gsm8k"``, its settings, or an
-        object with the attributes of :class:`hacrl.tasks.base.Task`. ``callbacks``: of hacrl or transformers.
-        ``peft_config``: a ``LoraConfig`` for all agents. Other arguments of TRL are answered with hacrl's.
+        ``prompt`` is text or a list of messages. ``environment_factory``: a class as in TRL, whose public
+        methods are tools, or a dict of them by the name in the column ``environment``. ``task``: a name such
+        as ``"gsm8k"``, its settings, or an object with the attributes of :class:`hacrl.tasks.base.Task`.
+        ``callbacks``: of hacrl or transformers. ``peft_config``: a ``LoraConfig`` for all agents. Other
+        arguments of TRL are answered with hacrl's.
         """
         refuse_trainer_arguments(others, _ARGUMENTS)
         check_args(args, HACRLConfig)
@@ -73,7 +76,7 @@ class HACRLTrainer:
         self._progress: RunProgress | None = None
         with nullcontext() if args.progress else library_bars_off():
             requests = agent_requests(agents)
-            choice = choose_task(task, reward_funcs, train_dataset, eval_dataset, args)
+            choice = choose_task(task, reward_funcs, train_dataset, eval_dataset, args, environment_factory)
             sections = [request.section for request in requests]
             config = args.run_config(sections, choice.section, choice.held_out)
             loaded = make_loaded(requests, config.agents)
@@ -180,14 +183,14 @@ class HACRLTrainer:
         return accuracies
 
     def save_model(self, output_dir: str | Path | None = None) -> dict[str, Path]:
-        """Write every agent as a plain Hugging Face folder ``output_dir/NAME``; return name -> folder.
+        """Write every trained agent as a Hugging Face folder ``output_dir/NAME``; return name -> folder.
 
         The default is ``agents`` in the run's folder, where ``train`` writes the agents, too.
         """
         folder = Path(self.config.output) / "agents" if output_dir is None else Path(output_dir)
         saved = {}
         with self._library_bars():
-            for name in self._run.trainer.remaining:
+            for name in self._run.trainer.learners:
                 saved[name] = folder / name
                 try:
                     saved[name].mkdir(parents=True, exist_ok=True)

@@ -72,7 +72,7 @@ def _verdict(plan: DryRun) -> str:
 
 def _agent_table(agents: Sequence[AgentPlan]) -> Iterator[str]:
     rows = [("", *(agent.settings.name for agent in agents))]
-    rows.append(("model", *(_shortened(agent.settings.model) for agent in agents)))
+    rows.append(("model", *(_shortened(_model(agent)) for agent in agents)))
     rows.append(("device", *(agent.device for agent in agents)))
     if any(agent.settings.ranks > 1 for agent in agents):
         rows.append(("ranks", *(str(agent.settings.ranks) for agent in agents)))
@@ -91,8 +91,15 @@ def _agent_table(agents: Sequence[AgentPlan]) -> Iterator[str]:
     yield from _columns(rows)
 
 
+def _model(agent: AgentPlan) -> str:
+    endpoint = agent.settings.endpoint
+    return agent.settings.model if endpoint is None else f"{endpoint.model} at {endpoint.url}"
+
+
 def _trained(footprint: Footprint) -> str:
     trainable, total = footprint.counts.trainable, footprint.counts.total
+    if trainable == 0:
+        return "none (frozen)"
     return "all" if trainable == total else f"{trainable:,} ({trainable / total:.1%})"
 
 
@@ -150,7 +157,9 @@ def _step_lines(plan: DryRun) -> Iterator[str]:
     if config.rollout.stop_strings:
         yield f"responses end at {' or '.join(map(repr, config.rollout.stop_strings))}"
     source = "all agents' rollouts" if config.method.shares_rollouts else "its own rollouts"
-    yield f"each agent trains on {source} in {plan.updates_per_step} updates"
+    learners = config.learners
+    who = "each agent" if len(learners) == len(config.agents) else " and ".join(one.name for one in learners)
+    yield f"{who} trains on {source} in {plan.updates_per_step} updates"
     total, updates = sum(rollouts.values()) * config.steps, plan.updates_per_step * config.steps
     yield f"{config.steps} steps: {total:,} rollouts, {updates:,} updates per agent"
     if plan.train_problems is not None:

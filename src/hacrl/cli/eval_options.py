@@ -20,7 +20,8 @@ On = Annotated[
     typer.Option(
         metavar="NAMES",
         help="Benchmarks, separated by commas: math500, math, gsm8k, aime2025, amc23, minerva, olympiad, "
-        "arithmetic, gym:NAME, task (the held-out problems of the run's task; the default for runs), or a "
+        "arithmetic, calculator, python, sqlite, dungeon, gym:NAME, task (the held-out problems of the run's "
+        "task; the default for runs), or a "
         "file of problems (.jsonl, .json, .csv or .parquet with the columns problem and answer).",
     ),
 ]

@@ -13,7 +13,10 @@ from rich.text import Text
 
 from hacrl.errors import ConfigError
 from hacrl.plain_text import printable
+from hacrl.rollouts.conversation import conversation, how_it_ended
 from hacrl.rollouts.log import RolloutLog, Row
+from hacrl.rollouts.records import from_json
+from hacrl.types import Episode, Segment
 
 _BOUND = re.compile(r"(>=|<=|>|<|=)?\s*([-+0-9.eE]+)")
 _COLOURS = {"correct": "green", "wrong": "red", "scored": "cyan"}
@@ -116,10 +119,26 @@ def _print_prompt(console: Console, rows: Sequence[Row]) -> None:
     if first["answer"]:
         console.print(Text(f"gold answer: {printable(first['answer'])}", style="bold"))
     for row in rows:
-        cut = ", cut at max_new_tokens" if row["finish_reason"] == "length" else ""
         head = (
             f"{row['agent']} #{row['sample']}: reward {row['reward']:g}, {row['verdict']}, "
-            f"{row['tokens']} tokens{cut}"
+            f"{row['tokens']} tokens{_ending(row)}"
         )
         console.print(Text(head, style=_COLOURS.get(row["verdict"], "yellow")))
-        console.print(Text(printable(row["text"], multiline=True)))
+        console.print(Text(printable(_response(row), multiline=True)))
+
+
+def _ending(row: Row) -> str:
+    if "episode" in row:
+        turns = sum(segment["kind"] == "action" for segment in row["segments"])
+        ending = printable(how_it_ended(from_json(Episode, row["episode"])))
+        return f", {turns} {'turn' if turns == 1 else 'turns'}, {ending}"
+    return ", cut at max_new_tokens" if row["finish_reason"] == "length" else ""
+
+
+def _response(row: Row) -> str:
+    """Return a response's text; an episode as a conversation."""
+    if "episode" not in row:
+        return str(row["text"])
+    opening = row["episode"]["opening"]
+    told = conversation([from_json(Segment, segment) for segment in row["segments"]])
+    return f"[user: the environment's opening]\n{opening}\n{told}" if opening else told

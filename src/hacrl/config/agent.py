@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from hacrl.config.endpoint import EndpointSettings
 from hacrl.config.engine import EngineName, VllmSettings
 from hacrl.config.ray import PlaceSettings
 from hacrl.config.settings import Settings
@@ -80,10 +81,16 @@ class AgentSettings(Settings):
 
     name: str
     """Name in metrics, folders and messages: letters, digits, `.`, `_` and `-`."""
-    model: str
-    """`bundled:NAME`, `smollm2-135m`, a folder, or a Hugging Face id."""
+    model: str = ""
+    """`bundled:NAME`, `smollm2-135m`, a folder, or a Hugging Face id. Required unless there is an
+    `endpoint`."""
     revision: str | None = None
     """Branch, tag or commit of a Hugging Face id. Default: its main branch."""
+    frozen: bool = False
+    """Whether the agent is only sampled, and the others learn from it: no optimizer, no updates, nothing
+    saved. Keys of training have no effect then. An agent with an `endpoint` is always frozen."""
+    endpoint: EndpointSettings | None = None
+    """An OpenAI-compatible endpoint that takes the place of `model`. Default: hacrl loads the model."""
     rollouts_per_prompt: int | None = None
     """This agent's G. Default: `rollout.rollouts_per_prompt`."""
     lr: float | None = None
@@ -126,9 +133,26 @@ class AgentSettings(Settings):
             raise ValueError(
                 f"name {self.name!r} becomes a folder name: use letters, digits, '.', '_' and '-' only"
             )
+        self._check_source()
         if self.ranks < 1:
             raise ValueError(f"ranks must be at least 1, not {self.ranks}")
         if self.rollouts_per_prompt is not None and self.rollouts_per_prompt < 1:
             raise ValueError(f"rollouts_per_prompt must be at least 1, not {self.rollouts_per_prompt}")
         if self.lr is not None and self.lr <= 0:
             raise ValueError(f"lr must be positive, not {self.lr}")
+
+    def _check_source(self) -> None:
+        """Check that there is a model or an endpoint. An agent with an endpoint is frozen."""
+        if self.endpoint is None and not self.model:
+            raise ValueError("model is missing: name a model, or give an endpoint")
+        if self.endpoint is not None and self.model:
+            raise ValueError(f"model={self.model!r} and endpoint exclude each other; leave one of them out")
+        if not self.frozen and self.endpoint is None:
+            return
+        if self.ranks > 1:
+            raise ValueError(
+                f"ranks={self.ranks} share the work of training, and a frozen agent does not train; leave "
+                "ranks out, and give a large model an engine on several GPUs (engine: vllm)"
+            )
+        for key, value in (("frozen", True), ("lora", None), ("gradient_checkpointing", False)):
+            object.__setattr__(self, key, value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from hacrl.config.method import methods_without_logprobs
 from hacrl.config.schema import PluginMethodSettings, RunConfig
 from hacrl.errors import ConfigError
 
@@ -16,6 +17,7 @@ def check_config(config: RunConfig) -> None:
     The code of a plug-in method is not imported: :func:`check_plugin_method` follows before a run begins.
     """
     _check_agent_names(config)
+    _check_frozen_agents(config)
     _check_overlong_buffer(config)
     _check_asynchronous(config)
     if not isinstance(config.method, PluginMethodSettings):
@@ -30,6 +32,7 @@ def check_plugin_method(config: RunConfig) -> None:
 
 def _check_method(config: RunConfig) -> None:
     _check_method_agents(config)
+    _check_source_logprobs(config)
     _check_offloaded_gradients(config)
     _check_group_sizes(config)
     _check_number_of_updates(config)
@@ -49,6 +52,33 @@ def _check_agent_names(config: RunConfig) -> None:
                 f"agents: {count} agents are called {name!r} (case aside); give each its own name, "
                 "it keys their rollouts, metrics and folders"
             )
+
+
+def _check_frozen_agents(config: RunConfig) -> None:
+    """Refuse a run in which nobody learns."""
+    if not config.learners:
+        names = ", ".join(agent.name for agent in config.agents)
+        raise ConfigError(
+            f"agents: all agents are frozen ({names}), so nobody would learn; train at least one agent"
+        )
+
+
+def _check_source_logprobs(config: RunConfig) -> None:
+    """Refuse an endpoint without log-probabilities if the method weighs responses by them."""
+    for agent in config.agents:
+        if agent.endpoint is None:
+            continue
+        if agent.endpoint.logprobs is False and config.method.needs_source_logprobs:
+            raise ConfigError(without_logprobs(config, agent.name, "logprobs=false"))
+
+
+def without_logprobs(config: RunConfig, agent: str, why: str) -> str:
+    """Return the message for a method that cannot learn from an agent without log-probabilities."""
+    return (
+        f"agents.{agent}.endpoint.{why}, but method.name={config.method.name!r} compares the probability of "
+        "another agent's response with the one that its source gave it. Methods that need no "
+        f"log-probabilities of the source: {', '.join(methods_without_logprobs())}"
+    )
 
 
 def _check_overlong_buffer(config: RunConfig) -> None:
@@ -77,12 +107,6 @@ def _check_asynchronous(config: RunConfig) -> None:
             f"a step's, but with asynchronous.max_staleness={staleness} they are at different steps: set "
             "rollout.resample=0"
         )
-    for agent in config.agents:
-        if agent.ranks > 1:
-            raise ConfigError(
-                f"agents.{agent.name}.ranks={agent.ranks}: the ranks of an agent sample and learn in turns; "
-                f"set ranks=1, or asynchronous.max_staleness=0 instead of {staleness}"
-            )
 
 
 def _check_method_agents(config: RunConfig) -> None:

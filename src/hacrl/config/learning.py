@@ -11,6 +11,7 @@ OldPolicy = Literal["auto", "sampler", "learner"]
 Schedule = Literal["constant", "linear", "cosine"]
 OffloadLevel = Literal["never", "optimizer", "stream", "weights", "all"]  # each offloads more
 Offload = Literal["auto", OffloadLevel]
+SkipZeroGradient = Literal["auto", "always", "never"]
 WEIGHTS_LEAVE: tuple[OffloadLevel, ...] = ("weights", "all")  # levels that offload weights of idle agents
 STREAMING: tuple[OffloadLevel, ...] = (
     "stream",
@@ -56,6 +57,10 @@ class LearningSettings(Settings):
     micro_batch_tokens: int | None = None
     """Most tokens in one forward pass; halved when memory runs out. Changes memory and speed, not the result.
     Default: 4096 or, on a GPU, as many as keep it busy and fit, at most 32768."""
+    skip_zero_gradient: SkipZeroGradient = "auto"
+    """Whether a forward pass finds the responses without a gradient (clipped ones), so that only the others
+    get a backward pass. `auto`: where it saves work, by the clipped share of earlier updates. The result is
+    the same up to rounding."""
     measure_alignment: bool = True
     """Whether metrics say how well the gradients of own and of others' responses agree
     (`learning/gradient_alignment`). In one update of a step, the two are then computed in separate passes."""

@@ -158,6 +158,12 @@ class PluginMethodSettings(MethodSettings):
         return bool(self.make().shares_rollouts)
 
     @property
+    def needs_source_logprobs(self) -> bool:
+        """What the method itself says; if it does not say, whether it shares rollouts."""
+        made = self.make()
+        return bool(made.shares_rollouts and getattr(made, "needs_source_logprobs", True))
+
+    @property
     def title(self) -> str:
         """The name without the module."""
         return self.name.rpartition(":")[2]
@@ -186,6 +192,12 @@ class PluginMethodSettings(MethodSettings):
                 "(docs/extending.md)"
             )
         return made
+
+
+def methods_without_logprobs() -> list[str]:
+    """Return hacrl's methods that learn from sources whose log-probabilities are not known."""
+    settings = [kind() for kind in METHOD_SETTINGS.values()]  # type: ignore[call-arg]
+    return [one.name for one in settings if one.shares_rollouts and not one.needs_source_logprobs]
 
 
 METHOD_MEMBERS = ("shares_rollouts", "advantages", "loss")  # of hacrl.algorithms.methods.OwnMethod

@@ -122,6 +122,21 @@ class MethodSettings(Settings):
         return False
 
     @property
+    def uses_other_agents(self) -> bool:
+        """Whether anything about other agents' responses, if only their rewards, changes what is learnt."""
+        return self.shares_rollouts
+
+    @property
+    def needs_source_logprobs(self) -> bool:
+        """Whether another agent's response teaches only if its source's log-probabilities are known."""
+        return self.shares_rollouts and not self.rescores
+
+    @property
+    def frozen_agents(self) -> frozenset[str]:
+        """The names of agents that the method samples and does not train."""
+        return frozenset()
+
+    @property
     def trust_window(self) -> int | None:
         """Steps whose gradients decide which partners an agent trusts; None: the method asks for no trust."""
         return None

@@ -59,7 +59,7 @@ class RaySettings(Settings):
     one on this machine and ends it with the run."""
     placement_timeout: float = 120.0
     """Seconds that a run waits for room on the cluster. Then it ends and says what it asked for and what is
-    free."""
+    free. If longer than 300, also the time that a placed process may take to start."""
     patience: float = 3600.0
     """Seconds without any progress of an agent (no response, no finished phase) after which it counts as
     lost."""

@@ -35,6 +35,11 @@ class SuccessGatedSettings(SharingSettings):
         """Return 1: transferred successes join the updates on own responses."""
         return 1
 
+    @property
+    def needs_source_logprobs(self) -> bool:
+        """Return False: a transferred success has no importance ratio."""
+        return False
+
 
 @dataclass(frozen=True, kw_only=True)
 class XgrpoSettings(MethodSettings):
@@ -42,6 +47,11 @@ class XgrpoSettings(MethodSettings):
 
     name: Literal["xgrpo"] = "xgrpo"
     """The method."""
+
+    @property
+    def uses_other_agents(self) -> bool:
+        """Return True: own responses are compared with the rewards of all agents."""
+        return True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +133,11 @@ class S2lpoSettings(SharingSettings):
     def sources(self, agents: int) -> int:
         """Return 1: the explorer's responses take the place of own ones."""
         return 1
+
+    @property
+    def frozen_agents(self) -> frozenset[str]:
+        """Return the explorer's name."""
+        return frozenset(() if self.explorer is None else (self.explorer,))
 
     def check_agents(self, agents: Sequence[str]) -> None:
         """Raise ValueError unless the explorer is one of several agents."""

@@ -6,7 +6,7 @@ key is defined in exactly one place. The rest of hacrl imports settings from thi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from hacrl.config.agent import (
@@ -17,6 +17,7 @@ from hacrl.config.agent import (
     ReplicaSettings,
 )
 from hacrl.config.asynchronous import AsynchronousSettings
+from hacrl.config.endpoint import EndpointSettings
 from hacrl.config.engine import MOST_MEMORY, EngineName, VllmMode, VllmSettings, WeightSync
 from hacrl.config.evaluation import (
     DEFAULT_BATCH,
@@ -36,6 +37,7 @@ from hacrl.config.learning import (
     OffloadLevel,
     OldPolicy,
     Schedule,
+    SkipZeroGradient,
 )
 from hacrl.config.method import (
     AnyMethodSettings,
@@ -78,6 +80,7 @@ __all__ = [
     "BenchmarkSettings",
     "CapabilityMeasure",
     "CheckpointSettings",
+    "EndpointSettings",
     "EngineName",
     "EvaluationSettings",
     "FsdpSettings",
@@ -106,6 +109,7 @@ __all__ = [
     "SapoSettings",
     "Schedule",
     "SingleAgentSettings",
+    "SkipZeroGradient",
     "SuccessGatedSettings",
     "TaskSettings",
     "VerifierSettings",
@@ -134,8 +138,9 @@ class RolloutSettings(Settings):
     """Problems with longer prompts are left out. Default: a prompt that does not fit the model is an
     error."""
     max_new_tokens: int = 64
-    """Longest response in tokens. Default of tasks with longer answers: 512 (`gsm8k`, `boxed`), 1024
-    (`math`), 256 (`gym`)."""
+    """Longest response in tokens; of an episode with an environment its opening, actions and observations
+    together. Default of tasks with longer answers: 512 (`gsm8k`, `boxed`), 1024 (`math`, `environment`), 256
+    (`gym`)."""
     temperature: float = 1.0
     """Sampling temperature, at least 0.01."""
     top_k: int = 0
@@ -267,6 +272,19 @@ class RunConfig(Settings):
             )
         if not self.output or "\0" in self.output:
             raise ValueError(f"output must name a folder, not {self.output!r}")
+        frozen = self.method.frozen_agents  # the method decides this as well as the agents' own keys
+        agents = (replace(one, frozen=True) if one.name in frozen else one for one in self.agents)
+        object.__setattr__(self, "agents", tuple(agents))
+
+    @property
+    def learners(self) -> list[AgentSettings]:
+        """The agents that are trained: all but the frozen ones."""
+        return [agent for agent in self.agents if not agent.frozen]
+
+    @property
+    def local_agents(self) -> list[AgentSettings]:
+        """The agents whose models hacrl loads: all but those with an endpoint."""
+        return [agent for agent in self.agents if agent.endpoint is None]
 
     def rollouts_per_prompt(self, agent: AgentSettings) -> int:
         """Return G of one agent."""

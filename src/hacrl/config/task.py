@@ -11,7 +11,8 @@ from hacrl.config.settings import Settings
 MOST_WORKERS = 8
 # Longest response in tokens by task, for recipes that do not set rollout.max_new_tokens. Solutions of GSM8K
 # take 50 to 400 tokens, those of MATH up to 1000; models that think step by step need about twice as many.
-RESPONSE_TOKENS = {"gsm8k": 512, "math": 1024, "boxed": 512, "gym": 256}
+# An episode has all its turns and observations in one response.
+RESPONSE_TOKENS = {"gsm8k": 512, "math": 1024, "boxed": 512, "gym": 256, "environment": 1024}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -86,6 +86,10 @@ CONFIG_NAMES = _table(
         "vllm_server_base_url": "agent_defaults.vllm.url",
     },
     differs={
+        "max_tool_calling_iterations": (
+            "HACRLConfig(episodes={'max_turns': ...})",
+            "turns of the agent, so one more than rounds of tool calls; in a recipe `task.options.max_turns`",
+        ),
         "max_steps": ("steps", "TRL counts optimizer steps, hacrl batches of rollouts"),
         "num_train_epochs": ("steps", "problems x epochs / `rollout.prompts_per_step`"),
         "per_device_train_batch_size": (
@@ -213,7 +217,6 @@ CONFIG_NAMES = _table(
             "the reference is the model that training started from"
         ),
         "router_aux_loss_coef": "experts' routers have no loss of their own",
-        "max_tool_calling_iterations": "tasks are single-turn; there are no tools",
         "log_multimodal": "models read and write text",
         "log_completions_hub_repo trackio_space_id trackio_bucket_id trackio_static_space_id": (
             "hacrl uploads nothing by itself; trackers have their own settings"
@@ -251,6 +254,7 @@ TRAINER_NAMES = _table(
         "train_dataset eval_dataset": ("", "also rows, a file, or a hub id"),
         "args": ("", "a HACRLConfig"),
         "callbacks": ("", "hacrl's, and those of transformers"),
+        "environment_factory": ("", "or a dict of them; their episodes run in processes of their own"),
         "peft_config": (
             "",
             "a LoraConfig for all agents that hacrl loads: `r`, `lora_alpha`, `target_modules`",
@@ -269,7 +273,10 @@ TRAINER_NAMES = _table(
             "peft_config",
             "quantised models are not trained; adapters and `learning.offload` save memory, too",
         ),
-        "tools rollout_func environment_factory": ("task", "tasks are single-turn; there are no tools"),
+        "tools rollout_func": (
+            "environment_factory",
+            "a class whose public methods are the tools (docs/environments.md)",
+        ),
     },
     absent={},
 )
@@ -320,7 +327,11 @@ MEMBER_NAMES = _table(
             'HACRLConfig(method="module:attribute")',
             "a method of your own has `advantages` and `loss`",
         ),
-        "rollout_func tools environments environment_factories vllm_generation generation_config "
+        "environments environment_factories tools": (
+            "trainer.config.task",
+            "the environments live in processes of their own; the rollout log has what they said",
+        ),
+        "rollout_func vllm_generation generation_config "
         "eos_token_ids continuous_batching_config async_loop async_loop_thread async_loop_ready_event": (
             "HACRLConfig(rollout={...})",
             "an engine of your own generates: `rollout.engine`",

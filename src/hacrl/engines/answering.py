@@ -6,6 +6,7 @@ import queue
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
 from typing import Protocol
 
 from hacrl.engines.base import Engine, GenerationRequest, Sample
@@ -13,7 +14,16 @@ from hacrl.models.agent import Agent
 from hacrl.models.stop_strings import Ending, StopStrings
 from hacrl.tasks.base import Task
 from hacrl.tasks.verdicts import checked_verdicts
-from hacrl.types import FinishReason, Problem, Rollout, Sampling, Verdict, VerifiedRollout, first_tokens
+from hacrl.types import (
+    FinishReason,
+    Problem,
+    Rollout,
+    Sampling,
+    Verdict,
+    VerifiedRollout,
+    VersionSpans,
+    first_tokens,
+)
 
 
 class OnResponses(Protocol):
@@ -21,6 +31,38 @@ class OnResponses(Protocol):
 
     def __call__(self, count: int, /) -> None:
         """Handle ``count`` further responses."""
+        ...
+
+
+class Answers(Protocol):
+    """The seam between an agent's worker and what gives the agent's responses: a model, or an endpoint."""
+
+    def generate(
+        self,
+        problems: Sequence[Problem],
+        samples: int,
+        sampling: Sampling,
+        seed: int,
+        on_responses: OnResponses = ...,
+        version: int | None = None,
+    ) -> list[Rollout]:
+        """Return up to ``samples`` rollouts for each problem, problem by problem, not yet verified."""
+        ...
+
+    def verify(self, rollouts: Sequence[Rollout]) -> list[VerifiedRollout]:
+        """Return the rollouts that :meth:`generate` returned last with their verdicts."""
+        ...
+
+    def abandon(self) -> None:
+        """Stop verifying: the verdicts are not needed."""
+        ...
+
+    def take_notes(self) -> list[str]:
+        """Return sentences for the user that have come up since the last call."""
+        ...
+
+    def close(self) -> None:
+        """End processes. May be called more than once."""
         ...
 
 
@@ -67,7 +109,7 @@ class Answerer:
 
         ``version``: the policy version of the engine's weights at the start; None: the agent's own.
         """
-        prompts = [self.agent.encode_prompt(problem) for problem in problems]
+        prompts = self.agent.encode_prompts(problems)
         stop_strings = StopStrings(self.agent, sampling.stop) if sampling.stop else None
         stop_ids = frozenset(self.agent.stop_ids)
         request = GenerationRequest(prompts, samples, sampling, stop_ids, seed, stop_strings)
@@ -98,20 +140,37 @@ class Answerer:
         """Stop verifying: the verdicts are not needed. Do nothing after :meth:`verify`."""
         self._verifier.abandon()
 
+    def take_notes(self) -> list[str]:
+        """Return nothing: the engine has its own notes."""
+        return []
 
-def decode_rollouts(
+    def close(self) -> None:
+        """Do nothing: the task's processes are the task's."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedResponse:
+    """One response: a sample up to its end, and its text without the stop token and the stop string."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    versions: VersionSpans  # as in Sample
+    finish_reason: FinishReason
+    stop_text: str  # the stop string that ended the response, and what its last token wrote after it
+
+
+def decode_responses(
     agent: Agent,
-    finished: Sequence[tuple[Problem, Sample]],
+    finished: Sequence[tuple[tuple[int, ...], Sample]],
     stop_strings: StopStrings | None = None,
-    version: int | None = None,
-) -> list[Rollout]:
-    """Return the rollouts of an agent's samples, cut at stop strings; texts are decoded in few calls.
+) -> list[DecodedResponse]:
+    """Return an agent's samples, each given with its prompt, cut at stop strings.
 
-    ``version``: the policy version of samples that do not say theirs; None: the agent's own.
+    Texts are decoded in few calls.
     """
-    sampled_by = agent.policy_version if version is None else version
     stopped = [sample.token_ids[-1] in agent.stop_ids for _, sample in finished]
-    prompts = [agent.encode_prompt(problem) for problem, _ in finished]
+    prompts = [prompt for prompt, _ in finished]
     spoken = [
         sample.token_ids[:-1] if is_stopped else sample.token_ids
         for (_, sample), is_stopped in zip(finished, stopped, strict=True)
@@ -120,29 +179,53 @@ def decode_rollouts(
     endings: Sequence[Ending | None] = [None] * len(finished)
     if stop_strings is not None:
         endings = stop_strings.endings(spoken, prompts, texts)
-    rollouts = []
-    for (problem, sample), prompt, text, is_stopped, ending in zip(
-        finished, prompts, texts, stopped, endings, strict=True
-    ):
+    responses = []
+    for (_, sample), text, is_stopped, ending in zip(finished, texts, stopped, endings, strict=True):
         kept = len(sample.token_ids) if ending is None else ending.tokens
-        versions = first_tokens(sample.versions, kept)
         reason: FinishReason = "stop" if is_stopped else "length"
-        rollouts.append(
-            Rollout.single_turn(
-                problem=problem,
-                agent=agent.name,
+        responses.append(
+            DecodedResponse(
                 text=text if ending is None else ending.text,
                 token_ids=sample.token_ids[:kept],
-                token_logprobs=sample.logprobs[:kept],
+                logprobs=sample.logprobs[:kept],
+                versions=first_tokens(sample.versions, kept),
                 finish_reason=reason if ending is None else "stop_string",
-                policy_version=versions[0][0] if versions else sampled_by,
-                tokenizer=agent.tokenizer_fingerprint,
-                prompt_ids=prompt,
-                versions=versions if len(versions) > 1 else (),
                 stop_text="" if ending is None else ending.stop_text,
             )
         )
-    return rollouts
+    return responses
+
+
+def decode_rollouts(
+    agent: Agent,
+    finished: Sequence[tuple[Problem, Sample]],
+    stop_strings: StopStrings | None = None,
+    version: int | None = None,
+) -> list[Rollout]:
+    """Return the rollouts of an agent's samples, cut at stop strings.
+
+    ``version``: the policy version of samples that do not say theirs; None: the agent's own.
+    """
+    sampled_by = agent.policy_version if version is None else version
+    prompts = [agent.encode_prompt(problem) for problem, _ in finished]
+    samples = [sample for _, sample in finished]
+    responses = decode_responses(agent, list(zip(prompts, samples, strict=True)), stop_strings)
+    return [
+        Rollout.single_turn(
+            problem=problem,
+            agent=agent.name,
+            text=response.text,
+            token_ids=response.token_ids,
+            token_logprobs=response.logprobs,
+            finish_reason=response.finish_reason,
+            policy_version=response.versions[0][0] if response.versions else sampled_by,
+            tokenizer=agent.tokenizer_fingerprint,
+            prompt_ids=prompt,
+            versions=response.versions if len(response.versions) > 1 else (),
+            stop_text=response.stop_text,
+        )
+        for (problem, _), prompt, response in zip(finished, prompts, responses, strict=True)
+    ]
 
 
 def verify_rollouts(task: Task, rollouts: Sequence[Rollout]) -> list[VerifiedRollout]:

@@ -14,6 +14,7 @@ import torch
 
 from hacrl.errors import ModelError
 from hacrl.models.stop_strings import StopStrings
+from hacrl.seeding import derive_seed
 from hacrl.types import Sampling, VersionSpans
 
 
@@ -32,20 +33,34 @@ class GenerationRequest:
     # One per response, in place of ``seed``: a response then depends on its prompt, its seed and the weights,
     # and not on the other responses of the request.
     response_seeds: tuple[int, ...] | None = None
+    # Most new tokens of each response, at most sampling.max_new_tokens. None: as many for every response.
+    limits: tuple[int, ...] | None = None
 
     @property
     def num_samples(self) -> int:
         """Number of samples in all."""
         return len(self.prompts) * self.samples_per_prompt
 
+    def limit(self, index: int) -> int:
+        """Return the most new tokens of one response."""
+        return self.sampling.max_new_tokens if self.limits is None else self.limits[index]
+
+    def seeds_of_responses(self) -> tuple[int, ...]:
+        """Return ``response_seeds``, or one seed per response derived from ``seed`` and its index."""
+        if self.response_seeds is not None:
+            return self.response_seeds
+        return tuple(derive_seed(self.seed, index) for index in range(self.num_samples))
+
     def check_lengths(self, agent: str, limit: int | None) -> None:
         """Raise ModelError if a prompt and a full response do not fit into ``limit`` tokens."""
-        for number, prompt in enumerate(self.prompts, start=1):
-            needed = len(prompt) + self.sampling.max_new_tokens
+        group = self.samples_per_prompt
+        for number, prompt in enumerate(self.prompts):
+            new = max(self.limit(index) for index in range(number * group, (number + 1) * group))
+            needed = len(prompt) + new
             if limit is not None and needed > limit:
                 raise ModelError(
-                    f"agent {agent!r}: prompt {number} of {len(self.prompts)} has {len(prompt)} tokens; with "
-                    f"max_new_tokens={self.sampling.max_new_tokens} it needs {needed}, the context has "
+                    f"agent {agent!r}: prompt {number + 1} of {len(self.prompts)} has {len(prompt)} tokens; "
+                    f"with max_new_tokens={new} it needs {needed}, the context has "
                     f"{limit}: use shorter prompts or fewer new tokens"
                 )
 
@@ -94,10 +109,9 @@ class SyncReport:
     restarts: int  # times this process started the engine again because it had died
 
 
-class Engine(Protocol):
-    """Samples responses of one policy, with the log-probabilities they were sampled with."""
+class Sampler(Protocol):
+    """What hacrl asks of everything that samples, an engine or an endpoint, besides the samples."""
 
-    policy: Policy
     # Whether generate() first brings the engine to the policy's weights. A trainer that updates the policy
     # while the engine generates sets this to False, and calls sync() where the weights are whole.
     follows_policy: bool
@@ -135,13 +149,6 @@ class Engine(Protocol):
         """
         ...
 
-    def generate(self, request: GenerationRequest, on_finished: OnFinished | None = None) -> list[Sample]:
-        """Return all samples, prompt by prompt. ``on_finished`` is called as samples finish, in any order.
-
-        ``on_finished`` must not wait for the thread that updates the engine meanwhile.
-        """
-        ...
-
     def take_notes(self) -> list[str]:
         """Return sentences for the user that have come up since the last call."""
         ...
@@ -160,4 +167,17 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """End processes and free memory. May be called more than once."""
+        ...
+
+
+class Engine(Sampler, Protocol):
+    """Samples responses of one policy, with the log-probabilities they were sampled with."""
+
+    policy: Policy
+
+    def generate(self, request: GenerationRequest, on_finished: OnFinished | None = None) -> list[Sample]:
+        """Return all samples, prompt by prompt. ``on_finished`` is called as samples finish, in any order.
+
+        ``on_finished`` must not wait for the thread that updates the engine meanwhile.
+        """
         ...

@@ -43,8 +43,8 @@ def kind_of(config: RunConfig, agent: AgentSettings) -> EngineKind:
 
 def check_engines(config: RunConfig) -> None:
     """Check before models load that the agents' engines can be used."""
-    for name in dict.fromkeys(config.engine(agent) for agent in config.agents):
-        agents = [agent for agent in config.agents if config.engine(agent) == name]
+    for name in dict.fromkeys(config.engine(agent) for agent in config.local_agents):
+        agents = [agent for agent in config.local_agents if config.engine(agent) == name]
         engine_kind(name).check_together(agents)
         for agent in agents:
             kind_of(config, agent).check(agent)
@@ -53,8 +53,8 @@ def check_engines(config: RunConfig) -> None:
 
 
 def check_beside_learning(config: RunConfig) -> None:
-    """Check that every agent can sample while it learns."""
-    for agent in config.agents:
+    """Check that every agent that learns can sample meanwhile."""
+    for agent in config.learners:
         kind, name = kind_of(config, agent), config.engine(agent)
         if kind.samples_beside_learning:
             continue
@@ -74,8 +74,8 @@ def engine_notes(config: RunConfig, devices: Mapping[str, str]) -> tuple[str, ..
     """Return what the user should know of the engines; ``devices`` are the agents'."""
     notes: tuple[str, ...] = ()
     on = {name: torch.device(device) for name, device in devices.items()}
-    for name in dict.fromkeys(config.engine(agent) for agent in config.agents):
-        agents = [agent for agent in config.agents if config.engine(agent) == name]
+    for name in dict.fromkeys(config.engine(agent) for agent in config.local_agents):
+        agents = [agent for agent in config.local_agents if config.engine(agent) == name]
         notes += engine_kind(name).notes(agents, on)
     return notes
 
@@ -116,8 +116,4 @@ def longest_exchange(config: RunConfig, agent: Agent, checked: CheckedTask) -> i
     training = config.rollout.sampling
     evaluation = config.evaluation.sampling(training)
     parts = [(checked.train, training.max_new_tokens), (checked.test, evaluation.max_new_tokens)]
-    return max(
-        len(agent.encode_prompt(problem)) + new_tokens
-        for problems, new_tokens in parts
-        for problem in problems
-    )
+    return max(agent.longest_prompt(problems) + new_tokens for problems, new_tokens in parts if problems)

@@ -112,7 +112,7 @@ def _chunks_of_pair(
     spec: BenchmarkSpec, target: Target, codec: TextCodec, settings: BenchmarkSettings
 ) -> ChunkPlan:
     """Return the chunks of a pair. Raise ConfigError if a length that the user gave does not fit."""
-    lengths = [len(codec.encode_prompt(problem)) for problem in spec.problems]
+    lengths = [len(prompt) for prompt in codec.encode_prompts(spec.problems)]
     context, requested = codec.context_length, spec.sampling.max_new_tokens
     plan = plan_chunks(lengths, context, requested, spec.samples, spec.batch)
     if len(plan.unanswered) == len(lengths):

@@ -17,6 +17,7 @@ import torch
 from hacrl.config.schema import AgentSettings, BenchmarkSettings, RolloutSettings
 from hacrl.engines.answering import Answerer
 from hacrl.engines.base import Engine
+from hacrl.engines.episodes import EpisodeAnswerer, make_answerer
 from hacrl.engines.kinds import EngineSpec
 from hacrl.engines.registry import engine_kind
 from hacrl.engines.sync_check import NUM_PROBES
@@ -177,16 +178,16 @@ class _Evaluation:
 
     def _answer(self, pair: EvaluationPair, agent: Agent, engine: Engine) -> None:
         """Answer what is left of a pair; write down every chunk."""
-        answerer = Answerer(agent, engine, pair.spec.task)
         _report_progress(pair, self.folder, self.watch)
-        for chunk in self.folder.chunks_left(pair.record.key, pair.plan):
-            try:
-                responses, texts = _answer_chunk(answerer, pair, chunk, self.settings.seed)
-            finally:
-                for note in engine.take_notes():
-                    self.watch.on_note(note)
-            self.folder.append(pair.record.key, responses, texts)
-            _report_progress(pair, self.folder, self.watch)
+        with closing(make_answerer(agent, engine, pair.spec.task)) as answerer:
+            for chunk in self.folder.chunks_left(pair.record.key, pair.plan):
+                try:
+                    responses, texts = _answer_chunk(answerer, pair, chunk, self.settings.seed)
+                finally:
+                    for note in (*engine.take_notes(), *answerer.take_notes()):
+                        self.watch.on_note(note)
+                self.folder.append(pair.record.key, responses, texts)
+                _report_progress(pair, self.folder, self.watch)
 
 
 def free_memory() -> None:
@@ -202,15 +203,16 @@ def with_free_memory(settings: AgentSettings, device: torch.device) -> AgentSett
     A share that the user has set stays.
     """
     vllm = settings.vllm
-    shares_gpu = device.type == "cuda" and (vllm.devices is None or (device.index or 0) in vllm.devices)
-    if not shares_gpu or vllm.memory is not None:
+    own = device.index or 0
+    here = sum(one.devices is None or own in one.devices for one in vllm.each())  # engines on this GPU
+    if device.type != "cuda" or not here or vllm.memory is not None:
         return settings
     free, total = torch.cuda.mem_get_info(device)
-    return replace(settings, vllm=replace(vllm, memory=round(USABLE_SHARE * free / total, 3)))
+    return replace(settings, vllm=replace(vllm, memory=round(USABLE_SHARE * free / total / here, 3)))
 
 
 def _answer_chunk(
-    answerer: Answerer, pair: EvaluationPair, chunk: Chunk, seed: int
+    answerer: Answerer | EpisodeAnswerer, pair: EvaluationPair, chunk: Chunk, seed: int
 ) -> tuple[list[ScoredResponse], list[str]]:
     """Return the chunk's verified responses and their texts."""
     problems = [pair.spec.problems[position] for position in chunk.positions]

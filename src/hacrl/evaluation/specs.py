@@ -34,7 +34,8 @@ from hacrl.tasks.registry import GYM_PREFIX, make_task
 from hacrl.types import Problem, Sampling
 
 OWN_TASK = "task"  # --on task: the held-out split of a run's own task
-WITHOUT_DATA = ("arithmetic",)  # tasks that generate their own problems, as those with GYM_PREFIX do
+# Tasks that generate their own problems, as those with GYM_PREFIX do.
+WITHOUT_DATA = ("arithmetic", "calculator", "python", "dungeon", "sqlite", "written_calculator")
 
 
 @dataclass(frozen=True)

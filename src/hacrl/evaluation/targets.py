@@ -77,10 +77,11 @@ def resolve_targets(references: Sequence[str], before: bool = False) -> list[Tar
 def _agents_of_run(path: Path, before: bool) -> list[Target]:
     config = load_config(path / "config.yaml", inside=path)
     targets = []
-    for agent in config.agents:
+    for agent in config.local_agents:
         if before:
             targets.append(_original(agent, config, path))
-        targets.append(_trained(agent, config, path, path / "agents" / agent.name))
+        if not agent.frozen:
+            targets.append(_trained(agent, config, path, path / "agents" / agent.name))
     return targets
 
 

@@ -17,11 +17,15 @@ from hacrl.executors.rank_processes import RankProcesses
 from hacrl.memory.residency import Residency
 from hacrl.models.agent import Agent
 from hacrl.rollouts.groups import PromptGroup
+from hacrl.training.frozen import FrozenWorker
 from hacrl.training.metrics import LearnReport
 from hacrl.training.prefetch import Prefetch
 from hacrl.training.reporter import Reporter
+from hacrl.training.tensor_files import WrittenFile, tensor_file, write_tensors
 from hacrl.training.worker import AgentWorker, Answer, Assignment
 from hacrl.types import Rollout
+
+Worker = AgentWorker | FrozenWorker
 
 
 class LocalExecutor:
@@ -31,7 +35,7 @@ class LocalExecutor:
 
     def __init__(
         self,
-        workers: Sequence[AgentWorker],
+        workers: Sequence[Worker],
         residency: Residency | None = None,
         ranks: RankProcesses | None = None,
     ) -> None:
@@ -42,18 +46,18 @@ class LocalExecutor:
 
     @property
     def agents(self) -> dict[str, Agent]:
-        """All agents by name."""
-        return {name: worker.agent for name, worker in self.workers.items()}
+        """All agents by name, but for endpoints."""
+        return {name: worker.agent for name, worker in self.workers.items() if worker.agent is not None}
 
     @property
     def devices(self) -> dict[str, str]:
         """The device of every agent's learner by agent."""
-        return {name: str(worker.agent.device) for name, worker in self.workers.items()}
+        return {name: worker.device for name, worker in self.workers.items()}
 
     @property
     def policy_versions(self) -> dict[str, int]:
         """The number of updates by agent."""
-        return {name: worker.agent.policy_version for name, worker in self.workers.items()}
+        return {name: worker.policy_version for name, worker in self.workers.items()}
 
     @property
     def rollouts_per_prompt(self) -> dict[str, int]:
@@ -63,7 +67,7 @@ class LocalExecutor:
     @property
     def updates_while_generating(self) -> dict[str, bool]:
         """Whether the engine can be updated while it generates, by agent."""
-        return {name: worker.engine.updates_while_generating for name, worker in self.workers.items()}
+        return {name: worker.sampler.updates_while_generating for name, worker in self.workers.items()}
 
     def publish(self, agent: str) -> SyncReport:
         """Send an agent's weights to its engine."""
@@ -85,7 +89,7 @@ class LocalExecutor:
         reporter: Reporter,
     ) -> Iterator[tuple[str, LearnReport]]:
         """Yield each agent's report. The next agent's samples are built while one learns."""
-        workers = [self.workers[name] for name in agents]
+        workers = [worker for name in agents if isinstance(worker := self.workers[name], AgentWorker)]
         builds = [partial(worker.build_samples, groups, capabilities, step) for worker in workers]
         with Prefetch(builds) as prefetched:
             for worker in workers:
@@ -94,23 +98,23 @@ class LocalExecutor:
                     report = worker.update(prefetched.next(), step)
                 yield worker.name, report
 
-    def _turns(self, agents: Sequence[str]) -> list[list[AgentWorker]]:
+    def _turns(self, agents: Sequence[str]) -> list[list[Worker]]:
         """Return groups of workers that generate concurrently: first all that can, then the others singly."""
         workers = [self.workers[name] for name in agents]
         together = [
             worker
             for worker in workers
-            if worker.engine.runs_concurrently and self.residency.keeps_weights(worker.name)
+            if worker.sampler.runs_concurrently and self.residency.keeps_weights(worker.name)
         ]
         one_by_one = [[worker] for worker in workers if worker not in together]
         return [together, *one_by_one] if together else one_by_one
 
     def _answer_together(
-        self, assignment: Assignment, turn: Sequence[AgentWorker], reporter: Reporter
+        self, assignment: Assignment, turn: Sequence[Worker], reporter: Reporter
     ) -> dict[str, Answer]:
         """Generate at the same time; verify in this thread, in the order of the agents."""
 
-        def generate(worker: AgentWorker, main: MainThread) -> list[Rollout]:
+        def generate(worker: Worker, main: MainThread) -> list[Rollout]:
             return worker.generate(assignment, reporter.agent(worker.name, main))
 
         for worker in turn:
@@ -138,17 +142,32 @@ class LocalExecutor:
         """Return every worker's tensors by agent."""
         return {name: worker.tensors() for name, worker in self.workers.items()}
 
+    @property
+    def writes_tensors(self) -> bool:
+        """Whether an agent has ranks: a copy of all its tensors is what no single process need hold."""
+        return self._ranks is not None
+
+    def write_tensors(self, folder: Path) -> dict[str, WrittenFile]:
+        """Write every worker's tensors into a file of the folder; return the files by name."""
+        return {
+            tensor_file(name): write_tensors(folder / tensor_file(name), worker.tensor_stream())
+            for name, worker in self.workers.items()
+            if isinstance(worker, AgentWorker)  # a frozen agent has no state of its own
+        }
+
     def load_state_dict(
         self, state: Mapping[str, Mapping[str, Any]], tensors: Mapping[str, Mapping[str, Tensor]]
     ) -> None:
         """Restore the workers of the agents that are named."""
         for name in state:
-            self.workers[name].load_state_dict(state[name], tensors[name])
+            self.workers[name].load_state_dict(state[name], tensors.get(name, {}))
 
     def save(self, agent: str, folder: Path) -> None:
         """Write one agent as a Hugging Face folder."""
+        worker = self.workers[agent]
+        assert isinstance(worker, AgentWorker), "a frozen agent is not saved"
         self.residency.prepare_generation(agent)  # brings its weights to the device
-        self.workers[agent].save(folder)
+        worker.save(folder)
 
     def place_again(self, agent: str) -> None:
         """Fail: see :attr:`replaces_lost`."""

@@ -12,20 +12,23 @@ import torch
 from hacrl.algorithms.methods import make_method
 from hacrl.config.checks import updates_per_step
 from hacrl.config.schema import AgentSettings, OffloadLevel, RunConfig
+from hacrl.engines.episodes import make_answerer
 from hacrl.engines.registry import make_engine
 from hacrl.engines.replicas.placement import ReplicaPlacement
 from hacrl.errors import ConfigError
 from hacrl.executors.learners import make_learner
-from hacrl.executors.local import LocalExecutor
+from hacrl.executors.local import LocalExecutor, Worker
 from hacrl.executors.rank_processes import RankLauncher, RankProcesses
 from hacrl.memory.decision import decide_memory
 from hacrl.memory.residency import Residency
 from hacrl.models.agent import Agent
+from hacrl.models.fingerprint import weights_fingerprint
 from hacrl.models.loading import check_weights_exist
 from hacrl.models.retokenizing import Retokeniser
 from hacrl.models.sharding import sharding_of
 from hacrl.seeding import derive_seed
 from hacrl.tasks.base import CheckedTask
+from hacrl.training.frozen import FrozenWorker
 from hacrl.training.lr_schedule import LearningRateSchedule
 from hacrl.training.offload import Transfers
 from hacrl.training.samples import SampleBuilder
@@ -78,7 +81,13 @@ def _make_executor_of(
     ranks: RankProcesses | None,
     elsewhere: Elsewhere,
 ) -> LocalExecutor:
-    here = replace(config, agents=tuple(agent for agent in config.agents if agent.name in names))
+    verify_lock = threading.Lock()
+    endpoints = {
+        settings.name: make_endpoint_worker(config, settings, checked, verify_lock)
+        for settings in config.agents
+        if settings.name in names and settings.endpoint is not None
+    }
+    here = replace(config, agents=tuple(one for one in config.local_agents if one.name in names))
     agents = load_agents(here, checked, loaded, ranks)
     decided = decide_memory(here, checked, agents)
     # Losses and updates depend on all agents of the run, memory on those that are here.
@@ -88,10 +97,17 @@ def _make_executor_of(
     residency = Residency(decided.notes)
     # Shared by all workers of a process. Asynchronous agents are at different steps, and share no texts.
     retokeniser = None if config.asynchronous.is_on else Retokeniser()
-    verify_lock = threading.Lock()
-    workers = []
+    workers: dict[str, Worker] = dict(endpoints)
     for agent in agents:
         level = decided.levels[agent.name]
+        if settled[agent.name].frozen:
+            placement = elsewhere.replicas.get(agent.name)
+            workers[agent.name] = make_frozen_worker(
+                whole, settled[agent.name], agent, checked, verify_lock, placement
+            )
+            residency.add(agent, None, level)
+            residency.offload(agent.name)
+            continue
         worker = make_worker(
             whole,
             settled[agent.name],
@@ -105,8 +121,9 @@ def _make_executor_of(
         )
         residency.add(agent, worker.learner, level)
         residency.offload(agent.name)  # before the next agent's float32 master weights are made
-        workers.append(worker)
-    return LocalExecutor(workers, residency, ranks)
+        workers[agent.name] = worker
+    in_order = [workers[agent.name] for agent in config.agents if agent.name in workers]
+    return LocalExecutor(in_order, residency, ranks)
 
 
 def _check_all_fit(config: RunConfig, levels: Mapping[str, OffloadLevel]) -> None:
@@ -165,8 +182,52 @@ def make_worker(
         overlong=(rollout.max_new_tokens, learning.overlong_buffer),
         probe_share=learning.epochs / learning.updates(1),
     )
-    trust_window = config.method.trust_window
-    worker_settings = WorkerSettings(
+    worker_settings = _worker_settings(config, settings)
+    return AgentWorker(agent, engine, learner, builder, checked.task, worker_settings, verify_lock)
+
+
+def make_frozen_worker(
+    config: RunConfig,
+    settings: AgentSettings,
+    agent: Agent,
+    checked: CheckedTask,
+    verify_lock: AbstractContextManager[object] | None = None,
+    placement: ReplicaPlacement | None = None,
+) -> FrozenWorker:
+    """Return the worker of a frozen agent whose model is loaded."""
+    engine = make_engine(config, settings, agent, checked, placement)
+    return FrozenWorker(
+        agent.name,
+        engine,
+        make_answerer(agent, engine, checked.task, verify_lock),
+        _worker_settings(config, settings),
+        f"weights {weights_fingerprint(agent.model)[:16]}",
+        agent,
+    )
+
+
+def make_endpoint_worker(
+    config: RunConfig,
+    settings: AgentSettings,
+    checked: CheckedTask,
+    verify_lock: AbstractContextManager[object] | None = None,
+) -> FrozenWorker:
+    """Ask an endpoint one question; return its worker. Raise ConfigError if it is of no use to the run."""
+    from hacrl.engines.endpoint.answering import EndpointAnswerer
+    from hacrl.engines.endpoint.trial import open_endpoint
+
+    assert settings.endpoint is not None
+    endpoint = open_endpoint(config, settings.name, settings.endpoint, checked.train[0])
+    answers = EndpointAnswerer(endpoint, checked.task, verify_lock)
+    worker_settings = _worker_settings(config, settings)
+    return FrozenWorker(
+        settings.name, endpoint, answers, worker_settings, f"endpoint model {settings.endpoint.model}"
+    )
+
+
+def _worker_settings(config: RunConfig, settings: AgentSettings) -> WorkerSettings:
+    rollout, learning, trust_window = config.rollout, config.learning, config.method.trust_window
+    return WorkerSettings(
         seed=config.seed,
         rollouts_per_prompt=config.rollouts_per_prompt(settings),
         rollout_sampling=rollout.sampling,
@@ -181,7 +242,6 @@ def make_worker(
         steps=config.steps,
         lr_schedule=LearningRateSchedule.of(config),
     )
-    return AgentWorker(agent, engine, learner, builder, checked.task, worker_settings, verify_lock)
 
 
 def load_agents(

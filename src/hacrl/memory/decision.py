@@ -69,21 +69,25 @@ def decide_memory(config: RunConfig, checked: CheckedTask, agents: Sequence[Agen
 def _shapes(config: RunConfig, checked: CheckedTask, agents: Sequence[Agent]) -> AgentShapes:
     """Return the shapes of loaded agents, whose prompts and parameters can be counted."""
     settings = {agent.name: agent for agent in config.agents}
-    problems = (*checked.train, *checked.test)
-    longest = {agent.name: max(len(agent.encode_prompt(problem)) for problem in problems) for agent in agents}
+    problems = [*checked.train, *checked.test]
+    longest = {agent.name: agent.longest_prompt(problems) for agent in agents}
     return AgentShapes(
         devices={agent.name: str(agent.device) for agent in agents},
         configs={agent.name: agent.model.config for agent in agents},
         prompt_tokens=longest,
-        counted={(agent.name, settings[agent.name].lora): _counts(agent) for agent in agents},
+        counted={
+            (agent.name, settings[agent.name].lora): _counts(agent, settings[agent.name].frozen)
+            for agent in agents
+        },
         ranks=ranks_of(config),
         whole_logits=frozenset(agent.name for agent in agents if separate_head(agent.model) is None),
     )
 
 
-def _counts(agent: Agent) -> ParameterCounts:
+def _counts(agent: Agent, is_frozen: bool) -> ParameterCounts:
     sizes = [parameter.numel() for parameter in agent.model.parameters()]
     trained = [parameter.numel() for parameter in agent.model.parameters() if parameter.requires_grad]
+    trained = [] if is_frozen else trained
     adapters = sum(trained) if is_adapted(agent.model) else 0
     return ParameterCounts(
         base=sum(sizes) - adapters,

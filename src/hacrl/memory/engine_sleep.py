@@ -39,8 +39,8 @@ def decide_engine_memory(config: RunConfig, shapes: AgentShapes) -> tuple[RunCon
     undecided = [
         agent.name
         for agent in agents
-        if agent.vllm.url is None and agent.vllm.sleep is None
-        if sleeps(torch.device(shapes.devices[agent.name]), agent.vllm)
+        if not agent.vllm.urls and agent.vllm.sleep is None
+        if any(sleeps(torch.device(shapes.devices[agent.name]), one) for one in agent.vllm.each())
     ]
     awake = _with_vllm(config, {name: {"sleep": False} for name in undecided})
     if not undecided or not _costs_no_learning(awake, config, shapes, undecided):
@@ -53,14 +53,17 @@ def decide_engine_memory(config: RunConfig, shapes: AgentShapes) -> tuple[RunCon
 
 
 def _shares(config: RunConfig, shapes: AgentShapes, agents: Iterable[AgentSettings]) -> dict[str, float]:
-    """Return the share of a GPU that a step's responses need, for engines without ``vllm.memory``."""
+    """Return the share of a GPU that an engine needs for a step's responses, without ``vllm.memory``."""
+    from hacrl.engines.vllm.launch import shares_device
+
     known = footprints(config, shapes)
     shares = {}
     for agent in agents:
         if agent.vllm.memory is not None:
             continue
         footprint, device = known.get(agent.name), shapes.devices[agent.name]
-        needed = footprint.taken_by_engine if footprint is not None and device != "cpu" else 0
+        here = max(1, sum(shares_device(torch.device(device), one) for one in agent.vllm.each()))
+        needed = footprint.taken_by_engine // here if footprint is not None and device != "cpu" else 0
         share = math.ceil(1000 * needed / device_bytes(device)) / 1000
         # 0 if not known, as for an engine with devices of its own. A KV cache of a fixed size may need more
         # than MOST_MEMORY, but does not depend on the share.

@@ -149,6 +149,8 @@ def footprints(
             footprint = agent_footprint(agent, model, shapes.counts(agent), device.type, work)
         except (AttributeError, NotImplementedError, RuntimeError):
             continue  # unusual: a model without attention heads, or one that cannot be built without weights
+        if agent.frozen and config.asynchronous.is_on:  # it samples while others learn, not in turns
+            footprint = replace(footprint, engine=footprint.rollout, cache=0, decoding=0)
         if not kind_of(config, agent).shares_weights:
             footprint = _with_engine(config, footprint, agent, device)
         found[agent.name] = footprint

@@ -23,12 +23,13 @@ class _Resident:
 
     name: str
     model: Any
-    optimizer: MasterWeightAdamW
+    optimizer: MasterWeightAdamW | None  # None: the agent is frozen
     transfers: Transfers
     weights: OffloadGroup | None  # None: weights are never offloaded
 
     def offload_optimizer(self) -> None:
-        self.optimizer.offload(self.transfers)
+        if self.optimizer is not None:
+            self.optimizer.offload(self.transfers)
 
     def offload_weights(self) -> None:
         if self.weights is not None:
@@ -66,17 +67,19 @@ class Residency:
         self._residents: dict[str, _Resident] = {}
         self._transfers: dict[torch.device, Transfers] = {}
 
-    def add(self, agent: Agent, learner: Learner, level: OffloadLevel) -> None:
-        """Offload and reload this agent from now on. Its weights must be on its device."""
+    def add(self, agent: Agent, learner: Learner | None, level: OffloadLevel) -> None:
+        """Offload and reload this agent from now on. Its weights must be on its device.
+
+        ``learner``: None for a frozen agent, which has weights and no optimizer.
+        """
         transfers = self.transfers(agent, level)
         if transfers is None:
             return
         weights = OffloadGroup(transfers) if level in WEIGHTS_LEAVE else None
-        if level in STREAMING:
-            learner.optimizer.stream(transfers, offload_gradients=level == "all")
-        self._residents[agent.name] = _Resident(
-            agent.name, agent.model, learner.optimizer, transfers, weights
-        )
+        optimizer = None if learner is None else learner.optimizer
+        if optimizer is not None and level in STREAMING:
+            optimizer.stream(transfers, offload_gradients=level == "all")
+        self._residents[agent.name] = _Resident(agent.name, agent.model, optimizer, transfers, weights)
 
     def transfers(self, agent: Agent, level: OffloadLevel) -> Transfers | None:
         """Return the transfers that copy the agent's tensors; None if nothing is offloaded."""
@@ -97,7 +100,7 @@ class Residency:
     def prepare_learning(self, name: str) -> None:
         """Reload the agent's weights and, unless it streams, its optimizer; offload the other agents."""
         resident = self._residents.get(name)
-        if resident is None:
+        if resident is None or resident.optimizer is None:
             return
         self._offload_others(name, keep_optimizer=not resident.optimizer.is_streaming)
         self._reload(resident, "optimizer", resident.optimizer.reload)
@@ -109,7 +112,8 @@ class Residency:
         resident = self._residents[name]
         resident.offload_optimizer()
         resident.offload_weights()
-        resident.optimizer.wait()
+        if resident.optimizer is not None:
+            resident.optimizer.wait()
         resident.wait_for_weights()
         if resident.transfers.device.type == "cuda":
             torch.cuda.empty_cache()

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from hacrl.models.attention.packed import keep_caches_out_of_compiled_code
 from hacrl.models.packing_support import has_fused_attention
 
 # Models with fewer parameters are not compiled by default: in a short run, compiling takes longer than it
@@ -58,6 +59,7 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     if function not in _COMPILED_FUNCTIONS:
         import torch._dynamo.config as limits  # slow to import
 
+        keep_caches_out_of_compiled_code()
         limits.recompile_limit = max(limits.recompile_limit, MAX_VARIANTS)
         _COMPILED_FUNCTIONS[function] = torch.compile(function, dynamic=True)
     return _COMPILED_FUNCTIONS[function]

@@ -177,6 +177,10 @@ def agent_footprint(
         # a CPU's optimizer makes one temporary tensor at a time, a GPU's fused optimizer makes none
         update=FLOAT32 * counts.largest if device == "cpu" else 0,
     )
+    if settings.frozen:
+        return replace(
+            whole, reference=0, activations=0, logits=0, backward=0, layer_sum=0, head_sum=0, update=0
+        )
     # the ranks of an agent on a CPU share the machine's memory: together they need what one process would
     return whole if settings.ranks == 1 or device == "cpu" else _of_rank(whole, settings, layer.layers, width)
 
@@ -260,6 +264,7 @@ def count_parameters(settings: AgentSettings, config: Any) -> ParameterCounts:
         model = add_adapters(model, settings, seed=0)
     sizes = [parameter.numel() for parameter in model.parameters()]
     trained = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
+    trained = [] if settings.frozen else trained
     return ParameterCounts(
         base=base,
         adapters=sum(sizes) - base,

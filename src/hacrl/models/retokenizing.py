@@ -13,7 +13,9 @@ from typing import Literal
 from hacrl.models.tokenizing import BROKEN_CHARACTER, PlainIds, TextCodec
 from hacrl.types import FinishReason, Rollout, full_loss_mask
 
-DropReason = Literal["too_long", "not_representable", "non_finite", "empty", "truncated"]
+DropReason = Literal[
+    "too_long", "not_representable", "non_finite", "empty", "truncated", "environment_failed", "no_logprobs"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +130,13 @@ def _opening(rollout: Rollout) -> str:
     return "" if rollout.episode is None else rollout.episode.opening
 
 
-def _ended(rollout: Rollout, number: int) -> FinishReason | None:
-    """Return how a segment ended; None for an observation."""
-    if rollout.segments[number].kind != "action":
-        return None
+def _has_stop_token(rollout: Rollout, number: int) -> bool:
+    """Return whether a segment is an action that ends with a stop token."""
+    segment = rollout.segments[number]
+    if segment.kind != "action":
+        return False
     is_last = number == len(rollout.segments) - 1
-    return rollout.finish_reason if is_last else rollout.segments[number].finish_reason
+    return rollout.ends_with_stop_token if is_last else segment.finish_reason == "stop"
 
 
 def _reused(learner: TextCodec, rollout: Rollout) -> list[_Part]:
@@ -141,7 +144,7 @@ def _reused(learner: TextCodec, rollout: Rollout) -> list[_Part]:
     parts = []
     for number, segment in enumerate(rollout.segments):
         ids = segment.token_ids
-        if _ended(rollout, number) == "stop" and ids[-1] not in learner.stop_ids:
+        if _has_stop_token(rollout, number) and ids[-1] not in learner.stop_ids:
             ids = (*ids[:-1], learner.stop_id)
         parts.append(_Part(None, ids))
     return parts
@@ -152,9 +155,8 @@ def _rewritten(learner: TextCodec, rollout: Rollout) -> list[_Part] | None:
     parts: list[_Part] = []
     finish_reason: FinishReason = "stop"
     for number, segment in enumerate(rollout.segments):
-        ended = _ended(rollout, number)
         text: str | None = segment.text + segment.stop_text  # learners learn to write the stop string, too
-        if ended is not None:
+        if segment.kind == "action":
             assert text is not None
             if BROKEN_CHARACTER in text:  # stands for lost bytes: the text is not what the source generated
                 return None
@@ -162,8 +164,8 @@ def _rewritten(learner: TextCodec, rollout: Rollout) -> list[_Part] | None:
                 text = learner.dialect.action(segment.turns[0], rollout.problem.tools)
             if text is None:
                 return None
-            parts.append(_Part(text, (learner.stop_id,) if ended == "stop" else ()))
-            finish_reason = ended
+            parts.append(_Part(text, (learner.stop_id,) if _has_stop_token(rollout, number) else ()))
+            finish_reason = segment.finish_reason or rollout.finish_reason
         elif segment.turns:
             if not learner.can_encode([turn.content for turn in segment.turns]):
                 return None
@@ -193,5 +195,5 @@ def _learner_tokens(
         for _ in part.ids
     )
     ends = list(accumulate(len(part.ids) for part in parts))
-    stops = [end - 1 for number, end in enumerate(ends) if _ended(rollout, number) == "stop"]
+    stops = [end - 1 for number, end in enumerate(ends) if _has_stop_token(rollout, number)]
     return LearnerTokens(prompt_ids, response_ids, reused, loss_mask, tuple(stops))

@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 _NEUTRAL_LEADS = (":", "\n")  # characters that rarely merge with the text that follows
 _MARKER = "answer"  # stands for a response when a chat template is rendered to see how turns end
 BROKEN_CHARACTER = "\ufffd"  # what incomplete UTF-8 decodes to
+ENCODED_AT_ONCE = 128  # prompts, while the longest one is sought
+MOST_ADDED_TOKENS = 64  # that a tokenizer adds to a prompt: its first and last tokens, spaces between pieces
 PROMPT_CACHE_SIZE = 65536  # every step encodes the same prompt several times
 
 # A fast tokenizer is switched between encoding control tokens and encoding them as text, and must not be in
@@ -37,6 +40,14 @@ class TurnEnd(NamedTuple):
 
     id: int
     text: str
+
+
+class _Prompt(NamedTuple):
+    """What a prompt consists of, before it is rendered."""
+
+    turns: tuple[Turn, ...]
+    tools: tuple[Tool, ...] = ()
+    opening: str = ""  # what an environment's reset adds
 
 
 class TextCodec:
@@ -58,7 +69,8 @@ class TextCodec:
         self.chat_template_args = dict(chat_template_args or {})
         self._generation_config = generation_config
         self._in_use = _IN_USE.setdefault(tokenizer, threading.RLock())
-        self._prompt_ids = lru_cache(maxsize=PROMPT_CACHE_SIZE)(self._encode_turns)
+        self._prompt_ids: dict[_Prompt, tuple[int, ...]] = {}  # oldest first
+        self._most_tokens = lru_cache(maxsize=PROMPT_CACHE_SIZE)(self._count_bytes)
         self._prompt_text = lru_cache(maxsize=PROMPT_CACHE_SIZE)(self._decode)
 
     @cached_property
@@ -129,27 +141,89 @@ class TextCodec:
         The prompt describes the problem's tools. ``opening``: what an environment's reset adds to the
         question; control tokens spelled out in it are encoded as text.
         """
-        turns = (*problem.context, Turn("user", problem.prompt))
-        for turn in turns:
-            if (half := half_character(turn.content)) is not None:
-                raise TaskError(
-                    f"problem {shown(problem.prompt)}: the {turn.role}'s text contains half a character, "
-                    f"U+{ord(half):04X}, which no tokenizer can read; correct the data"
-                )
-        ids = self._prompt_ids(turns, problem.tools, opening)
-        if not ids:
-            raise TaskError(f"problem {problem.id!r} is an empty prompt for agent {self.name!r}")
-        return ids
+        return self._encode_prompts([problem], opening)[0]
 
-    def _encode_turns(
-        self, turns: tuple[Turn, ...], tools: tuple[Tool, ...] = (), opening: str = ""
-    ) -> tuple[int, ...]:
-        pieces = self.dialect.prompt_pieces(turns, tools, opening)
+    def encode_prompts(self, problems: Sequence[Problem]) -> list[tuple[int, ...]]:
+        """Return the tokens of each problem's prompt. One call of the tokenizer encodes all new prompts."""
+        return self._encode_prompts(problems)
+
+    def _encode_prompts(self, problems: Sequence[Problem], opening: str = "") -> list[tuple[int, ...]]:
+        asked = [_checked_prompt(problem, opening) for problem in problems]
+        found = {prompt: ids for prompt in asked if (ids := self._prompt_ids.get(prompt)) is not None}
+        new = [prompt for prompt in dict.fromkeys(asked) if prompt not in found]
+        if new:
+            found.update(zip(new, self._encode_all_pieces(new), strict=True))
+            self._remember({prompt: found[prompt] for prompt in new})
+        for problem, prompt in zip(problems, asked, strict=True):
+            if not found[prompt]:
+                raise TaskError(f"problem {problem.id!r} is an empty prompt for agent {self.name!r}")
+        return [found[prompt] for prompt in asked]
+
+    def _remember(self, prompts: Mapping[_Prompt, tuple[int, ...]]) -> None:
+        """Cache prompts, and forget the oldest ones if there are too many."""
+        with self._in_use:
+            self._prompt_ids.update(prompts)
+            excess = max(0, len(self._prompt_ids) - PROMPT_CACHE_SIZE)
+            for prompt in list(islice(self._prompt_ids, excess)):
+                del self._prompt_ids[prompt]
+
+    def _encode_all_pieces(self, prompts: Sequence[_Prompt]) -> list[tuple[int, ...]]:
+        adds = not self.use_chat_template
+        pieces = [self.dialect.prompt_pieces(*prompt) for prompt in prompts]
+        plain = [number for number, one in enumerate(pieces) if not any(piece.is_foreign for piece in one)]
+        encoded = dict(zip(plain, self._encode_all([joined(pieces[n]) for n in plain], adds), strict=True))
+        for number in range(len(pieces)):
+            if number not in encoded:
+                encoded[number] = self.encode_pieces(pieces[number], add_special_tokens=adds)
+        listed = [encoded[number] for number in range(len(pieces))]
         if self.use_chat_template:
-            return self.encode_pieces(pieces)
-        ids = self.encode_pieces(pieces, add_special_tokens=True)
+            return listed
+        eos = self.tokenizer.eos_token_id
         # some tokenizers append eos to every text, but the response is still to come
-        return ids[:-1] if ids and ids[-1] == self.tokenizer.eos_token_id else ids
+        return [ids[:-1] if ids and ids[-1] == eos else ids for ids in listed]
+
+    def _encode_all(self, texts: list[str], add_special_tokens: bool) -> list[tuple[int, ...]]:
+        if not texts:
+            return []
+        options = {"return_attention_mask": False, "return_token_type_ids": False}
+        with self._in_use:
+            encoded = self.tokenizer(texts, add_special_tokens=add_special_tokens, **options)
+        return [*map(tuple, encoded.input_ids)]
+
+    def longest_prompt(self, problems: Sequence[Problem]) -> int:
+        """Return the most tokens of a problem's prompt, 0 without problems.
+
+        A tokenizer that writes bytes makes at most one token of a byte. So only the prompts with the most
+        bytes are encoded, up to the first that has fewer bytes than the longest prompt has tokens.
+        """
+        if not self._writes_bytes:
+            return max(map(len, self.encode_prompts(problems)), default=0)
+        bounds = [self._most_tokens(_checked_prompt(problem)) for problem in problems]
+        by_bound = sorted(range(len(bounds)), key=lambda number: -bounds[number])
+        longest = 0
+        for start in range(0, len(by_bound), ENCODED_AT_ONCE):
+            numbers = by_bound[start : start + ENCODED_AT_ONCE]
+            if bounds[numbers[0]] <= longest:
+                break
+            encoded = self.encode_prompts([problems[number] for number in numbers])
+            longest = max(longest, *map(len, encoded))
+        return longest
+
+    def _count_bytes(self, prompt: _Prompt) -> int:
+        """Return the bytes that the tokenizer writes, and what it may add."""
+        text = joined(self.dialect.prompt_pieces(*prompt))
+        normalizer = self.tokenizer.backend_tokenizer.normalizer
+        written = text if normalizer is None else normalizer.normalize_str(text)
+        return len(written.encode()) + MOST_ADDED_TOKENS
+
+    @cached_property
+    def _writes_bytes(self) -> bool:
+        """Whether every byte of a text is in some token, so that no character is left out."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            return False
+        is_byte_level = type(backend.decoder).__name__ == "ByteLevel"
+        return is_byte_level or bool(getattr(backend.model, "byte_fallback", False))
 
     def encode_pieces(self, pieces: Sequence[Piece], *, add_special_tokens: bool = False) -> tuple[int, ...]:
         """Return the tokens of a text. Control tokens spelled out in foreign pieces are encoded as text."""
@@ -340,6 +414,18 @@ class TextCodec:
                     for ids in listed
                 ]
         return texts
+
+
+def _checked_prompt(problem: Problem, opening: str = "") -> _Prompt:
+    """Return what a problem's prompt consists of. Raise TaskError for text that no tokenizer can read."""
+    turns = (*problem.context, Turn("user", problem.prompt))
+    for turn in turns:
+        if (half := half_character(turn.content)) is not None:
+            raise TaskError(
+                f"problem {shown(problem.prompt)}: the {turn.role}'s text contains half a character, "
+                f"U+{ord(half):04X}, which no tokenizer can read; correct the data"
+            )
+    return _Prompt(turns, problem.tools, opening)
 
 
 def plain_conversation(turns: Sequence[Turn]) -> str:

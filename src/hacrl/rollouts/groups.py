@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hacrl.types import Problem, VerifiedRollout
@@ -23,9 +23,29 @@ class PromptGroup:
         return self.teachers is None or agent in self.teachers
 
     @property
+    def counted(self) -> dict[str, dict[int, VerifiedRollout]]:
+        """Agent -> its responses whose rewards count, by their index; only agents that have some.
+
+        The reward of a failed episode says nothing about the agent.
+        """
+        found = {
+            agent: {i: verified for i, verified in enumerate(responses) if not verified.rollout.has_failed}
+            for agent, responses in self.responses.items()
+        }
+        return {agent: responses for agent, responses in found.items() if responses}
+
+    @property
     def rewards(self) -> dict[str, tuple[float, ...]]:
-        """Agent -> the rewards of its responses."""
-        return {agent: tuple(r.reward for r in responses) for agent, responses in self.responses.items()}
+        """Agent -> the rewards of its responses, as far as they count."""
+        return {
+            agent: tuple(verified.reward for verified in responses.values())
+            for agent, responses in self.counted.items()
+        }
+
+
+def rewards_that_count(rollouts: Iterable[VerifiedRollout]) -> list[float]:
+    """Return the rewards of rollouts whose environment did not fail."""
+    return [verified.reward for verified in rollouts if not verified.rollout.has_failed]
 
 
 def group_by_prompt(rollouts: Mapping[str, Sequence[VerifiedRollout]]) -> list[PromptGroup]:

@@ -22,7 +22,7 @@ from hacrl.errors import CheckpointError
 from hacrl.files import check_file, flush_to_disk
 from hacrl.plain_text import json_text
 from hacrl.rollouts.records import dump_line, from_json, load_line, to_json
-from hacrl.types import Episode, LearntRollout, Problem, Rollout, Segment, Verdict, VerifiedRollout
+from hacrl.types import Episode, LearntRollout, Problem, Remote, Rollout, Segment, Verdict, VerifiedRollout
 
 SCHEMA = 1
 LEARNT = "learnt"  # folder in a step's folder
@@ -213,6 +213,8 @@ def _row(step: int, sample: int, verified: VerifiedRollout) -> Row:
         row["tools"] = [to_json(tool) for tool in problem.tools]
     if rollout.episode is not None:
         row["episode"] = to_json(rollout.episode)
+    if rollout.remote is not None:
+        row["remote"] = to_json(rollout.remote)
     return row
 
 
@@ -234,6 +236,7 @@ def _verified_rollout(row: Mapping[str, Any], problems: Mapping[str, Problem]) -
         tokenizer=row["tokenizer"],
         prompt_ids=tuple(row["prompt_ids"]),
         episode=from_json(Episode, row["episode"]) if "episode" in row else None,
+        remote=from_json(Remote, row["remote"]) if "remote" in row else None,
     )
     details = {key: row[key] for key in _DETAILS if key in row}
     return VerifiedRollout(rollout, Verdict(row["reward"], row["verdict"], **details))

@@ -1,24 +1,20 @@
-"""Checkpoints on disk: JSON documents, tensors as safetensors files, and a manifest with all checksums.
-
-Tensors are written one at a time: the safetensors library would first copy all tensors of a file into host
-memory, which may not hold a second copy of an agent's optimizer. The library reads the files.
-"""
+"""Checkpoints on disk: JSON documents, tensors as safetensors files, and a manifest with all checksums."""
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hacrl.errors import CheckpointError
 from hacrl.files import UnreadableFileError, open_inside, publish_folder, read_json, sha256_of, write_json
+from hacrl.training.tensor_files import WrittenFile, write_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,74 +31,6 @@ class CheckpointContent:
     def bytes(self) -> int:
         """Size of all tensors in bytes."""
         return sum(t.numel() * t.element_size() for group in self.tensors.values() for t in group.values())
-
-
-# torch's name of a type -> the name in the safetensors format
-DTYPES = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "int64": "I64",
-    "int32": "I32",
-    "int16": "I16",
-    "int8": "I8",
-    "uint8": "U8",
-    "bool": "BOOL",
-}
-_ALIGNMENT = 8  # bytes: the tensors begin at a multiple
-
-
-@dataclass(frozen=True)
-class WrittenFile:
-    """Size and SHA-256 of a file."""
-
-    bytes: int
-    sha256: str
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> WrittenFile:
-    """Write a new safetensors file and return its size and checksum; equal tensors give equal bytes.
-
-    The checksum is computed from the data in memory, so that it also finds errors of the disk.
-    """
-    # The widest types first, so that every tensor is aligned to its element size.
-    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    checksum, size = hashlib.sha256(), 0
-    with path.open("xb") as file:
-        for data in _parts({name: tensors[name] for name in order}):
-            file.write(data)
-            checksum.update(data)
-            size += len(data)
-    return WrittenFile(size, checksum.hexdigest())
-
-
-def _parts(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    yield _header(tensors)
-    for tensor in tensors.values():
-        yield _bytes(tensor)
-
-
-def _header(tensors: Mapping[str, Tensor]) -> bytes:
-    entries, offset = {}, 0
-    for name, tensor in tensors.items():
-        end = offset + tensor.numel() * tensor.element_size()
-        entries[name] = {
-            "dtype": DTYPES[str(tensor.dtype).removeprefix("torch.")],
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, end],
-        }
-        offset = end
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _ALIGNMENT)
-    return len(text).to_bytes(8, "little") + text
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    import torch
-
-    flat = tensor.detach().cpu().contiguous().flatten()
-    return flat.view(torch.uint8).numpy().data
 
 
 SCHEMA = 1  # version of the format; raised when older code cannot read the content
@@ -130,6 +58,10 @@ class CheckpointId:
         return None if found is None else cls(int(found[1]), int(found[2] or 0))
 
 
+# Writes safetensors files into a folder; returns file name -> size and checksum.
+WriteFiles = Callable[[Path], Mapping[str, WrittenFile]]
+
+
 class CheckpointStore:
     """The checkpoints of one run: writes, finds, verifies and deletes them."""
 
@@ -147,14 +79,25 @@ class CheckpointStore:
         """Return the folder of a checkpoint."""
         return self.folder / which.folder
 
-    def write(self, which: CheckpointId, content: CheckpointContent, score: float | None = None) -> None:
-        """Write into a temporary folder, then rename it. A failure leaves earlier checkpoints untouched."""
+    def write(
+        self,
+        which: CheckpointId,
+        content: CheckpointContent,
+        score: float | None = None,
+        write_more: WriteFiles | None = None,
+    ) -> None:
+        """Write into a temporary folder, then rename it. A failure leaves earlier checkpoints untouched.
+
+        ``write_more`` writes groups of tensors that are not in the content.
+        """
         unfinished = self.folder / f".{which.folder}.unfinished"
         try:
             shutil.rmtree(unfinished, ignore_errors=True)
             unfinished.mkdir(parents=True)
             self._check_disk_space(content)
             files = _write_files(unfinished, content)
+            if write_more is not None:
+                files |= {name: asdict(written) for name, written in write_more(unfinished).items()}
             write_json(unfinished / MANIFEST, {"schema": SCHEMA, "score": score, "files": files})
             publish_folder(unfinished, self.path(which))
         except (OSError, CheckpointError) as error:
@@ -172,8 +115,9 @@ class CheckpointStore:
         reason = str(error)
         is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         if is_full or "No space left" in reason or "os error 28" in reason:
+            size = f" of {content.bytes / 2**30:.2f} GiB" if content.tensors else ""
             return CheckpointError(
-                f"disk full: a checkpoint of {content.bytes / 2**30:.2f} GiB does not fit into {self.folder} "
+                f"disk full: a checkpoint{size} does not fit into {self.folder} "
                 f"({reason}); {last}. Free some space, then continue with `hacrl resume`; "
                 "checkpoint.keep_last says how many checkpoints are kept"
             )

@@ -26,6 +26,7 @@ from hacrl.training.metrics import Accuracy, StepReport
 from hacrl.training.observer import Observer
 from hacrl.training.offload import HostAllocator
 from hacrl.training.recovery import AgentCheckpoint
+from hacrl.training.tensor_files import tensor_group
 from hacrl.training.trainer import Trainer
 from hacrl.types import Problem
 
@@ -235,10 +236,15 @@ class Checkpointer(Observer):
         documents: dict[str, Any] = {"run": run, "trainer": state}
         if under_way is not None:
             documents["under_way"] = under_way
-        content = CheckpointContent(
-            documents, {f"agent-{name}": tensors for name, tensors in trainer.tensors().items()}
-        )
         which = CheckpointId(trainer.steps_done, trainer.phases_done)
+        if trainer.writes_tensors:
+            self.store.write(which, CheckpointContent(documents), self._score, trainer.write_tensors)
+            self._prune()
+            self.wait_seconds.append(time.perf_counter() - start)
+            return
+        content = CheckpointContent(
+            documents, {tensor_group(name): tensors for name, tensors in trainer.tensors().items() if tensors}
+        )
         snapshot = self._snapshot(content) if self._settings.background and not wait else None
         if snapshot is not None:
             self._pending = self._writer.submit(self._write, which, snapshot, self._score)
@@ -268,6 +274,9 @@ class Checkpointer(Observer):
 
     def _write(self, which: CheckpointId, content: CheckpointContent, score: float | None) -> None:
         self.store.write(which, content, score)
+        self._prune()
+
+    def _prune(self) -> None:
         self.store.prune(self._settings.keep_last, self._settings.keep_best)
 
     def _finish_pending(self, wait: bool) -> None:
@@ -291,5 +300,6 @@ class Checkpointer(Observer):
 def trainer_state(content: CheckpointContent) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Return the part of a checkpoint that the trainer restores: its state, and tensors by agent."""
     state = {**content.documents["trainer"], "under_way": content.documents.get("under_way")}
-    tensors = {name.removeprefix("agent-"): dict(group) for name, group in content.tensors.items()}
+    prefix = tensor_group("")
+    tensors = {name.removeprefix(prefix): dict(group) for name, group in content.tensors.items()}
     return state, tensors

@@ -24,8 +24,8 @@ from hacrl.models.loading import load_model_config, load_text_codec
 from hacrl.models.tokenizing import TextCodec
 from hacrl.runs.folder import check_output
 from hacrl.runs.hub import is_unreachable, probe_hub_if_needed
-from hacrl.runs.preflight import check_agents, check_problem_counts, check_problem_ids, preflight
-from hacrl.tasks.base import CheckedTask, SelfTesting, Task
+from hacrl.runs.preflight import check_agents, check_task, preflight
+from hacrl.tasks.base import CheckedTask, Task
 from hacrl.tasks.registry import make_task
 from hacrl.tracking.registry import make_trackers
 
@@ -77,14 +77,22 @@ def dry_run(config: RunConfig, overwrite: bool = False) -> DryRun:
         loader = _Loader(config, reason or "the Hugging Face hub cannot be reached")
         task = loader.task()
         try:
-            codecs = {agent.name: codec for agent in config.agents if (codec := loader.codec(agent))}
+            codecs = {agent.name: codec for agent in config.local_agents if (codec := loader.codec(agent))}
             checked = _check_task(config, task, codecs)
-            configs = {agent.name: found for agent in config.agents if (found := loader.model_config(agent))}
+            configs = {
+                agent.name: found for agent in config.local_agents if (found := loader.model_config(agent))
+            }
         finally:
             if task is not None:
                 task.close()
     prompts = {name: _longest_prompt(codec, checked) for name, codec in codecs.items() if checked is not None}
-    sized = AgentShapes(devices, configs, prompts, ranks=ranks_of(config))
+    loader.not_checked += [
+        f"the endpoint of agent {agent.name!r} ({agent.endpoint.url}): a dry run asks it nothing"
+        for agent in config.agents
+        if agent.endpoint is not None
+    ]
+    local = {agent.name: devices[agent.name] for agent in config.local_agents}
+    sized = AgentShapes(local, configs, prompts, ranks=ranks_of(config))
     settled, notes, known = config, NOTHING, dict[str, Footprint]()
     is_elsewhere = chooses_devices(config) and any(device != "cpu" for device in devices.values())
     if is_elsewhere:
@@ -170,18 +178,16 @@ def _check_task(config: RunConfig, task: Task | None, codecs: Mapping[str, TextC
     """Run the checks of a real run for all agents whose tokenizer could be loaded."""
     if task is None:
         return None
-    agents = tuple(agent for agent in config.agents if agent.name in codecs)
-    if agents:
+    known = codecs.keys() | {agent.name for agent in config.agents if agent.endpoint is not None}
+    agents = tuple(agent for agent in config.agents if agent.name in known)
+    if codecs:
         return preflight(replace(config, agents=agents), task, codecs)
-    check_problem_counts(config, task)
-    check_problem_ids(task)
-    if isinstance(task, SelfTesting):
-        task.self_test()
+    check_task(config, task)
     return None
 
 
 def _longest_prompt(codec: TextCodec, checked: CheckedTask) -> int:
-    return max(len(codec.encode_prompt(problem)) for problem in (*checked.train, *checked.test))
+    return codec.longest_prompt([*checked.train, *checked.test])
 
 
 def _path(agent: AgentSettings, config: Any | None) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -67,6 +68,8 @@ def fit_problems(
     fewer problems are left than a step needs.
     """
     rollout, evaluation = config.rollout, config.evaluation
+    if _all_fit(config, train, test, codecs):
+        return Fitting(train, test, ())
     own = evaluation.max_new_tokens is not None
     splits = (
         _Split("training", _prompts(train, codecs), rollout.max_new_tokens, "rollout.max_new_tokens"),
@@ -94,9 +97,25 @@ def fit_problems(
     return Fitting(fitting[0], fitting[1], notes)
 
 
+def _all_fit(
+    config: RunConfig, train: Sequence[Problem], test: Sequence[Problem], codecs: Sequence[TextCodec]
+) -> bool:
+    """Return whether nothing is left out. That takes the longest prompts alone, which are found quickly."""
+    rollout, evaluation = config.rollout, config.evaluation.sampling(config.rollout.sampling)
+    if rollout.max_prompt_tokens is not None or len(train) < rollout.prompts_per_step:
+        return False
+    return all(
+        codec.longest_prompt(problems) + new_tokens <= (codec.context_length or math.inf)
+        for codec in codecs
+        for problems, new_tokens in ((train, rollout.max_new_tokens), (test, evaluation.max_new_tokens))
+    )
+
+
 def _prompts(problems: Sequence[Problem], codecs: Sequence[TextCodec]) -> tuple[_Prompt, ...]:
+    encoded = [codec.encode_prompts(problems) for codec in codecs]
     return tuple(
-        _Prompt(problem, tuple(len(codec.encode_prompt(problem)) for codec in codecs)) for problem in problems
+        _Prompt(problem, tuple(map(len, prompts)))
+        for problem, prompts in zip(problems, zip(*encoded, strict=True), strict=True)
     )
 
 

@@ -32,7 +32,7 @@ def needs_hub(config: RunConfig, loaded: Collection[str] = (), has_task: bool = 
 
     The ``loaded`` agents need nothing from the hub, nor does the task of a run that ``has_task`` already.
     """
-    for agent in config.agents:
+    for agent in config.local_agents:
         if agent.name not in loaded:
             path = Path(resolve_model(agent.model))
             if not path.is_absolute() and not os.path.isdir(path):  # os.path: no error for an overlong name

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from importlib.util import find_spec
 
-from hacrl.config.schema import RunConfig
+from hacrl.config.schema import EndpointSettings, RunConfig
 from hacrl.errors import ConfigError, ModelError, TaskError
 from hacrl.executors.registry import chosen_devices
 from hacrl.models.architecture import architecture_support, check_architecture, loads_text_part
@@ -29,11 +30,9 @@ UNKNOWN_SHARE_LIMIT = 0.1  # a larger share of unknown tokens in the prompts is 
 def preflight(config: RunConfig, task: Task, loaded: Mapping[str, TextCodec] | None = None) -> CheckedTask:
     """Check models, devices, tokenizers and problems; return the problems that fit, devices and notes."""
     devices = check_agents(config, loaded or ())
-    check_problem_counts(config, task)
-    check_problem_ids(task)
-    if isinstance(task, SelfTesting):
-        task.self_test()
-    codecs = [(loaded or {}).get(agent.name) or load_text_codec(agent) for agent in config.agents]
+    check_task(config, task)
+    check_single_turns(config, task)
+    codecs = [(loaded or {}).get(agent.name) or load_text_codec(agent) for agent in config.local_agents]
     held_out = task.test[: config.evaluation.most_problems]
     fitting = fit_problems(config, task.train, held_out, codecs)
     notes = [*getattr(task, "notes", ()), *fitting.notes, *unknown_token_notes(codecs, fitting.train)]
@@ -42,6 +41,7 @@ def preflight(config: RunConfig, task: Task, loaded: Mapping[str, TextCodec] | N
     if config.evaluation.problems is None and not task.test:
         notes.append(f"task {task.name!r} holds out no problems, so the agents are not evaluated")
     notes += LearningRateSchedule.of(config).notes
+    notes += frozen_notes(config)
     warnings = response_length_warnings(config, task, fitting.train, codecs)
     return CheckedTask(task, fitting.train, fitting.test, devices, tuple(notes), tuple(warnings))
 
@@ -51,6 +51,10 @@ def check_agents(config: RunConfig, loaded: Collection[str]) -> dict[str, str]:
     chosen = chosen_devices(config)
     is_placed, devices = chosen is not None, chosen or {}
     for agent in config.agents:
+        if agent.endpoint is not None:
+            check_endpoint(agent.name, agent.endpoint)
+            devices[agent.name] = devices.get(agent.name, "cpu")
+            continue
         if agent.name not in loaded:
             try:
                 resolve_model(agent.model)
@@ -74,6 +78,27 @@ def check_agents(config: RunConfig, loaded: Collection[str]) -> dict[str, str]:
     if not is_placed:
         check_rank_devices(config, devices)
     return devices
+
+
+def check_endpoint(agent: str, endpoint: EndpointSettings) -> None:
+    """Check that an endpoint can be asked: the client is installed and the key is there."""
+    if find_spec("aiohttp") is None:
+        raise ConfigError(f"agents.{agent}.endpoint needs aiohttp: pip install 'hacrl[server]'")
+    if endpoint.api_key_env is not None and not os.environ.get(endpoint.api_key_env):
+        raise ConfigError(
+            f"agents.{agent}.endpoint.api_key_env: the environment variable {endpoint.api_key_env} is not "
+            f"set; export {endpoint.api_key_env}=KEY, or leave api_key_env out for an endpoint without a key"
+        )
+
+
+def check_single_turns(config: RunConfig, task: Task) -> None:
+    """Check that no endpoint is asked to play an episode."""
+    for agent in config.agents:
+        if agent.endpoint is not None and any(one.environment for one in (*task.train, *task.test)):
+            raise ConfigError(
+                f"agents.{agent.name}.endpoint: an endpoint answers single turns, and task {task.name!r} has "
+                "an environment with several; use a local model with frozen: true"
+            )
 
 
 def check_ranks(config: RunConfig, loaded: Collection[str]) -> None:
@@ -112,6 +137,14 @@ def check_rank_devices(config: RunConfig, devices: Mapping[str, str]) -> None:
                 )
 
 
+def check_task(config: RunConfig, task: Task) -> None:
+    """Check the task's problems, and try its code."""
+    check_problem_counts(config, task)
+    check_problem_ids(task)
+    if isinstance(task, SelfTesting):
+        task.self_test()
+
+
 def check_problem_counts(config: RunConfig, task: Task) -> None:
     """Check that there are enough problems for a step and for the evaluation."""
     ProblemStream(task.train, config.rollout.prompts_per_step, config.seed)
@@ -142,13 +175,13 @@ def architecture_notes(config: RunConfig, loaded: Mapping[str, TextCodec]) -> li
     Raise ModelError for a loaded model that cannot be an agent; others were checked with their tokenizers.
     """
     notes = []
-    for agent in config.agents:
+    for agent in config.local_agents:
         model = getattr(loaded.get(agent.name), "model", None)
         model_config = load_model_config(agent) if model is None else model.config
         if model is not None:
             check_architecture(agent.name, agent.model, model_config)
         support = architecture_support(model_config, agent.attention)
-        if support.path == "plain":
+        if support.path == "plain" and not agent.frozen:
             notes.append(
                 f"agent {agent.name!r} trains plainly, without packed sequences and shared prompts, which is "
                 f"slower ({model_config.model_type}: {support.reason})"
@@ -160,6 +193,17 @@ def architecture_notes(config: RunConfig, loaded: Mapping[str, TextCodec]) -> li
     return notes
 
 
+def frozen_notes(config: RunConfig) -> list[str]:
+    """Return a note if frozen agents are sampled and the method makes no use of it."""
+    frozen = [agent.name for agent in config.agents if agent.frozen]
+    if not frozen or config.method.uses_other_agents:
+        return []
+    return [
+        f"method.name={config.method.name!r}: no agent learns from another one, so the frozen agents "
+        f"({', '.join(frozen)}) are sampled for nothing; leave them out, or use a method that shares rollouts"
+    ]
+
+
 def unknown_token_notes(codecs: Sequence[TextCodec], problems: Sequence[Problem]) -> list[str]:
     """Return a note on each agent whose tokenizer maps a large share of the prompts to its unknown token."""
     notes = []
@@ -167,7 +211,7 @@ def unknown_token_notes(codecs: Sequence[TextCodec], problems: Sequence[Problem]
         unknown = getattr(codec.tokenizer, "unk_token_id", None)
         if unknown is None or unknown in codec.stop_ids:  # some tokenizers reuse the end-of-text token
             continue
-        prompts = [codec.encode_prompt(problem) for problem in problems[:SAMPLED_PROBLEMS]]
+        prompts = codec.encode_prompts(problems[:SAMPLED_PROBLEMS])
         share = sum(ids.count(unknown) for ids in prompts) / sum(map(len, prompts))
         if share > UNKNOWN_SHARE_LIMIT:
             notes.append(

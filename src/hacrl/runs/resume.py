@@ -66,6 +66,12 @@ FREE_KEYS = (
     "executor",
     "ray.*",
     "agents.*.place.*",
+    "agents.*.endpoint.url",
+    "agents.*.endpoint.api_key_env",
+    "agents.*.endpoint.max_concurrency",
+    "agents.*.endpoint.timeout",
+    "agents.*.endpoint.retries",
+    "agents.*.endpoint.max_unanswered",
     "trackers",
     "project",
     "logged_rollouts",
@@ -284,12 +290,14 @@ def _apply_new_batch_sizes(state: Mapping[str, Any], original: RunConfig, config
     tokens = config.learning.micro_batch_tokens
     moved = tokens is None and any(_matches(key, ("device", "agents.*.device")) for key in changed)
     for agent in state["agents"].values():
+        if "rollout.max_batch" in changed:
+            agent["engine"]["max_batch"] = config.rollout.max_batch
+        if "learner" not in agent:  # it is frozen
+            continue
         if "learning.micro_batch_tokens" in changed and tokens is not None:
             agent["learner"]["micro_batch_tokens"] = tokens
         elif "learning.micro_batch_tokens" in changed or moved:
             agent["learner"].pop("micro_batch_tokens", None)
-        if "rollout.max_batch" in changed:
-            agent["engine"]["max_batch"] = config.rollout.max_batch
 
 
 def _result_until(folder: Path, positions: Mapping[str, int]) -> RunResult:

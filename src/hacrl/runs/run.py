@@ -199,7 +199,7 @@ class LocalRun:
         if self.config.checkpoint.every:
             self._checkpoints.save(self.trainer, wait=True)  # so that more steps can follow
         saved = {}
-        for name in self.trainer.remaining:
+        for name in self.trainer.learners:
             self.observer.on_phase(self.trainer.steps_done, "save", name)
             saved[name] = self._folder.save_agent(name, self.trainer.save_agent)
         self._folder.write_status("finished", self.trainer.steps_done)

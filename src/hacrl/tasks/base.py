@@ -11,6 +11,8 @@ Any object with the members of :class:`Task` is a task; it needs no base class. 
 ``solutions``              Full solutions of some training problems, as texts: a run's start notes that
                            ``rollout.max_new_tokens`` is too short for them. Without: the gold answers.
 ``source``                 Where the problems come from, as the results of ``hacrl eval`` name it.
+``open_environments()``    A new pool of environments: responses are episodes then. Needs
+                           ``episode_limits``; see :class:`hacrl.tasks.episodes.PlaysEpisodes`.
 =========================  =================================================================================
 """
 

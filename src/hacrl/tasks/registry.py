@@ -14,6 +14,7 @@ from hacrl.tasks.base import REQUIRED_MEMBERS, Task
 from hacrl.tasks.boxed import PRESETS
 
 GYM_PREFIX = "gym:"
+RETRIES_PREFIX = "gym_retries:"
 ENTRY_POINTS = "hacrl.tasks"  # entry point group of tasks in installed packages
 
 
@@ -22,6 +23,13 @@ TASKS: dict[str, Callable[..., Task] | str] = {
     "boxed": "hacrl.tasks.boxed:BoxedTask",
     **dict.fromkeys(PRESETS, "hacrl.tasks.boxed:BoxedTask"),
     "reward": "hacrl.tasks.rewards:RewardTask",
+    "environment": "hacrl.tasks.environment:EnvironmentTask",
+    "calculator": "hacrl.tasks.bundled:calculator_task",
+    "python": "hacrl.tasks.bundled:python_task",
+    "dungeon": "hacrl.tasks.bundled:dungeon_task",
+    "sqlite": "hacrl.tasks.bundled:sqlite_task",
+    "written_calculator": "hacrl.tasks.bundled:written_calculator_task",
+    "verifiers": "hacrl.tasks.bundled:verifiers_task",
 }
 _NO_OPTIONS = ("name",)  # given by the registry
 
@@ -83,13 +91,17 @@ def _find(name: str) -> tuple[Callable[..., Task], dict[str, Any]]:
         from hacrl.tasks.gym.task import GymTask
 
         return functools.partial(GymTask, name.removeprefix(GYM_PREFIX)), {}
+    if name.startswith(RETRIES_PREFIX):
+        from hacrl.tasks.gym.retries import gym_retries_task
+
+        return functools.partial(gym_retries_task, name.removeprefix(RETRIES_PREFIX)), {}
     factory = load_plugin(
         "task",
         name,
         TASKS,
         ENTRY_POINTS,
         key="task.name",
-        other_names=[f"{GYM_PREFIX}NAME"],
+        other_names=[f"{GYM_PREFIX}NAME", f"{RETRIES_PREFIX}NAME"],
         error_type=TaskError,
     )
     return factory, {**PRESETS[name], "name": name} if name in PRESETS else {}

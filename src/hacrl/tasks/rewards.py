@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any, cast, get_args
+from typing import Any
 
 from hacrl.errors import TaskError
-from hacrl.json_values import is_plain_json
-from hacrl.tasks.columns import (
-    as_text,
-    check_columns,
-    find_column,
-    is_missing,
-    merge_columns,
-    require_column,
-    value_of,
-)
-from hacrl.tasks.data import DataOption, Row, Table, load_table
-from hacrl.tasks.reward_functions import RewardFunction, RewardFunctions
-from hacrl.tasks.reward_log import RewardLog
-from hacrl.tasks.splits import Candidate, check_count, check_test_share, make_splits, question_hash
-from hacrl.tasks.verdicts import shown_problem, why_unusable
-from hacrl.types import Problem, Role, Rollout, Turn, Verdict
+from hacrl.tasks.columns import check_columns
+from hacrl.tasks.data import DataOption, load_table
+from hacrl.tasks.prompt_rows import PURPOSES, PromptReader
+from hacrl.tasks.reward_functions import RewardFunction
+from hacrl.tasks.reward_scores import RewardScorer
+from hacrl.tasks.splits import check_count, check_test_share, make_splits
+from hacrl.types import Problem, Rollout, Turn, Verdict
 
-PURPOSES = ("prompt", "answer")  # of columns
 _SELF_TEST_RESPONSES = (r"The answer is \boxed{0}.", "")
-# Arguments of every reward function: no column may have such a name.
-_RESERVED = frozenset(("prompts", "completions", "trainer_state", "log_metric", "log_extra"))
-# Columns that TRL does not pass to reward functions.
-_NOT_PASSED = frozenset(("completion", "completion_ids"))
 
 
 class RewardTask:
@@ -60,13 +43,11 @@ class RewardTask:
         listed = [functions] if isinstance(functions, str) or callable(functions) else list(functions)
         if not listed:
             raise TaskError("functions: give at least one")
-        self._functions = RewardFunctions(listed)
-        self._weights = _checked_weights(weights, len(listed))
-        self._range = _checked_range(reward_range)
-        self.max_reward: float | None = None if self._range is None else self._range[1]
+        self._scorer = RewardScorer(listed, weights, reward_range)
+        self.max_reward: float | None = self._scorer.max_reward
         share = check_test_share(test_share, test, default=0.0)
         check_count("limit", limit)
-        reader = _RowReader(check_columns(columns, PURPOSES))
+        reader = PromptReader(check_columns(columns, PURPOSES))
         candidates = reader.candidates(load_table("train", train))
         held_out = None if test is None else reader.candidates(load_table("test", test))
         self._conversational = bool(reader.conversational)
@@ -102,28 +83,12 @@ class RewardTask:
 
     def close(self) -> None:
         """End the thread that awaits ``async`` functions, if there is one."""
-        self._functions.close()
+        self._scorer.close()
 
     def _verdicts(
         self, problems: Sequence[Problem], texts: Sequence[str], token_ids: Sequence[Sequence[int]]
     ) -> list[Verdict]:
-        log = RewardLog(len(problems))
-        arguments = {**self._arguments(problems, texts, token_ids), **log.arguments}
-        extras = {"completions_ids": token_ids}  # its name in TRL's documentation, not in its code
-        values_per_function = self._functions.call(arguments, extras, problems)
-        metrics = log.metrics
-        return [
-            Verdict(
-                self._total(values, problem),
-                "scored",
-                dict(zip(self._functions.short_names, values, strict=True)),
-                log.columns_of(i),
-                metrics,
-            )
-            for i, (problem, values) in enumerate(
-                zip(problems, zip(*values_per_function, strict=True), strict=True)
-            )
-        ]
+        return self._scorer.verdicts(problems, self._arguments(problems, texts, token_ids), token_ids)
 
     def _arguments(
         self, problems: Sequence[Problem], texts: Sequence[str], token_ids: Sequence[Sequence[int]]
@@ -146,138 +111,3 @@ class RewardTask:
 
     def _completion(self, text: str) -> str | list[dict[str, str]]:
         return [{"role": "assistant", "content": text}] if self._conversational else text
-
-    def _total(self, values: Sequence[float | None], problem: Problem) -> float:
-        names = ", ".join(self._functions.names)
-        if all(value is None for value in values):
-            raise TaskError(
-                f"reward functions {names} all returned None for the same response to "
-                f"{shown_problem(problem)}; at least one must give it a number"
-            )
-        total = sum(
-            weight * value for weight, value in zip(self._weights, values, strict=True) if value is not None
-        )
-        if (why := why_unusable(total)) is not None:
-            raise TaskError(
-                f"reward functions {names} with weights {self._weights} gave {total:g} for a response to "
-                f"{shown_problem(problem)}; {why}"
-            )
-        if self._range is not None:
-            low, high = self._range
-            if not low - 1e-6 <= total <= high + 1e-6:  # rounding of the weighted sum
-                raise TaskError(
-                    f"reward_range={[low, high]}: the reward functions gave {total} for a response to "
-                    f"{shown_problem(problem)}; widen the range, or correct the functions"
-                )
-        return total
-
-
-class _RowReader:
-    """Turns rows into candidates. Prompts must be all text or all conversations."""
-
-    def __init__(self, columns: Mapping[str, str]) -> None:
-        self.conversational: bool | None = None
-        # problem id -> columns of a row that has values which JSON cannot hold
-        self.python_columns: dict[str, Mapping[str, Any]] = {}
-        self._columns = columns
-
-    def candidates(self, table: Table) -> list[Candidate]:
-        """Return every row as a candidate, with all columns that are plain JSON, except the prompt.
-
-        Columns with other values, such as objects, are kept in ``python_columns``.
-        """
-        columns = merge_columns(table, self._columns, PURPOSES)
-        prompt_column = require_column(table, "prompt", columns, ("prompt",))
-        answer_column = find_column(table, "answer", columns)
-        names = dict.fromkeys(key for row in table.rows for key in row.values)
-        clash = _RESERVED & names.keys()
-        if clash:
-            raise table.error(
-                f"column {min(clash)!r} has the name of an argument of every reward function; rename it"
-            )
-        kept = [name for name in names if name not in _NOT_PASSED and name != "prompt"]
-        found = []
-        for row in table.rows:
-            turns = self._turns(table, row, prompt_column)
-            fields = {name: row.values.get(name) for name in kept}
-            # Rows with equal prompts and different other columns are judged differently: keep all of them.
-            variant = json.dumps(fields, sort_keys=True, default=partial(_stable_text, row.number))
-            question = "\x1f".join(f"{turn.role}: {turn.content}" for turn in turns)
-            own_id = f"{question_hash(question, variant) >> 192:016x}"
-            answer = (
-                as_text(table, row, answer_column) if answer_column else _loggable(row.values.get("answer"))
-            ) or ""
-            plain = {name: value for name, value in fields.items() if is_plain_json(value)}
-            if len(plain) < len(fields):
-                self.python_columns[own_id] = fields
-            problem = Problem(own_id, turns[-1].content, answer, turns[:-1], plain)
-            found.append(Candidate(question, problem, variant))
-        return found
-
-    def _turns(self, table: Table, row: Row, column: str) -> tuple[Turn, ...]:
-        value = value_of(row, column)
-        if is_missing(value):
-            raise table.error(f"column {column!r} is empty; every row needs a prompt", row)
-        conversational = not isinstance(value, str)
-        if self.conversational not in (None, conversational):
-            raise table.error("prompts must be all text or all lists of messages, not both", row)
-        self.conversational = conversational
-        if isinstance(value, str):
-            return (Turn("user", value),)
-        if not isinstance(value, Sequence) or not value or not all(_is_message(message) for message in value):
-            raise table.error(
-                f"column {column!r} must be text or a list of messages {{role: system, user or assistant, "
-                "content: TEXT}",
-                row,
-            )
-        turns = tuple(Turn(cast(Role, message["role"]), message["content"]) for message in value)
-        if turns[-1].role != "user":
-            raise table.error(f"the last message of column {column!r} must be the user's", row)
-        return turns
-
-
-def _stable_text(row: int, value: Any) -> str:
-    """Return text for a value that JSON cannot hold, the same in every process.
-
-    A ``repr`` may contain an address or depend on hash order. Such values are replaced by the row number.
-    """
-    text = repr(value)
-    return f"row {row}" if isinstance(value, set | frozenset) or " at 0x" in text else text
-
-
-def _is_message(value: Any) -> bool:
-    return (
-        isinstance(value, Mapping)
-        and value.get("role") in get_args(Role)
-        and isinstance(value.get("content"), str)
-    )
-
-
-def _loggable(value: Any) -> str:
-    """Return text and numbers as text, other values as nothing: this answer is only logged."""
-    return str(value) if isinstance(value, str | int | float) else ""
-
-
-def _checked_weights(weights: Sequence[float] | None, count: int) -> list[float]:
-    if weights is None:
-        return [1.0] * count
-    if not isinstance(weights, list | tuple) or len(weights) != count:
-        raise TaskError(f"weights={weights!r}: give {count}, one for each of functions")
-    return [_finite("weights", weights, weight) for weight in weights]
-
-
-def _checked_range(reward_range: Sequence[float] | None) -> tuple[float, float] | None:
-    if reward_range is None:
-        return None
-    if not isinstance(reward_range, list | tuple) or len(reward_range) != 2:
-        raise TaskError(f"reward_range={reward_range!r}: give two numbers, [smallest, largest]")
-    low, high = (_finite("reward_range", reward_range, end) for end in reward_range)
-    if not low < high:
-        raise TaskError(f"reward_range={reward_range!r}: the first must be smaller than the second")
-    return low, high
-
-
-def _finite(option: str, given: Any, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise TaskError(f"{option}={given!r}: {value!r} is not a finite number")
-    return float(value)

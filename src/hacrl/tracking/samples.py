@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 
 from hacrl.plain_text import json_text, printable
+from hacrl.rollouts.conversation import conversation
 from hacrl.types import Problem, Verdict, VerifiedRollout
 
 
@@ -60,7 +61,7 @@ def _row(step: int, agent: str, verified: VerifiedRollout) -> RolloutRow:
         verdict=verdict.label,
         prompt=_conversation(rollout.problem),
         answer=rollout.problem.answer,
-        response=rollout.text,
+        response=rollout.text if rollout.episode is None else conversation(rollout.segments),
         tokens=rollout.num_tokens,
         details=_details(verdict),
     )

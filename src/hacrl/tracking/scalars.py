@@ -5,6 +5,7 @@
 ``qwen/verdicts/timeout``      number of rollouts with this verdict
 ``qwen/rewards/brief/mean``    one reward function's values
 ``qwen/logged/words``          what a reward function gave to ``log_metric``
+``qwen/episodes/turns``        of episodes with an environment
 ``qwen/learning/loss``         the agent's updates
 ``qwen/from/llama/clipped``    training on llama's rollouts; ``from/qwen``: on its own
 ``qwen/accuracy``              on held-out problems
@@ -20,8 +21,9 @@ from dataclasses import fields
 from typing import Any, get_args
 
 from hacrl.plain_text import printable
+from hacrl.training.episode_metrics import EpisodesReport
 from hacrl.training.metrics import Accuracy, AgentReport, AsynchronousReport, LearnReport, StepReport
-from hacrl.types import VerdictLabel
+from hacrl.types import EpisodeEnd, VerdictLabel
 
 Scalars = dict[str, float]
 
@@ -52,6 +54,8 @@ def _agent_scalars(name: str, report: AgentReport) -> Scalars:
     for function, rewards in report.rollout.rewards.items():
         scalars |= _numbers(f"{name}/rewards/{_part(function)}", rewards)
     scalars |= {f"{name}/logged/{_part(key)}": value for key, value in report.rollout.logged.items()}
+    if report.rollout.episodes is not None:
+        scalars |= _episode_scalars(f"{name}/episodes", report.rollout.episodes)
     if report.engine is not None:
         scalars |= _numbers(f"{name}/engine", report.engine)
     scalars |= {
@@ -60,6 +64,13 @@ def _agent_scalars(name: str, report: AgentReport) -> Scalars:
     if report.asynchronous is not None:
         scalars |= _asynchronous_scalars(name, report.asynchronous)
     return scalars | _numbers(f"{name}/learning", report.learning) | _source_scalars(name, report.learning)
+
+
+def _episode_scalars(prefix: str, report: EpisodesReport) -> Scalars:
+    scalars = _numbers(prefix, report)
+    for end in get_args(EpisodeEnd):  # zero for ends that did not occur, as with verdicts
+        scalars[f"{prefix}/ends/{end}"] = float(report.ends.get(end, 0))
+    return scalars
 
 
 def _asynchronous_scalars(name: str, report: AsynchronousReport) -> Scalars:

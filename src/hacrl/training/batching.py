@@ -10,9 +10,9 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from hacrl.config.schema import MinibatchOrder
+from hacrl.config.schema import FEW_TOKENS, MinibatchOrder
 from hacrl.errors import TrainingError
 from hacrl.models.agent import Agent
 from hacrl.models.device import free_failed_attempt, is_out_of_memory
@@ -22,8 +22,13 @@ from hacrl.models.packing import TokenPair, packed_tokens, padded_tokens
 from hacrl.models.packing_support import has_fused_attention
 from hacrl.models.rank_group import OneRank, Ranks
 from hacrl.models.rank_guard import guarded_pass
-from hacrl.training.learn_stats import LearnStats
 from hacrl.types import LearnerSample
+
+if TYPE_CHECKING:
+    from hacrl.training.learn_stats import LearnStats
+
+
+MAX_PADDING = 0.1  # share of a padded micro-batch that is large enough for a device without more samples
 
 
 def minibatches(
@@ -55,9 +60,10 @@ def micro_batches(
     """Return groups of samples that fit the budget, longest first; a longer sample has a group of its own.
 
     Longest first, so that memory runs out in the first forward pass if it does. Padded groups have samples of
-    similar length. Packed groups have samples of the same prompt together, because a prompt is computed once
-    for all of them. There are as few packed groups as the budget allows, of about equal size: a GPU would
-    finish a small one before Python has launched the next.
+    similar length: a group that is large enough for a device ends where its padding would be more than a
+    tenth. Packed groups have samples of the same prompt together, because a prompt is computed once for all
+    of them. There are as few packed groups as the budget allows, of about equal size: a GPU would finish a
+    small one before Python has launched the next.
 
     ``max_unshared_tokens`` bounds a packed group's tokens when each response is counted with its own prompt.
     """
@@ -93,6 +99,8 @@ def _cut(
         is_too_much = tokens + added > token_budget or (
             max_unshared_tokens is not None and unshared + length > max_unshared_tokens
         )
+        if not packed and tokens >= FEW_TOKENS:
+            is_too_much |= unshared + length < (1 - MAX_PADDING) * (tokens + added)
         if batch and is_too_much:
             yield batch
             batch, tokens, unshared, added = [], 0, 0, length
@@ -114,6 +122,11 @@ def _by_prompt(samples: Sequence[LearnerSample]) -> list[LearnerSample]:
 def batch_tokens(samples: Sequence[LearnerSample], packed: bool) -> int:
     """Return how many tokens a forward pass over these samples computes."""
     return (packed_tokens if packed else padded_tokens)(token_pairs(samples))
+
+
+def needed_tokens(samples: Sequence[LearnerSample], packed: bool) -> int:
+    """Return how many tokens must be computed for these samples, padding left out."""
+    return packed_tokens(token_pairs(samples)) if packed else sum(map(sample_length, samples))
 
 
 def token_pairs(samples: Sequence[LearnerSample]) -> list[TokenPair]:

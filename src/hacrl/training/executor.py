@@ -14,6 +14,7 @@ from hacrl.models.agent import Agent
 from hacrl.rollouts.groups import PromptGroup
 from hacrl.training.metrics import LearnReport
 from hacrl.training.reporter import Reporter
+from hacrl.training.tensor_files import WrittenFile
 from hacrl.training.worker import Answer, Assignment
 
 
@@ -102,6 +103,18 @@ class Executor(Protocol):
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Return every learner's trained weights and optimizer moments, by agent; not copied."""
+        ...
+
+    @property
+    def writes_tensors(self) -> bool:
+        """Whether checkpoints use :meth:`write_tensors` instead of :meth:`tensors`. Optional: False."""
+        ...
+
+    def write_tensors(self, folder: Path) -> dict[str, WrittenFile]:
+        """Write every learner's tensors into :func:`tensor_file` of a folder; return the files by name.
+
+        No process holds more than a few tensors of an agent more than it needs for training.
+        """
         ...
 
     def load_state_dict(

@@ -17,6 +17,7 @@ from hacrl.algorithms.importance import sequence_ratio
 from hacrl.algorithms.kl import k3_divergence
 from hacrl.models.device import HostCopy
 from hacrl.models.rank_group import Ranks
+from hacrl.training.batching import needed_tokens
 from hacrl.training.old_policy import sampler_differences
 from hacrl.types import LearnerSample, LossBatch, LossTerms
 
@@ -71,13 +72,25 @@ class MicroBatchResult:
 
     Make it after the backward pass. It keeps no tensor that the backward pass needed. The log-probabilities
     of ``batch`` must retain their gradient.
+
+    ``packed``: whether a prompt was computed once for all of its responses. ``screened``: whether the
+    log-probabilities come from a forward pass without gradients (``training/screening.py``).
     """
 
     @torch.no_grad()
     def __init__(
-        self, samples: Sequence[LearnerSample], loss: Tensor, batch: LossBatch, terms: LossTerms
+        self,
+        samples: Sequence[LearnerSample],
+        loss: Tensor,
+        batch: LossBatch,
+        terms: LossTerms,
+        *,
+        packed: bool,
+        screened: bool = False,
     ) -> None:
         self.samples = samples
+        self.packed = packed
+        self.screened = screened
         self.updates_done = batch.updates_done
         self.has_sampler_weights = batch.sampler_logprobs_BT is not None
         self.has_reference = batch.reference_logprobs_BT is not None
@@ -134,6 +147,9 @@ class SourceStats:
     source_length_ratios: list[float] = field(default_factory=list)  # both definitions of s (eq. 11),
     own_length_ratios: list[float] = field(default_factory=list)  # whichever the loss uses
     tokens: int = 0  # that the loss saw, counted at every use
+    # computed in forward passes, prompts included, and the part of it for responses that had a gradient
+    pass_tokens: int = 0
+    gradient_tokens: int = 0
 
     @property
     def clipped(self) -> list[float]:
@@ -159,6 +175,8 @@ class SourceStats:
         self.source_length_ratios += other.source_length_ratios
         self.own_length_ratios += other.own_length_ratios
         self.tokens += other.tokens
+        self.pass_tokens += other.pass_tokens
+        self.gradient_tokens += other.gradient_tokens
 
 
 @dataclass
@@ -200,6 +218,8 @@ class LearnStats:
     grad_norms: list[float] = field(default_factory=list)
     learning_rate: float = 0.0  # of all updates of the step
     skipped: int = 0  # samples without advantage, never run through the model
+    screened: int = 0  # uses of samples that a forward pass tested for a gradient
+    screened_out: int = 0  # those of them without a gradient, which had no backward pass
     sources: dict[str, SourceStats] = field(default_factory=lambda: defaultdict(SourceStats))
     first_uses: dict[tuple[str, str, int, int | None], FirstUse] = field(
         default_factory=dict
@@ -236,10 +256,24 @@ class LearnStats:
             self.sources[sample.source].record(sample, numbers)
             if sample.is_own:
                 self.own.record(numbers, result)
+        self._count_tokens(result, rows)
         self._keep_first_uses(result.samples, rows, logprobs_BT)
         if result.has_sampling_weights:
             self.sampler_differences += sampler_differences(result.samples, logprobs_BT)
         return loss
+
+    def _count_tokens(self, result: MicroBatchResult, rows: Sequence[SampleNumbers]) -> None:
+        """Count what was computed for responses with and without a gradient."""
+        with_gradient = [
+            sample for sample, numbers in zip(result.samples, rows, strict=True) if numbers.gradient != 0
+        ]
+        if result.screened:
+            self.screened += len(rows)
+            self.screened_out += len(rows) - len(with_gradient)
+        for source in {sample.source for sample in result.samples}:
+            numbers = self.sources[source]
+            numbers.pass_tokens += _tokens_of(source, result.samples, result.packed)
+            numbers.gradient_tokens += _tokens_of(source, with_gradient, result.packed)
 
     def _keep_first_uses(
         self, samples: Sequence[LearnerSample], rows: Sequence[SampleNumbers], logprobs_BT: Tensor
@@ -258,6 +292,8 @@ class LearnStats:
         self.losses += update.losses
         self.grad_norms += update.grad_norms
         self.skipped += update.skipped
+        self.screened += update.screened
+        self.screened_out += update.screened_out
         for source, numbers in update.sources.items():
             self.sources[source].add(numbers)
         self.first_uses = {**update.first_uses, **self.first_uses}
@@ -298,6 +334,10 @@ class LearnStats:
         self.bad_updates += 1
         self.skipped += update.skipped
         self.sampler_differences += [gap for gap in update.sampler_differences if math.isfinite(gap)]
+
+
+def _tokens_of(source: str, samples: Sequence[LearnerSample], packed: bool) -> int:
+    return needed_tokens([sample for sample in samples if sample.source == source], packed)
 
 
 def _from_json(data: dict[str, Any]) -> LearnStats:

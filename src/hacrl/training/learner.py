@@ -3,42 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from hacrl.algorithms.methods import Method
 from hacrl.config.schema import FEW_TOKENS, LearningSettings
 from hacrl.errors import TrainingError
 from hacrl.models.agent import Agent
 from hacrl.models.architecture import check_causal
-from hacrl.models.compile import compiled, compiles_by_default, is_compile_error
-from hacrl.models.compile_trial import find_compile_problem
-from hacrl.models.device import (
-    HostCopy,
-    copy_to_device,
-    current_device,
-    free_failed_attempt,
-    is_out_of_memory,
-)
-from hacrl.models.logprobs import response_logprobs, uses_packing
+from hacrl.models.device import HostCopy, current_device
+from hacrl.models.logprobs import uses_packing
 from hacrl.models.lora import check_trainable
 from hacrl.models.own_policy import check_own_policy
-from hacrl.models.packing import TokenPair, packed_tokens
 from hacrl.models.packing_support import packed_sequences
 from hacrl.models.rank_group import OneRank, Ranks
 from hacrl.models.reference_policy import make_reference
 from hacrl.models.sharding import sharding_of
 from hacrl.training.alignment import GradientAlignment, own_and_others
-from hacrl.training.batching import TokenBudget, loss_masks, minibatches, token_pairs
+from hacrl.training.batching import TokenBudget, minibatches, token_pairs
 from hacrl.training.gradient_checkpointing import checkpointed_layers
 from hacrl.training.gradient_meter import GradientMeter
+from hacrl.training.layer_compilation import LayerCompilation
 from hacrl.training.learn_stats import DeferredReader, LearnStats, MicroBatchResult
+from hacrl.training.loss_batches import LossBatches
 from hacrl.training.offload import Transfers
 from hacrl.training.old_policy import (
     OldPolicyLogprobs,
@@ -49,13 +41,12 @@ from hacrl.training.old_policy import (
 )
 from hacrl.training.optimizer import MasterWeightAdamW
 from hacrl.training.rank_shares import RankShares
+from hacrl.training.screening import ScreenedRows, ScreeningPolicy
 from hacrl.training.sharded_optimizer import ShardedAdamW
 from hacrl.types import LearnerSample, LossBatch, Sampling
 
 # Own samples whose sampler gap is measured in a step that trains on none: enough to notice a broken sampler.
 GAP_SAMPLES = 8
-# What a rank computes while others have more micro-batches: their collectives need all ranks.
-IDLE_PAIRS: tuple[TokenPair, ...] = (((0, 0), (0,)),)
 MAX_BAD_UPDATES = 5  # in a row, with a loss or gradient that is not finite; then the run ends
 
 
@@ -111,6 +102,14 @@ class Learner:
         self._recomputes_old = settings.recomputes_old_policy(exact_sampler)
         self._rescores = method.settings.rescores
         self._reference = make_reference(agent.model) if method.needs_reference else None
+        self._batches = LossBatches(
+            agent,
+            sampling,
+            settings,
+            self._reference,
+            recomputes_old=self._recomputes_old,
+            rescores=self._rescores,
+        )
         self._lr = lr or settings.lr
         sharding = sharding_of(agent.model)
         self._ranks: Ranks = OneRank() if sharding is None else sharding.group
@@ -119,9 +118,8 @@ class Learner:
         saves_memory = offload_to is not None or agent.model.is_gradient_checkpointing or sharding is not None
         tokens = settings.micro_batch_tokens or FEW_TOKENS
         self._budget = TokenBudget(tokens, agent, not saves_memory, self._ranks)
-        # None: not tried yet. Layers of a sharded agent are never compiled.
-        self._compiles: bool | None = None if sharding is None else False
-        self._retries_compiling = False  # in the next step: memory ran out in the trial
+        self._compilation = LayerCompilation(agent, settings.compile)
+        self._screening = ScreeningPolicy(settings.skip_zero_gradient, agent.model)
         self._bad_in_a_row = 0  # updates left out since the last one that was made
 
     def _make_optimizer(self, offload_to: Transfers | None) -> MasterWeightAdamW:
@@ -137,15 +135,20 @@ class Learner:
             offload_to=offload_to,
         )
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the state that lasts from step to step besides weights and optimizer tensors, as JSON."""
-        return {"micro_batch_tokens": self._budget.tokens, "bad_updates_in_a_row": self._bad_in_a_row}
+        return {
+            "micro_batch_tokens": self._budget.tokens,
+            "bad_updates_in_a_row": self._bad_in_a_row,
+            "gradient_shares": self._screening.state_dict(),
+        }
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned; a missing micro-batch size leaves the present one."""
         self._ranks.announce("load_learner_state", lambda: {"state": dict(state)})
         self._budget.tokens = state.get("micro_batch_tokens", self._budget.tokens)
         self._bad_in_a_row = state["bad_updates_in_a_row"]
+        self._screening.load_state_dict(state["gradient_shares"])
 
     def learn(
         self, samples: Sequence[LearnerSample], updates: int, seed: int, lr_factor: float = 1.0
@@ -154,8 +157,7 @@ class Learner:
 
         ``lr_factor`` multiplies the learning rate of all of them.
         """
-        if self._retries_compiling:
-            self._compiles, self._retries_compiling = None, False
+        self._compilation.start_step()
         settings = self._settings
         self._ranks.announce(
             "learn",
@@ -189,6 +191,7 @@ class Learner:
         self._budget.retry_until_it_fits(self.optimizer.step, step.stats)
         self.agent.policy_version += 1
         self._bad_in_a_row = 0
+        self._screening.record(update, step.stats.updates)
         step.stats.add(update)
 
     def _gradients(self, step: _Step, number: int) -> LearnStats:
@@ -197,17 +200,15 @@ class Learner:
         try:
             return self._budget.retry_until_it_fits(attempt, step.stats)
         except Exception as error:
-            if not self._compiles or not is_compile_error(error):
+            if not self._compilation.give_up_after(error, step.stats):
                 raise
-            free_failed_attempt(error, self.agent.device)
-            self._stop_compiling(f"{type(error).__name__}", step.stats)
             return self._budget.retry_until_it_fits(attempt, step.stats)
 
     def _attempt_gradients(self, step: _Step, number: int) -> LearnStats:
         """Sum and clip the gradients of one mini-batch; return the update's statistics."""
         update = LearnStats()
         if number == 0:  # in every attempt anew: pi_old depends on the size of micro-batches
-            step.old = self._no_old_policy()
+            step.old = self._batches.no_old_policy()
             self._run_before_first_update(step, update)
         minibatch = step.minibatches[number]
         active = [sample for sample in minibatch if self._carries_signal(sample)]
@@ -244,14 +245,38 @@ class Learner:
         step: _Step,
         results: DeferredReader[MicroBatchResult] | None,
     ) -> None:
-        """Run samples forward and backward. Without ``results``, only their gradients remain."""
-        for micro_batch in self._shared_micro_batches(samples, step):
+        """Add the samples' gradients to the sums. Without ``results``, nothing else remains of them."""
+        packed = self._budget.are_packed(samples)
+        sources = self._screening.sources(samples, step.stats.updates, packed)
+        screened = [sample for sample in samples if sample.source in sources]
+        for micro_batch in self._shared_micro_batches(
+            [sample for sample in samples if sample.source not in sources], step.shares
+        ):
             if not micro_batch:
-                self._idle_pass()
+                self._idle_pass(with_reference=True)
                 continue
             result = self._backward(micro_batch, minibatch_size, mean_tokens, step)
             if results is not None:
                 results.add(result)
+        if not screened:
+            return
+        rows = ScreenedRows(screened)
+        for micro_batch in self._shared_micro_batches(screened, step.shares):
+            if not micro_batch:
+                with torch.no_grad():
+                    self._batches.idle_forward(with_reference=True)
+                continue
+            result = self._screen(micro_batch, minibatch_size, mean_tokens, step, rows)
+            if results is not None:
+                results.add(result)
+        self._budget.agree()  # numbers of a pass that ran out of memory are worthless
+        for micro_batch in self._shared_micro_batches(
+            rows.with_gradient(self._ranks), RankShares(self._ranks.world)
+        ):
+            if micro_batch:
+                self._backward_rows(micro_batch, step, rows)
+            else:
+                self._idle_pass(with_reference=False)
 
     def _backward_measured(
         self,
@@ -282,31 +307,62 @@ class Learner:
 
         The loss is the mean over the whole mini-batch: samples without signal count with loss 0.
         """
-        model = self.agent.model
-        with (
-            self._budget.guard(micro_batch),
-            self._compiled_layers(micro_batch, step.stats),
-            packed_sequences(model, uses_packing(model, token_pairs(micro_batch))),
-            checkpointed_layers(model),
-        ):
+        with self._training_pass(micro_batch, step) as packed:
             batch = self.loss_batch(micro_batch, step.stats.updates, step.old, mean_tokens)
             batch.logprobs_BT.retain_grad()  # says how much each response contributes to the gradient
             terms = self.method.loss(batch)
             loss = terms.loss_B.sum() / minibatch_size
             loss.backward()  # type: ignore[no-untyped-call]
-            return MicroBatchResult(micro_batch, loss, batch, terms)
+            return MicroBatchResult(micro_batch, loss, batch, terms, packed=packed)
 
-    def _idle_pass(self) -> None:
+    def _screen(
+        self,
+        micro_batch: list[LearnerSample],
+        minibatch_size: int,
+        mean_tokens: float,
+        step: _Step,
+        rows: ScreenedRows,
+    ) -> MicroBatchResult:
+        """Run one micro-batch forward; return the numbers that :meth:`_backward` would return.
+
+        ``rows`` keeps the gradient of the loss with respect to the log-probabilities.
+        """
+        packed = uses_packing(self.agent.model, token_pairs(micro_batch))
+        with self._budget.guard(micro_batch), self._compilation.layers(micro_batch, step.stats):
+            with torch.no_grad():
+                batch = self.loss_batch(micro_batch, step.stats.updates, step.old, mean_tokens)
+            batch.logprobs_BT.requires_grad_()
+            terms = self.method.loss(batch)
+            loss = terms.loss_B.sum() / minibatch_size
+            loss.backward()  # type: ignore[no-untyped-call]
+            assert batch.logprobs_BT.grad is not None
+            rows.add(micro_batch, batch.logprobs_BT.grad)
+            return MicroBatchResult(micro_batch, loss, batch, terms, packed=packed, screened=True)
+
+    def _backward_rows(self, micro_batch: list[LearnerSample], step: _Step, rows: ScreenedRows) -> None:
+        """Run responses forward and backward whose gradient dL / d log pi is known."""
+        with self._training_pass(micro_batch, step):
+            logprobs_BT, _ = self._batches.logprobs(micro_batch)
+            logprobs_BT.backward(rows.gradient(micro_batch, logprobs_BT))  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def _training_pass(self, micro_batch: list[LearnerSample], step: _Step) -> Iterator[bool]:
+        """Within the block, run one micro-batch forward and backward. Yield whether it is packed."""
+        model = self.agent.model
+        packed = uses_packing(model, token_pairs(micro_batch))
+        with (
+            self._budget.guard(micro_batch),
+            self._compilation.layers(micro_batch, step.stats),
+            packed_sequences(model, packed),
+            checkpointed_layers(model),
+        ):
+            yield packed
+
+    def _idle_pass(self, *, with_reference: bool) -> None:
         """Take part in the other ranks' micro-batch without adding anything to loss and gradients."""
         with self._budget.guard(()), checkpointed_layers(self.agent.model):
-            logprobs_BT = self._idle_forward(self.agent.model)
-            if self._reference is not None:
-                with self._reference.policy() as reference:
-                    self._idle_forward(reference)
+            logprobs_BT = self._batches.idle_forward(with_reference=with_reference)
             (logprobs_BT.sum() * 0.0).backward()  # type: ignore[no-untyped-call]
-
-    def _idle_forward(self, model: Any) -> Tensor:
-        return response_logprobs(model, IDLE_PAIRS, Sampling(1), self.agent.device)[0]
 
     def _leave_out(self, update: LearnStats, step: _Step, number: int) -> None:
         """Count an update that is not finite; raise if there are too many in a row."""
@@ -350,17 +406,17 @@ class Learner:
 
         results = DeferredReader(measure_gap)
         for samples in (part for found in needed for part in self._recomputed_apart(found)):
-            for micro_batch in self._shared_micro_batches(samples, step):
+            for micro_batch in self._shared_micro_batches(samples, step.shares):
                 if not micro_batch:
                     with torch.no_grad():
-                        self._idle_forward(self.agent.model)
+                        self._batches.idle_forward(with_reference=False)
                     continue
                 with (
                     self._budget.guard(micro_batch),
-                    self._compiled_layers(micro_batch, step.stats),
+                    self._compilation.layers(micro_batch, step.stats),
                     torch.no_grad(),
                 ):
-                    logprobs_BT, _ = self._logprobs(micro_batch)
+                    logprobs_BT, _ = self._batches.logprobs(micro_batch)
                     step.old.remember(micro_batch, logprobs_BT)
                 results.add((micro_batch, HostCopy(logprobs_BT)))
         results.finish()
@@ -390,55 +446,18 @@ class Learner:
         return [own, [sample for sample in samples if not has_old_policy(sample)]]
 
     def _shared_micro_batches(
-        self, samples: Sequence[LearnerSample], step: _Step
+        self, samples: Sequence[LearnerSample], shares: RankShares
     ) -> list[list[LearnerSample]]:
         """Return this rank's micro-batches, with empty ones at the end: every rank has equally many."""
         if not self._ranks.is_group:
             return self._budget.micro_batches(samples)
-        shares = step.shares.divide(samples, self._budget.are_packed(samples))
-        plans = [self._budget.micro_batches(share) for share in shares]
+        divided = shares.divide(samples, self._budget.are_packed(samples))
+        plans = [self._budget.micro_batches(share) for share in divided]
         own = plans[self._ranks.rank]
         return own + [[] for _ in range(max(map(len, plans)) - len(own))]
 
-    def _compiled_layers(
-        self, micro_batch: Sequence[LearnerSample], stats: LearnStats
-    ) -> AbstractContextManager[None]:
-        """Return a block in which the model's layers are compiled, if that is wanted and works.
-
-        The first call tries whether it works.
-        """
-        model = self.agent.model
-        if self._compiles is None:
-            wanted = compiles_by_default(model) if self._settings.compile is None else self._settings.compile
-            try:
-                with checkpointed_layers(model):  # as in training
-                    tokens = packed_tokens(token_pairs(micro_batch))
-                    problem = find_compile_problem(model, tokens) if wanted else None
-            except RuntimeError as error:
-                if not is_out_of_memory(error):
-                    raise
-                free_failed_attempt(error, self.agent.device)
-                self._retries_compiling, wanted, problem = True, False, None
-            self._compiles = wanted
-            if problem is not None:
-                self._stop_compiling(problem, stats)
-        return compiled(model, self._compiles)
-
-    def _stop_compiling(self, problem: str, stats: LearnStats) -> None:
-        self._compiles = False
-        stats.notes.append(
-            f"agent {self.agent.name!r}: its layers could not be compiled ({problem}), so learning is slower "
-            "than it could be. learning.compile=false skips the attempt"
-        )
-
     def _carries_signal(self, sample: LearnerSample) -> bool:
         return sample.advantage != 0 or (self._reference is not None and sample.is_own)
-
-    def _logprobs(self, samples: Sequence[LearnerSample], model: Any = None) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities (B, T) by ``model`` or this agent's own, and the loss mask (B, T)."""
-        model = self.agent.model if model is None else model
-        pairs, masks = token_pairs(samples), loss_masks(samples)
-        return response_logprobs(model, pairs, self._sampling, self.agent.device, masks)
 
     def loss_batch(
         self,
@@ -452,64 +471,7 @@ class Learner:
         ``old`` must hold pi_old of own responses if it is recomputed and an update of the step was made.
         ``mean_tokens`` is the mean length of the mini-batch's responses.
         """
-        device = self.agent.device
-        logprobs_BT, mask_BT = self._logprobs(samples)
-        reference_BT = None
-        if self._reference is not None:
-            with self._reference.policy() as reference:
-                reference_BT, _ = self._logprobs(samples, reference)
-        behaviour = [_per_response_token(sample) for sample in samples]
-        longest = logprobs_BT.shape[1]
-        behaviour_BT = torch.tensor(
-            [[*row, *[0.0] * (longest - len(row))] for row in behaviour], dtype=logprobs_BT.dtype
-        )
-
-        def column(values: list[float]) -> Tensor:
-            return copy_to_device(values, device, torch.float32)
-
-        batch = LossBatch(
-            logprobs_BT=logprobs_BT,
-            mask_BT=mask_BT,
-            behaviour_logprobs_BT=copy_to_device(behaviour_BT, device),
-            behaviour_logprob_B=column([sample.behaviour_logprob for sample in samples]),
-            source_length_B=column([sample.source_length for sample in samples]),
-            advantages_B=column([sample.advantage for sample in samples]),
-            is_own_B=copy_to_device([sample.is_own for sample in samples], device),
-            updates_done=updates_done,
-            reference_logprobs_BT=reference_BT,
-            mean_tokens=mean_tokens,
-            max_tokens=self._sampling.max_new_tokens,
-        )
-        if self._recomputes_old or self._rescores:
-            return self._with_old_policy(batch, samples, old or self._no_old_policy())
-        return batch
-
-    def _no_old_policy(self) -> OldPolicyLogprobs:
-        """Return an empty memory of the responses whose pi_old this learner computes."""
-        return OldPolicyLogprobs(own=self._recomputes_old, cross=self._rescores)
-
-    def _with_old_policy(
-        self, batch: LossBatch, samples: Sequence[LearnerSample], old: OldPolicyLogprobs
-    ) -> LossBatch:
-        """Return the batch with this learner's pi_old in the rows that it is computed of.
-
-        If these are own rows, the sampler's numbers are kept separately.
-        """
-        if batch.updates_done == 0:
-            old.remember(samples, batch.logprobs_BT)
-        old_BT = old.replace(batch.behaviour_logprobs_BT, samples)
-        covered_B = copy_to_device([old.covers(sample) for sample in samples], self.agent.device)
-        length_B = batch.mask_BT.sum(dim=-1).to(batch.source_length_B.dtype)
-        batch = replace(
-            batch,
-            behaviour_logprobs_BT=old_BT,
-            behaviour_logprob_B=torch.where(covered_B, old_BT.sum(dim=-1), batch.behaviour_logprob_B),
-            source_length_B=torch.where(covered_B, length_B, batch.source_length_B),
-            sampler_logprobs_BT=batch.behaviour_logprobs_BT if self._recomputes_old else None,
-        )
-        if self._recomputes_old:
-            return replace(batch, mismatch_cap=self._settings.mismatch_cap)
-        return batch
+        return self._batches.make(samples, updates_done, old or self._batches.no_old_policy(), mean_tokens)
 
 
 def _by_source(samples: Iterable[LearnerSample]) -> dict[str, list[LearnerSample]]:
@@ -518,12 +480,3 @@ def _by_source(samples: Iterable[LearnerSample]) -> dict[str, list[LearnerSample
     for sample in samples:
         found.setdefault(sample.source, []).append(sample)
     return dict(sorted(found.items()))
-
-
-def _per_response_token(sample: LearnerSample) -> Sequence[float]:
-    """Return the source's log-probabilities aligned with the response: 0 for observations; () if unknown."""
-    logprobs = sample.behaviour_logprobs
-    if logprobs is None or len(logprobs) == len(sample.loss_mask):
-        return logprobs or ()
-    remaining = iter(logprobs)
-    return [next(remaining) if is_action else 0.0 for is_action in sample.loss_mask]

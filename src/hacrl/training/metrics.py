@@ -9,11 +9,13 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from hacrl.engines.base import SyncReport
+from hacrl.rollouts.groups import rewards_that_count
 from hacrl.training.asynchronous.staleness import Staleness
+from hacrl.training.episode_metrics import EpisodesReport, episodes_report
 from hacrl.training.learn_stats import LearnStats
 from hacrl.training.learnt import learnt_rollouts
 from hacrl.training.samples import LearnerSamples
@@ -41,7 +43,7 @@ class RewardReport:
 
 @dataclass(frozen=True)
 class RolloutReport:
-    """One agent's responses in one step."""
+    """One agent's responses in one step. Rewards are those of responses whose environment did not fail."""
 
     reward: float  # mean
     verdicts: dict[str, int]
@@ -57,6 +59,8 @@ class RolloutReport:
     all_right: float = 0.0  # share of prompts whose responses all have the same reward, above the lowest
     all_wrong: float = 0.0  # share of prompts whose responses all have the lowest reward
     replaced: int = 0  # prompts of the step without variance that rollout.resample replaced
+    episodes: EpisodesReport | None = None  # None: the task has no environments
+    unanswered: int = 0  # responses that an endpoint did not give
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,8 @@ class LearnReport:
     retokenised: dict[str, RetokeniseReport]  # by source; only sources with another tokenizer
     bad_updates: int = 0  # left out because their loss or gradient was not finite
     oom_retries: int = 0  # attempts at an update that were repeated because memory ran out
+    screened: int = 0  # uses of samples that a forward pass tested for a gradient
+    screened_out: int = 0  # those of them without a gradient, which had no backward pass
     learning_rate: float = 0.0  # of the step's updates, after warm-up and schedule
     tokens: int = 0  # that the loss saw, counted at every use
     # KL per token of own responses, at every use of them; None: there was none
@@ -125,6 +131,22 @@ class LearnReport:
     probe_tokens: int = 0  # of sources that are not trusted, run to measure their gradients only
     notes: tuple[str, ...] = ()  # sentences for the user; no part of the metrics
     learnt: tuple[LearntRollout, ...] = ()  # for the rollout log; no part of the metrics
+
+
+NOTHING_LEARNT = LearnReport(  # of a frozen agent
+    updates=0,
+    loss=0.0,
+    grad_norm=0.0,
+    skipped=0,
+    dropped={},
+    sampler_gap=None,
+    sampler_gap_max=None,
+    sampler_kl=None,
+    sampler_weight=None,
+    sampler_capped=None,
+    sources={},
+    retokenised={},
+)
 
 
 @dataclass(frozen=True)
@@ -165,6 +187,8 @@ class StepReport:
             del agent["learning"]["notes"], agent["learning"]["learnt"]
             if agent["asynchronous"] is None:
                 del agent["asynchronous"]
+            if agent["rollout"]["episodes"] is None:
+                del agent["rollout"]["episodes"]
         return plain
 
 
@@ -178,33 +202,44 @@ def accuracy_of(rewards_per_problem: Sequence[Sequence[float]]) -> Accuracy:
 
 
 def accuracy_by_problem(verified: Sequence[VerifiedRollout], samples: int) -> Accuracy:
-    """Return the accuracy of verified rollouts in the order of their problems, ``samples`` per problem."""
-    rewards = [rollout.reward for rollout in verified]
-    return accuracy_of([rewards[i : i + samples] for i in range(0, len(rewards), samples)])
+    """Return the accuracy of verified rollouts, ``samples`` per problem.
+
+    Of an endpoint, some may be missing. Problems that it never answered are left out.
+    """
+    by_problem: dict[str, list[float]] = {}
+    for rollout in verified:
+        by_problem.setdefault(rollout.rollout.problem.id, []).append(rollout.reward)
+    return replace(accuracy_of(list(by_problem.values())), samples=samples)
 
 
 def rollout_report(
-    rollouts: Sequence[VerifiedRollout], min_reward: float = 0.0, replaced: int = 0
+    rollouts: Sequence[VerifiedRollout], min_reward: float = 0.0, replaced: int = 0, asked: int | None = None
 ) -> RolloutReport:
-    """Summarise one agent's verified rollouts; ``min_reward`` is the lowest possible reward."""
+    """Summarise one agent's verified rollouts; ``min_reward`` is the lowest possible reward.
+
+    ``asked``: responses that were asked for; None: all of them are there.
+    """
     logprobs = [logprob for verified in rollouts for logprob in verified.rollout.token_logprobs]
     by_problem: dict[str, set[float]] = {}
     for verified in rollouts:
-        by_problem.setdefault(verified.rollout.problem.id, set()).add(verified.reward)
+        if not verified.rollout.has_failed:
+            by_problem.setdefault(verified.rollout.problem.id, set()).add(verified.reward)
     uniform = [values.pop() for values in by_problem.values() if len(values) == 1]
     return RolloutReport(
-        reward=mean(verified.reward for verified in rollouts),
+        reward=mean(rewards_that_count(rollouts)),
         verdicts=dict(sorted(Counter(verified.verdict.label for verified in rollouts).items())),
         response_tokens=mean(verified.rollout.num_tokens for verified in rollouts),
         stopped=mean(verified.rollout.finish_reason != "length" for verified in rollouts),
         rollouts=len(rollouts),
         rewards=_rewards_by_function([verified.verdict for verified in rollouts]),
         logged=_means_by_name([verified.verdict.metrics for verified in rollouts]),
-        tokens=len(logprobs),
+        tokens=sum(verified.rollout.num_tokens for verified in rollouts),
         entropy=_mean_if_any([-logprob for logprob in logprobs if math.isfinite(logprob)]),
         all_right=sum(reward > min_reward for reward in uniform) / max(1, len(by_problem)),
         all_wrong=sum(reward <= min_reward for reward in uniform) / max(1, len(by_problem)),
         replaced=replaced,
+        episodes=episodes_report(rollouts),
+        unanswered=0 if asked is None else asked - len(rollouts),
     )
 
 
@@ -251,6 +286,8 @@ def learn_report(learner: str, stats: LearnStats, samples: LearnerSamples) -> Le
         loss=mean(stats.losses),
         grad_norm=mean(stats.grad_norms),
         skipped=stats.skipped,
+        screened=stats.screened,
+        screened_out=stats.screened_out,
         dropped=dropped,
         sampler_gap=_mean_if_any(stats.sampler_gaps),
         sampler_gap_max=max(stats.sampler_gaps, default=None),

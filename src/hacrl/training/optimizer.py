@@ -26,6 +26,7 @@ from hacrl.training import optimizer_block
 from hacrl.training.gradients import GradientSums, OffloadedGradientSums
 from hacrl.training.offload import HostAllocator, HostBuffers, Transfers
 from hacrl.training.optimizer_block import OptimizerBlock, state_bytes, weight_blocks
+from hacrl.training.tensor_files import TensorStream
 
 STREAMED_BLOCKS = 2  # on the device while an update streams: one is offloaded while the next is reloaded
 
@@ -200,6 +201,10 @@ class MasterWeightAdamW:
         self._check_consistent()
         self.wait()
         return {name: value for block in self.blocks for name, value in block.tensors()}
+
+    def tensor_stream(self) -> TensorStream:
+        """Return the same, to be read one by one, in the order of a file."""
+        return TensorStream.of(self.tensors())
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore what :meth:`tensors` returned, and round the masters into the parameters.

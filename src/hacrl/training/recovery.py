@@ -17,7 +17,7 @@ from torch import Tensor
 from hacrl.algorithms.capability import CapabilityTracker
 from hacrl.config.schema import OnLoss, RunConfig
 from hacrl.errors import CheckpointError, TrainingError, WorkerLostError
-from hacrl.rollouts.groups import PromptGroup, group_by_prompt
+from hacrl.rollouts.groups import PromptGroup, group_by_prompt, rewards_that_count
 from hacrl.rollouts.log import RolloutLog
 from hacrl.tasks.stream import ProblemStream
 from hacrl.training.executor import Executor
@@ -44,7 +44,7 @@ class AgentCheckpoint:
         learnt = done + (under_way is not None and agent in under_way["learnt"])
         if "asynchronous" in state:  # agents may be ahead of the last step that all have finished
             learnt = int(state["asynchronous"]["agents"][agent]["learnt"])
-        return cls(learnt, done, state["capabilities"], state["agents"][agent], tensors[agent])
+        return cls(learnt, done, state["capabilities"], state["agents"][agent], tensors.get(agent, {}))
 
 
 # Returns the newest checkpoint's part of an agent; None if the run has no checkpoint yet.
@@ -99,6 +99,9 @@ class Recovery:
         Raise WorkerLostError if it is lost again meanwhile.
         """
         executor.place_again(agent)
+        if any(one.name == agent and one.frozen for one in self._config.agents):
+            reporter.notes([f"agent {agent!r} is loaded again; it is frozen and has nothing to learn"])
+            return
         found = self._find_checkpoint(agent)
         if found is not None and found.steps > steps:
             raise CheckpointError(
@@ -142,7 +145,7 @@ class Recovery:
             present = [name for name in names if self._log.has(step, name, number)]
             rollouts = {name: self._log.load(step, name, problems, number) for name in present}
             for name, found in rollouts.items():
-                rewards.setdefault(name, []).extend(one.reward for one in found)
+                rewards.setdefault(name, []).extend(rewards_that_count(found))
             asked += group_by_prompt(rollouts)
         if agent not in rewards:
             raise CheckpointError(
@@ -150,7 +153,8 @@ class Recovery:
                 f"{self._log.folder} any more. Set keep_rollouts: all, or checkpoint.every, so that what is "
                 "after the last checkpoint stays"
             )
-        capabilities.record(rewards, absent=[name for name in names if name not in rewards])
+        earning = {name: values for name, values in rewards.items() if values}
+        capabilities.record(earning, absent=[name for name in names if name not in earning])
         if learns:
             groups = resampler.chosen(asked)
             for _ in executor.learn(groups, capabilities.current, step, [agent], reporter):

@@ -70,6 +70,7 @@ class _PromptState:
     reserves: list[Candidate]  # of other agents, over the limit; the next one replaces a dropped response
     has_signal: bool  # some advantage is not zero
     not_shared: list[Candidate]  # left out by the method's rule
+    failed: list[Candidate]  # episodes whose environment failed
     samples: dict[tuple[str, int], LearnerSample] = field(default_factory=dict)  # by source and index
 
     def without_sample(self, learner: str, candidate: Candidate, reason: Fate) -> LearntRollout:
@@ -125,6 +126,8 @@ class SampleBuilder:
         self._mask_truncated = mask_truncated
         self._overlong = overlong
         self._probe_share = probe_share
+        self._shares_rollouts = method.settings.shares_rollouts
+        self._needs_logprobs = method.settings.needs_source_logprobs
 
     def build(
         self,
@@ -164,10 +167,15 @@ class SampleBuilder:
                     built.dropped[candidate.source, sample] += 1
                     built.not_used.append(prompt.without_sample(self._learner.name, candidate, sample))
         if method.baseline is not None:
-            built.baselines = [
-                method.baseline(compared_rewards(group, self._overlong), self._learner.name, ratio)
+            compared = [
+                compared_rewards(group, self._overlong)
                 for group in groups
                 if group.teaches(self._learner.name)
+            ]
+            built.baselines = [
+                method.baseline(rewards, self._learner.name, ratio)
+                for rewards in compared
+                if self._learner.name in rewards
             ]
         built.has_signal = [prompt.has_signal for prompt in prompts]
         for prompt in prompts:
@@ -182,6 +190,11 @@ class SampleBuilder:
                 prompt.without_sample(self._learner.name, candidate, "not_shared")
                 for candidate in prompt.not_shared
             ]
+            for candidate in prompt.failed:
+                built.dropped[candidate.source, "environment_failed"] += 1
+                built.not_used.append(
+                    prompt.without_sample(self._learner.name, candidate, "environment_failed")
+                )
         return built
 
     def _prompt_state(
@@ -199,22 +212,31 @@ class SampleBuilder:
         trust. ``has_probes``: whether they have probes on this prompt.
         """
         rewards = compared_rewards(group, self._overlong)
+        failed = self._failed(group)
         candidates: list[Candidate] = []
         not_shared: list[Candidate] = []
+        if self._learner.name not in rewards:  # nothing to compare other agents' responses with
+            left = [
+                Candidate(source, index, verified.reward, 0.0, group.step)
+                for source, responses in group.counted.items()
+                for index, verified in responses.items()
+                if self._shares_rollouts and group.teaches(source)
+            ]
+            return _PromptState(group, [], [], False, left, failed)
         for source, advantages in method.advantages(rewards, self._learner.name, ratio).items():
             if not group.teaches(source):
                 continue
             is_probe = trusted is not None and source != self._learner.name and source not in trusted
-            for index, advantage in enumerate(advantages):
-                candidate = Candidate(
-                    source, index, rewards[source][index], advantage or 0.0, group.step, is_probe
-                )
+            for index, reward, advantage in zip(
+                group.counted[source], rewards[source], advantages, strict=True
+            ):
+                candidate = Candidate(source, index, reward, advantage or 0.0, group.step, is_probe)
                 left_out = advantage is None or (is_probe and not has_probes)
                 (not_shared if left_out else candidates).append(candidate)
         has_signal = any(candidate.advantage for candidate in candidates if not candidate.is_probe)
         limit = self._max_cross_rollouts
         if limit is None:
-            return _PromptState(group, candidates, [], has_signal, not_shared)
+            return _PromptState(group, candidates, [], has_signal, not_shared, failed)
         own = [candidate for candidate in candidates if candidate.source == self._learner.name]
         cross = [c for c in candidates if c.source != self._learner.name and not c.is_probe]
         probes = [candidate for candidate in candidates if candidate.is_probe]
@@ -223,7 +245,18 @@ class SampleBuilder:
         if len(probes) > limit:  # chosen like responses that are trained on, and beside them
             probes = most_useful_first(probes, seed, group.problem.id)
         to_try = own + cross[:limit] + probes[:limit]
-        return _PromptState(group, to_try, cross[limit:], has_signal, not_shared + probes[limit:])
+        not_shared += probes[limit:]
+        return _PromptState(group, to_try, cross[limit:], has_signal, not_shared, failed)
+
+    def _failed(self, group: PromptGroup) -> list[Candidate]:
+        """Return the failed episodes that the learner would otherwise learn from."""
+        return [
+            Candidate(source, index, verified.reward, 0.0, group.step)
+            for source, responses in group.responses.items()
+            if source == self._learner.name or self._shares_rollouts
+            for index, verified in enumerate(responses)
+            if verified.rollout.has_failed and group.teaches(source)
+        ]
 
     def _samples(self, rollouts: Sequence[tuple[Rollout, Candidate]]) -> list[LearnerSample | DropReason]:
         """Return a sample, or the reason for having none, for each rollout."""
@@ -238,7 +271,12 @@ class SampleBuilder:
 
     def _reason_to_drop(self, rollout: Rollout) -> DropReason | None:
         """Return why a rollout is not even written in the learner's tokens."""
-        if not math.isfinite(rollout.logprob):
+        if not rollout.segments:  # an episode whose prompt leaves no room for an action
+            return "empty"
+        if not rollout.has_logprobs:
+            if self._needs_logprobs:
+                return "no_logprobs"
+        elif not math.isfinite(rollout.logprob):
             return "non_finite"
         if self._mask_truncated and rollout.finish_reason == "length":
             return "truncated"
@@ -251,18 +289,18 @@ class SampleBuilder:
             return tokens
         kept, loss_mask, source_logprobs = len(tokens.response_ids), tokens.loss_mask, rollout.token_logprobs
         if not self._learn_stop_token:  # the last one is removed; an episode's others are context
-            kept -= rollout.finish_reason == "stop"
+            kept -= rollout.ends_with_stop_token
             stops = frozenset(tokens.stops)
             loss_mask = tuple(used and t not in stops for t, used in enumerate(loss_mask[:kept]))
             source_logprobs = without_stop_tokens(rollout)
-        if not any(loss_mask) or not source_logprobs:
+        if not any(loss_mask) or (rollout.has_logprobs and not source_logprobs):
             return "empty"
         return LearnerSample(
             prompt_ids=tokens.prompt_ids,
             response_ids=tokens.response_ids[:kept],
             behaviour_logprobs=source_logprobs if tokens.reused else None,
-            behaviour_logprob=math.fsum(source_logprobs),
-            source_length=len(source_logprobs),
+            behaviour_logprob=math.fsum(source_logprobs) if rollout.has_logprobs else None,
+            source_length=len(source_logprobs) or rollout.num_tokens or sum(loss_mask),
             source=rollout.agent,
             is_own=rollout.agent == self._learner.name,
             advantage=candidate.advantage,
@@ -283,16 +321,18 @@ class SampleBuilder:
 def without_stop_tokens(rollout: Rollout) -> tuple[float, ...]:
     """Return the log-probabilities of the action tokens that do not end an action as its stop token."""
     last = len(rollout.segments) - 1
-    reasons = [segment.finish_reason for segment in rollout.segments[:last]] + [rollout.finish_reason]
+    stops = [segment.finish_reason == "stop" for segment in rollout.segments[:last]]
     return tuple(
         logprob
-        for segment, reason in zip(rollout.segments, reasons, strict=True)
-        for logprob in segment.token_logprobs[: -1 if reason == "stop" else None]
+        for segment, has_stop in zip(rollout.segments, [*stops, rollout.ends_with_stop_token], strict=True)
+        for logprob in segment.token_logprobs[: -1 if has_stop else None]
     )
 
 
 def compared_rewards(group: PromptGroup, overlong: tuple[int, int]) -> dict[str, tuple[float, ...]]:
     """Return the rewards that advantages compare: the verdicts', less for overlong responses.
+
+    There are none of failed episodes.
 
     ``overlong``: longest response and buffer of the soft overlong punishment.
     """
@@ -302,9 +342,9 @@ def compared_rewards(group: PromptGroup, overlong: tuple[int, int]) -> dict[str,
     return {
         agent: tuple(
             verified.reward + overlong_penalty(verified.rollout.num_tokens, longest, buffer)
-            for verified in responses
+            for verified in responses.values()
         )
-        for agent, responses in group.responses.items()
+        for agent, responses in group.counted.items()
     }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from hacrl.models.sharding import local_rows, sharding_of, whole_tensor
 from hacrl.training.gradients import evenly_spaced_numbers
 from hacrl.training.optimizer import MasterWeightAdamW
+from hacrl.training.tensor_files import TensorStream, in_file_order
 
 _STEP = ".step"  # end of the names of AdamW's step counts, the only tensors that are not sharded
 
@@ -87,17 +88,40 @@ class ShardedAdamW(MasterWeightAdamW):
 
         The names and tensors are those of an agent in one process, so that either can load the other's.
         """
-        self._group.announce("optimizer_tensors")
-        found = {}
-        for name, value in super().tensors().items():
+        stream = self.tensor_stream()
+        if self._group.rank == 0:
+            copied = (value.to("cpu", copy=True) for value in stream.values())
+            return dict(zip(stream.shapes, copied, strict=True))
+        for _ in stream.values():
+            pass
+        return {}
+
+    def tensor_stream(self) -> TensorStream:
+        """Return whole masters and moments, gathered one by one. All ranks read the stream to its end."""
+        shards = super().tensors()
+        shapes = {name: torch.empty_like(value, device="meta") for name, value in shards.items()}
+        for name, value in shards.items():
+            if not name.endswith(_STEP):
+                whole = self._sharded[int(name.partition(".")[0])].shape
+                shapes[name] = torch.empty(whole, dtype=value.dtype, device="meta")
+        order = in_file_order(shapes)
+
+        def gathered(name: str) -> Tensor:
             if name.endswith(_STEP):
-                whole = value
-            else:
-                shape = self._sharded[int(name.partition(".")[0])].shape
-                whole = whole_tensor(self._model, value, shape)
-            if self._group.rank == 0:
-                found[name] = whole.to("cpu", copy=True)
-        return found
+                return shards[name]
+            return whole_tensor(self._model, shards[name], shapes[name].shape)
+
+        def values() -> Iterator[Tensor]:
+            self._group.announce("optimizer_tensors")
+            waiting = iter(order)
+            try:
+                for name in waiting:
+                    yield gathered(name)
+            finally:
+                for name in waiting:  # the reader has stopped; the other ranks go on to the end
+                    gathered(name)
+
+        return TensorStream({name: shapes[name] for name in order}, values)
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore what :meth:`tensors` returned on rank 0; other ranks receive their shards from it."""

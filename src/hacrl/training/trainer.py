@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from hacrl.training.executor import Executor
 from hacrl.training.health.collapse import CollapseDetector
 from hacrl.training.health.monitor import HealthMonitor
 from hacrl.training.metrics import (
+    NOTHING_LEARNT,
     Accuracy,
     AgentReport,
     LearnReport,
@@ -30,6 +31,7 @@ from hacrl.training.recovery import Recovery, no_recovery
 from hacrl.training.reporter import Reporter
 from hacrl.training.resampling import Resampler
 from hacrl.training.state import StepProgress
+from hacrl.training.tensor_files import WrittenFile, tensor_file
 from hacrl.training.worker import Assignment
 from hacrl.types import Problem, VerifiedRollout
 
@@ -68,6 +70,10 @@ class Trainer:
         self._capabilities_before = self.capabilities.state_dict()  # before the step under way
         self._evaluated_at = -1  # the step after which the agents were evaluated last
         self._notes_logged_rollouts = True
+        self._frozen = {agent.name for agent in config.agents if agent.frozen}
+        # an endpoint leaves out what it cannot answer
+        self._may_miss_answers = {agent.name for agent in config.agents if agent.endpoint is not None}
+        self._frozen_accuracies: dict[str, Accuracy] = {}  # a frozen agent is evaluated once
         self._dropped: set[str] = set()  # agents that were lost and are not rebuilt
         self._is_stopping = False
 
@@ -105,6 +111,7 @@ class Trainer:
         samples = self.config.evaluation.samples_per_problem
         assignment = Assignment("evaluate", self._test_problems, step)
         found: dict[str, Accuracy] = dict(self.start_accuracies or {}) if step == 0 else {}
+        found |= self._frozen_accuracies
         for name, answer in self._from_all(
             lambda: self.remaining,
             found,
@@ -112,6 +119,7 @@ class Trainer:
         ):
             self.reporter.notes(answer.notes)
             found[name] = accuracy_by_problem(answer.rollouts, samples)
+        self._frozen_accuracies = {name: found[name] for name in self._frozen & found.keys()}
         accuracies = {name: found[name] for name in self.remaining}
         self._evaluated_at = step
         self.reporter.observer.on_evaluation(step, accuracies)
@@ -121,6 +129,11 @@ class Trainer:
     def remaining(self) -> list[str]:
         """All agents but those that were lost and dropped."""
         return [agent.name for agent in self.config.agents if agent.name not in self._dropped]
+
+    @property
+    def learners(self) -> list[str]:
+        """The remaining agents that are trained: all but the frozen ones."""
+        return [name for name in self.remaining if name not in self._frozen]
 
     @property
     def active(self) -> list[str]:
@@ -134,7 +147,7 @@ class Trainer:
 
     def _begin(self, step: int) -> StepProgress:
         """Return an empty progress, or what an interrupted run had done of the step."""
-        if not self.active:
+        if not set(self.active) - self._frozen:
             raise TrainingError(
                 f"there is no agent left to train: all are paused or lost since step {self.steps_done}"
             )
@@ -183,7 +196,9 @@ class Trainer:
             name: [reward for group in groups for reward in group.rewards.get(name, ())]
             for name in self.active
         }
-        self.capabilities.record(rewards, absent={*self._collapse.paused, *self._dropped})
+        earning = {name: values for name, values in rewards.items() if values}  # not all episodes failed
+        absent = {agent.name for agent in self.config.agents} - earning.keys()
+        self.capabilities.record(earning, absent=absent)
         return self.capabilities.current
 
     def _learn(
@@ -191,7 +206,7 @@ class Trainer:
     ) -> dict[str, LearnReport]:
         """Let every active agent learn from all rollouts; return what each reports."""
         learnt = self._from_all(
-            lambda: self.active,
+            lambda: [name for name in self.active if name not in self._frozen],
             progress.reports,
             lambda names: self.executor.learn(groups, capabilities, progress.step, names, self.reporter),
         )
@@ -215,14 +230,16 @@ class Trainer:
         rollouts = progress.rollouts
         versions, capabilities = self.executor.policy_versions, self.capabilities.current
         min_reward = self.config.method.min_reward
+        prompts = len({one.rollout.problem.id for found in rollouts.values() for one in found})
+        asked = {name: prompts * count for name, count in self.executor.rollouts_per_prompt.items()}
         report = StepReport(
             progress.step,
             {
                 name: AgentReport(
                     capability=self.capabilities.capability(name),
                     policy_version=versions[name],
-                    rollout=rollout_report(rollouts[name], min_reward, replaced),
-                    learning=reports[name],
+                    rollout=rollout_report(rollouts[name], min_reward, replaced, asked[name]),
+                    learning=NOTHING_LEARNT if name in self._frozen else reports[name],
                     engine=progress.syncs.get(name),
                     capability_ratios={
                         other: capabilities.ratio(name, other) for other in self.active if other != name
@@ -254,7 +271,8 @@ class Trainer:
             expected = len(problems) * self.executor.rollouts_per_prompt[name]
             versions = {verified.rollout.policy_version for verified in rollouts}
             current = self.executor.policy_versions[name]
-            if len(rollouts) == expected and versions == {current}:
+            is_whole = len(rollouts) == expected or name in self._may_miss_answers
+            if is_whole and versions <= {current}:
                 self._add_rollouts(progress, name, rollouts, number)
                 if self._notes_logged_rollouts:
                     self._notes_logged_rollouts = False
@@ -346,12 +364,28 @@ class Trainer:
             "collapse": self._collapse.state_dict(),
             "agents": self._in_spite_of_losses(self.executor.state_dict),
             "dropped": sorted(self._dropped),
+            "frozen_accuracies": {name: asdict(found) for name, found in self._frozen_accuracies.items()},
             "under_way": progress.as_json() if progress else None,
         }
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Return every agent's trained weights and optimizer moments, not copied."""
         return self._in_spite_of_losses(self.executor.tensors)
+
+    @property
+    def writes_tensors(self) -> bool:
+        """Whether :meth:`write_tensors` saves memory: it takes no copy of all tensors, but training waits."""
+        return bool(getattr(self.executor, "writes_tensors", False))
+
+    def write_tensors(self, folder: Path) -> dict[str, WrittenFile]:
+        """Write every agent's tensors into a file of the folder; return the files by name."""
+
+        def write() -> dict[str, WrittenFile]:
+            for begun in folder.glob(tensor_file("*")):  # before an agent was lost
+                begun.unlink()
+            return self.executor.write_tensors(folder)
+
+        return self._in_spite_of_losses(write)
 
     def load_state_dict(self, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Restore what :meth:`state_dict` and :meth:`tensors` returned."""
@@ -362,6 +396,9 @@ class Trainer:
         self._health.load_state_dict(state["health"])
         self._collapse.load_state_dict(state["collapse"])
         self._dropped = set(state["dropped"])
+        self._frozen_accuracies = {
+            name: Accuracy(**found) for name, found in state["frozen_accuracies"].items()
+        }
         for agent in self._dropped:
             self.executor.drop(agent)
         self.executor.load_state_dict(state["agents"], tensors)

@@ -16,8 +16,9 @@ from torch import Tensor
 from hacrl.algorithms.alignment import TrustTracker
 from hacrl.algorithms.capability import Capabilities
 from hacrl.algorithms.context import StepContext
-from hacrl.engines.answering import Answerer
-from hacrl.engines.base import Engine, SyncReport
+from hacrl.engines.answering import Answers
+from hacrl.engines.base import Engine, Sampler, SyncReport
+from hacrl.engines.episodes import make_answerer
 from hacrl.errors import EngineMismatchError
 from hacrl.models.agent import Agent
 from hacrl.rollouts.groups import PromptGroup
@@ -28,6 +29,7 @@ from hacrl.training.lr_schedule import LearningRateSchedule
 from hacrl.training.metrics import LearnReport, learn_report
 from hacrl.training.reporter import AgentReporter, Reporter
 from hacrl.training.samples import LearnerSamples, SampleBuilder
+from hacrl.training.tensor_files import TensorStream
 from hacrl.types import Problem, Rollout, Sampling, VerifiedRollout
 
 
@@ -70,32 +72,15 @@ class Answer:
     notes: tuple[str, ...] = ()  # sentences of the engine for the user
 
 
-class AgentWorker:
-    """Generates one agent's verified rollouts, and trains the agent on all agents' rollouts."""
+class SamplingWorker:
+    """Generates one agent's verified rollouts."""
 
-    def __init__(
-        self,
-        agent: Agent,
-        engine: Engine,
-        learner: Learner,
-        builder: SampleBuilder,
-        task: Task,
-        settings: WorkerSettings,
-        verify_lock: AbstractContextManager[object] | None = None,
-    ) -> None:
-        self.agent = agent
-        self.engine = engine
-        self.learner = learner
-        self.builder = builder
+    def __init__(self, name: str, sampler: Sampler, answers: Answers, settings: WorkerSettings) -> None:
+        self.name = name
+        self.sampler = sampler
         self.settings = settings
-        self.trust = TrustTracker(settings.trust_window)
-        self._answerer = Answerer(agent, engine, task, verify_lock)
+        self._answerer = answers
         self._published: SyncReport | None = None  # what the engine got last by publish
-
-    @property
-    def name(self) -> str:
-        """The agent's name."""
-        return self.agent.name
 
     def answer(self, assignment: Assignment, reporter: AgentReporter | None = None) -> Answer:
         """Generate responses to the problems with the current policy, and verify them."""
@@ -113,11 +98,11 @@ class AgentWorker:
         settings, published = self.settings, None
         if assignment.weights == "published":
             assert self._published is not None, "nothing was published"
-            self.engine.follows_policy, published = False, self._published.policy_version
-        elif not self.engine.shares_weights:
-            self.engine.follows_policy = True
+            self.sampler.follows_policy, published = False, self._published.policy_version
+        elif not self.sampler.shares_weights:
+            self.sampler.follows_policy = True
             with reporter.phase("sync"):
-                self.engine.sync(proven=False)  # the first responses prove it
+                self.sampler.sync(proven=False)  # the first responses prove it
         if assignment.phase == "rollout":
             samples, sampling = settings.rollouts_per_prompt, settings.rollout_sampling
             seed = derive_seed(settings.seed, "rollout", self.name, assignment.step)
@@ -133,11 +118,12 @@ class AgentWorker:
 
     def end_generation(self, assignment: Assignment) -> tuple[SyncReport | None, tuple[str, ...]]:
         """Free memory that only generation needs; return the weight sync's report and the engine's notes."""
+        notes = tuple(self._answerer.take_notes())
         if assignment.weights == "published":
-            return self._published, tuple(self.engine.take_notes())
-        sync = self.engine.sync()  # a new report if the engine died meanwhile
-        notes = tuple(self.engine.take_notes())
-        self.engine.sleep()
+            return self._published, (*self.sampler.take_notes(), *notes)
+        sync = self.sampler.sync()  # a new report if the engine died meanwhile
+        notes = (*self.sampler.take_notes(), *notes)
+        self.sampler.sleep()
         return sync, notes
 
     def publish(self) -> SyncReport:
@@ -146,8 +132,8 @@ class AgentWorker:
         Call it where the learner is between two steps. If the engine can be updated while it generates, every
         token that it samples from now on comes from these weights. Otherwise it must be idle.
         """
-        self.engine.follows_policy = False
-        report = self.engine.sync()
+        self.sampler.follows_policy = False
+        report = self.sampler.sync()
         assert report is not None, "an engine that shares the learner's weights gets none"
         self._published = report
         return report
@@ -164,6 +150,44 @@ class AgentWorker:
     def abandon_answer(self) -> None:
         """Stop verifying the responses of an answer that was interrupted."""
         self._answerer.abandon()
+
+    def close(self) -> None:
+        """End the engine, and the environments if there are any."""
+        try:
+            self._answerer.close()
+        finally:
+            self.sampler.close()
+
+
+class AgentWorker(SamplingWorker):
+    """Generates one agent's verified rollouts, and trains the agent on all agents' rollouts."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        engine: Engine,
+        learner: Learner,
+        builder: SampleBuilder,
+        task: Task,
+        settings: WorkerSettings,
+        verify_lock: AbstractContextManager[object] | None = None,
+    ) -> None:
+        super().__init__(agent.name, engine, make_answerer(agent, engine, task, verify_lock), settings)
+        self.agent = agent
+        self.engine = engine
+        self.learner = learner
+        self.builder = builder
+        self.trust = TrustTracker(settings.trust_window)
+
+    @property
+    def device(self) -> str:
+        """The device of the learner."""
+        return str(self.agent.device)
+
+    @property
+    def policy_version(self) -> int:
+        """The number of updates that the agent has made."""
+        return self.agent.policy_version
 
     def learn(
         self,
@@ -216,6 +240,10 @@ class AgentWorker:
         """Return the trained weights and the optimizer's moments, wherever they are, not copied."""
         return self.learner.optimizer.tensors()
 
+    def tensor_stream(self) -> TensorStream:
+        """Return the same tensors, to be read one by one, in the order of a file."""
+        return self.learner.optimizer.tensor_stream()
+
     def load_state_dict(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Restore what :meth:`state_dict` and :meth:`tensors` returned."""
         self.agent.policy_version = state["policy_version"]
@@ -227,7 +255,3 @@ class AgentWorker:
     def save(self, folder: Path) -> None:
         """Write a plain Hugging Face folder."""
         self.agent.save(folder)
-
-    def close(self) -> None:
-        """End the engine."""
-        self.engine.close()

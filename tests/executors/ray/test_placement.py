@@ -11,6 +11,7 @@ import pytest
 from hacrl.config.load import build_config
 from hacrl.config.schema import RunConfig
 from hacrl.errors import ConfigError
+from hacrl.executors.ray.cluster import cores_asked
 from hacrl.executors.ray.kind import RayKind
 from hacrl.executors.ray.placement import described, free_resources, parties_of
 
@@ -36,6 +37,13 @@ def test_an_agent_asks_for_one_gpu_per_rank() -> None:
         "agent a0": [{"CPU": 1.0, "GPU": 1.0}, {"CPU": 1.0, "GPU": 1.0}],
         "agent a1": [{"CPU": 4.0, "GPU": 1.0}],
     }
+
+
+def test_a_cluster_of_hacrls_own_has_a_core_for_every_process() -> None:
+    """2 ranks and 3 copies with 1.5 cores each, and one process with half a core: 5 x 1.5 + 0.5 = 8."""
+    asked = config({"ranks": 2, "replicas": {"count": 3}, "place": {"cpus": 1.5}}, {"place": {"cpus": 0.5}})
+    assert sum(bundle["CPU"] for party in bundles(asked, "cpu").values() for bundle in party) == 8
+    assert cores_asked(asked) == 8
 
 
 def test_on_a_cpu_an_agent_asks_for_no_gpu() -> None:

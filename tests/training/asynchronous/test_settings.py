@@ -54,12 +54,6 @@ def test_settings_that_cannot_be(sections: dict[str, Any], message: str) -> None
         config(**sections)
 
 
-def test_ranks_are_refused() -> None:
-    agents = [{"name": "ada", "model": "x/y", "ranks": 2}, {"name": "bob", "model": "x/y"}]
-    with pytest.raises(ConfigError, match=r"agents.ada.ranks=2: .* set ranks=1, or asynchronous.max_sta"):
-        config(agents=agents)
-
-
 def test_an_engine_that_shares_the_learners_weights_is_refused(runs: Runs, monkeypatch) -> None:
     monkeypatch.setattr(Agent, "load", lambda *_: pytest.fail("a model was loaded"))
     settings = runs.config("char", "pair")

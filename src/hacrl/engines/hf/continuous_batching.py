@@ -44,6 +44,7 @@ class Request:
     prompt: tuple[int, ...]  # and what was sampled before an interruption
     limit: int  # most new tokens still to come
     seed: int = 0  # of its draws, if the decoder is keyed
+    sampled: int = 0  # tokens before an interruption
 
 
 FinishedRequest = tuple[Request, SampledTokens]
@@ -57,11 +58,11 @@ class PendingRequests:
         self,
         prompts: Sequence[tuple[int, ...]],
         group: int,
-        max_new_tokens: int,
+        limit: Callable[[int], int],  # most new tokens of a response, by index
         seeds: Sequence[int] | None = None,
     ) -> None:
         self._requests = {
-            index: Request(index, prompts[index // group], max_new_tokens, seeds[index] if seeds else 0)
+            index: Request(index, prompts[index // group], limit(index), seeds[index] if seeds else 0)
             for index in range(len(prompts) * group)
         }
         self._sampled: dict[int, SampledTokens] = {}  # before interruptions, by index
@@ -80,9 +81,13 @@ class PendingRequests:
         """Keep what interrupted responses have sampled, and ask for the rest only."""
         for request, tokens in running:
             self._sampled[request.index] = self._whole(request, tokens)
-            remaining = request.limit - len(tokens.token_ids)
-            prompt = (*request.prompt, *tokens.token_ids)
-            self._requests[request.index] = replace(request, prompt=prompt, limit=remaining)
+            count = len(tokens.token_ids)
+            self._requests[request.index] = replace(
+                request,
+                prompt=(*request.prompt, *tokens.token_ids),
+                limit=request.limit - count,
+                sampled=request.sampled + count,
+            )
 
     def _whole(self, request: Request, tokens: SampledTokens) -> SampledTokens:
         earlier = self._sampled.get(request.index, SampledTokens([], []))
@@ -360,9 +365,17 @@ class _Scheduler:
             same_prompt: list[tuple[int, Request]] = []
             while free and waiting and waiting[0].prompt == prompt:
                 same_prompt.append((free.pop(0), waiting.popleft()))
-            slots, limits = [slot for slot, _ in same_prompt], [request.limit for _, request in same_prompt]
-            seeds = [request.seed for _, request in same_prompt]
-            groups.append(Group(self._prompts.states(prompt), prompt[-1], slots, limits, seeds))
+            requests = [request for _, request in same_prompt]
+            groups.append(
+                Group(
+                    self._prompts.states(prompt),
+                    prompt[-1],
+                    slots=[slot for slot, _ in same_prompt],
+                    limits=[request.limit for request in requests],
+                    seeds=[request.seed for request in requests],
+                    sampled=[request.sampled for request in requests],
+                )
+            )
             admitted += same_prompt
         self._decoder.admit(groups)
         return admitted

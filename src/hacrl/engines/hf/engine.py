@@ -102,7 +102,7 @@ class TransformersEngine:
         pending = PendingRequests(
             list(request.prompts),
             request.samples_per_prompt,
-            request.sampling.max_new_tokens,
+            request.limit,
             request.response_seeds,
         )
         samples: dict[int, Sample] = {}
@@ -293,6 +293,7 @@ class TransformersEngine:
         if request.response_seeds is not None:
             own = request.response_seeds[first : first + len(prompts) * group]
             seeds = torch.tensor(own, device=self.policy.device)
+        limits = [request.limit(index) for index in range(first, first + len(prompts) * group)]
         if not decodes_in_step(self.policy.model):
             found = generate_plainly(
                 self.policy.model,
@@ -304,23 +305,25 @@ class TransformersEngine:
                 self._check_logits,
                 seeds,
                 request.stop_strings,
+                limits,
             )
             return [Sample(tuple(ids), tuple(logprobs), versions) for ids, logprobs, versions in found]
         decoding = BatchDecoding(self.policy.model, prompts, group)
         stop_ids = torch.tensor(sorted(request.stop_ids), device=self.policy.device)
         versions: list[int] = []  # of the weights that gave each step's logits
         watch = None if request.stop_strings is None else StopWatch(request.stop_strings)
-        for position in range(request.sampling.max_new_tokens):
+        limits_B = torch.tensor(limits, device=self.policy.device)
+        for position in range(max(limits)):
             version = self._check_logits(decoding.logits)
             if version is not None:
                 versions.append(version)
             keys = None if seeds is None else token_keys(seeds[decoding.rows], position)
             token_ids, logprobs = draw(decoding.logits, request.sampling, generator, keys)
-            stopped = torch.isin(token_ids, stop_ids)
+            stopped = torch.isin(token_ids, stop_ids) | (limits_B[decoding.rows] <= position + 1)
             if watch is not None:
                 stopped |= watch.ended(decoding.rows, token_ids, decoding.running)
             decoding.append(token_ids, logprobs, stopped)
-            if decoding.all_stopped or position + 1 == request.sampling.max_new_tokens:
+            if decoding.all_stopped:
                 break
             decoding.forward(token_ids)
         return [

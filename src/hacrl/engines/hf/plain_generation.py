@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -51,11 +52,13 @@ def generate_plainly(
     check: CheckLogits = lambda _: None,
     seeds: Tensor | None = None,
     stop_strings: StopStrings | None = None,
+    limits: Sequence[int] | None = None,
 ) -> Responses:
     """Return ``group`` responses to each prompt, prompt by prompt. ``check`` sees all logits.
 
     Responses have policy versions if ``check`` returns them. ``seeds``: of every response, instead of the
-    generator. Responses end with the token that completes a stop string.
+    generator. Responses end with the token that completes a stop string. ``limits``: most tokens of every
+    response, if they differ.
     """
     uses_cache = generates_with_cache(model)
     by_length: dict[int, list[int]] = {}
@@ -65,12 +68,17 @@ def generate_plainly(
     for length, numbers in by_length.items():
         rows = [prompts[number] for number in numbers for _ in range(group)]
         places = [number * group + place for number in numbers for place in range(group)]
-        drawn = _Drawing(sampling, generator, check, None if seeds is None else seeds[places])
+        own_limits = [sampling.max_new_tokens if limits is None else limits[place] for place in places]
+        longest = replace(sampling, max_new_tokens=max(own_limits))
+        drawn = _Drawing(longest, generator, check, None if seeds is None else seeds[places])
         # Some models take a prompt of one token for the continuation of what they generated last.
         watch = None if stop_strings is None else StopWatch(stop_strings)
         _generate(model, rows, drawn, stop_ids, uses_cache and length > 1, watch)
         found = drawn.responses(stop_ids)
+        ends = dict(enumerate(own_limits))
         for row, end in ({} if watch is None else watch.ended_at).items():
+            ends[row] = min(end, ends[row])
+        for row, end in ends.items():
             ids, logprobs, versions = found[row]
             found[row] = ids[:end], logprobs[:end], first_tokens(versions, end)
         for place, number in enumerate(numbers):

@@ -60,6 +60,7 @@ class Group:
     slots: list[int]
     limits: list[int]  # most new tokens, per slot
     seeds: list[int]  # of the draws, per slot; 0 where the decoder's generator draws
+    sampled: list[int]  # tokens that the response had before an interruption, per slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,7 @@ class SlotDecoder:
         self._num_sampled = torch.zeros(rows, dtype=torch.long, device=device)
         self._limit = torch.zeros(rows, dtype=torch.long, device=device)
         self._seed = torch.zeros(rows, dtype=torch.long, device=device)
+        self._sampled_before = torch.zeros(rows, dtype=torch.long, device=device)
         # the extra column takes what finished rows sample before a check frees their slot
         shape = (rows, sampling.max_new_tokens + 1)
         self._sampled_ids = torch.zeros(shape, dtype=torch.long, device=device)
@@ -159,11 +161,11 @@ class SlotDecoder:
         others are.
         """
         started = [
-            (slot, group.prompt.start, group.prompt.tokens, group.last_token, limit, seed)
+            (slot, group.prompt.start, group.prompt.tokens, group.last_token, *own)
             for group in groups
-            for slot, limit, seed in zip(group.slots, group.limits, group.seeds, strict=True)
+            for slot, *own in zip(group.slots, group.limits, group.seeds, group.sampled, strict=True)
         ]
-        slots, starts, counts, last, limits, seeds = copy_to_device(
+        slots, starts, counts, last, limits, seeds, sampled = copy_to_device(
             torch.tensor(started), self._token.device
         ).unbind(1)
         self.cache.set_prompts({slot: group.prompt.number for group in groups for slot in group.slots})
@@ -174,6 +176,7 @@ class SlotDecoder:
         self._position[slots] = counts
         self._limit[slots] = limits
         self._seed[slots] = seeds
+        self._sampled_before[slots] = sampled
         self._num_sampled.index_fill_(0, slots, 0)  # assigning a number would wait for the device
         self._alive.index_fill_(0, slots, True)
 
@@ -298,9 +301,7 @@ class SlotDecoder:
         self._is_broken |= (alive & ~logprobs.isfinite()).any()
 
     def _keys(self, rows: Tensor) -> Tensor:
-        # What an interrupted response has sampled before counts: its limit is lower by that.
-        before = self.sampling.max_new_tokens - self._limit[rows]
-        return token_keys(self._seed[rows], before + self._num_sampled[rows])
+        return token_keys(self._seed[rows], self._sampled_before[rows] + self._num_sampled[rows])
 
 
 @cache

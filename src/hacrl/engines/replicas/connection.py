@@ -113,12 +113,13 @@ def request_message(request: GenerationRequest) -> Message:
         "stop_ids": sorted(request.stop_ids),
         "seed": request.seed,
         "response_seeds": request.response_seeds,
+        "limits": request.limits,
     }
 
 
 def request_of(message: Message) -> GenerationRequest:
     """Return what :func:`request_message` was given."""
-    seeds = message["response_seeds"]
+    seeds, limits = message["response_seeds"], message["limits"]
     return GenerationRequest(
         [integers_from_text(prompt) for prompt in message["prompts"]],
         message["samples_per_prompt"],
@@ -126,6 +127,7 @@ def request_of(message: Message) -> GenerationRequest:
         frozenset(message["stop_ids"]),
         message["seed"],
         response_seeds=None if seeds is None else tuple(seeds),
+        limits=None if limits is None else tuple(limits),
     )
 
 

@@ -21,6 +21,7 @@ from hacrl.engines.replicas.placement import END_SECONDS, START_SECONDS, Replica
 from hacrl.engines.replicas.replica import ReplicaArguments
 from hacrl.engines.replicas.weight_broadcast import GroupSettings, WeightGroup, transport_between
 from hacrl.engines.sync_check import EngineError
+from hacrl.errors import HacrlError, WorkerLostError
 from hacrl.models.rank_group import Meeting, is_lost_connection, listen
 
 MAX_LOSSES = 3  # of each replica in a run
@@ -195,6 +196,13 @@ class Fleet:
             self.notes.append(
                 f"{error}. The others sample its prompts until the next weight sync starts it again"
             )
+
+    def all_lost(self) -> HacrlError:
+        """Return the error of an agent without replicas: its executor may place the agent anew."""
+        why = f"all of its replicas are lost; {self.notes[-1] if self.notes else 'none was started'}"
+        if self._placement.replaces_agent:
+            return WorkerLostError({self.agent: why})
+        return EngineError(f"agent {self.agent!r}: {why}")
 
     def post(self, replicas: Sequence[ReplicaHandle], message: Message) -> None:
         """Send a message to several replicas."""

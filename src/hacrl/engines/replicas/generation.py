@@ -13,7 +13,6 @@ from hacrl.engines.replicas.connection import request_message, sample_of
 from hacrl.engines.replicas.fleet import Fleet
 from hacrl.engines.replicas.handle import ReplicaHandle, ReplicaLostError, Reply
 from hacrl.engines.sync_check import EngineError
-from hacrl.seeding import derive_seed
 
 CHECK_SECONDS = 2.0  # between questions whether replicas go on
 _JOBS = itertools.count(1)
@@ -27,9 +26,7 @@ class Generation:
         self._fleet = fleet
         self._request = request
         self._on_finished = on_finished
-        self._seeds = request.response_seeds or tuple(
-            derive_seed(request.seed, index) for index in range(request.num_samples)
-        )
+        self._seeds = request.seeds_of_responses()
         self._samples: dict[int, Sample] = {}
         self._jobs: dict[int, list[int]] = {}  # number of a job -> indices of its responses
         self._owners: dict[int, ReplicaHandle] = {}  # number of a job -> who has it
@@ -75,10 +72,7 @@ class Generation:
         """Split responses over the replicas that have weights, whole groups if there are enough of them."""
         replicas = [replica for replica in self._fleet.replicas if replica.has_weights]
         if not replicas:
-            raise EngineError(
-                f"agent {self._fleet.agent!r}: all of its replicas are lost; "
-                + (self._fleet.notes[-1] if self._fleet.notes else "none was started")
-            )
+            raise self._fleet.all_lost()
         for replica, share in zip(replicas, self._shares(sorted(indices), len(replicas)), strict=True):
             if share:
                 self._start(replica, share)
@@ -107,6 +101,7 @@ class Generation:
             request.stop_ids,
             request.seed,
             response_seeds=tuple(self._seeds[index] for index in indices),
+            limits=None if request.limits is None else tuple(request.limits[index] for index in indices),
         )
         self._jobs[job], self._owners[job] = indices, replica
         replica.last_progress = time.monotonic()

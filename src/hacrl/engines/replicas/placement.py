@@ -35,6 +35,7 @@ class ReplicaPlacement(Protocol):
     """Starts replicas."""
 
     host: str  # where replicas reach this process
+    replaces_agent: bool  # whether an agent that has lost all replicas is placed anew, with all its processes
 
     def start(self, name: str, number: int, arguments: dict[str, Any]) -> ReplicaProcess:
         """Start a process that calls ``program.main(arguments)``, and return it without waiting.
@@ -48,6 +49,7 @@ class LocalPlacement:
     """Child processes on this machine. ``folder`` takes their logs."""
 
     host = LOCALHOST
+    replaces_agent = False
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -68,10 +68,11 @@ def api_key() -> str | None:
 def check_vllm(name: str, settings: VllmSettings) -> None:
     """Raise ConfigError unless a supported vLLM is installed, or the server can be used."""
     key = f"agents.{name}.vllm"
-    if settings.url is not None or settings.starts_server:
+    if settings.urls or settings.starts_server:
         _require("aiohttp", f"{key}: talking to a server needs aiohttp: pip install 'hacrl[server]'")
-    if settings.url is not None:
-        _check_server(key, settings)
+    if settings.urls:
+        for url in settings.urls:
+            _check_server(key, url)
     elif settings.python is not None:
         _check_interpreter(f"{key}.python", settings.python)
     else:
@@ -122,15 +123,14 @@ def _check_version(where: str, version: str) -> None:
         raise ConfigError(unsupported_version(where, version))
 
 
-def _check_server(key: str, settings: VllmSettings) -> None:
+def _check_server(key: str, url: str) -> None:
     """Raise unless the server accepts our key and weight updates, in a supported version."""
     from hacrl.engines.sync_check import EngineError
     from hacrl.engines.vllm.client import ServerClient
     from hacrl.engines.vllm.in_vllm.hacrl_vllm_worker import PROTOCOL
     from hacrl.engines.vllm.server import ServerBackend
 
-    assert settings.url is not None
-    client = ServerClient(f"vLLM server {settings.url}", settings.url, api_key())
+    client = ServerClient(f"vLLM server {url}", url, api_key())
     backend = ServerBackend(client, process=None, can_sleep=False)
     try:
         backend.start()

@@ -18,6 +18,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from hacrl.config.schema import VllmSettings
 from hacrl.engines.base import Sample
 from hacrl.engines.numbers_as_text import floats_from_text, integers_from_text
 from hacrl.engines.sync_check import EngineError
@@ -33,6 +34,8 @@ from hacrl.processes import SupervisedProcess, python_command
 
 WORKER = "hacrl.engines.vllm.in_vllm.hacrl_vllm_worker.WeightReceiver"
 EXIT_SECONDS = 10.0  # for the process to end by itself
+GENERATING = "generating"  # in messages
+RPC_SECONDS = 1800.0  # for what is no generation: loading the weights of a large model
 Message = dict[str, Any]
 
 
@@ -53,10 +56,12 @@ class ChildBackend:
         log: Path,
         start_timeout: float,
         reads_text: bool = False,
+        timeout: float = VllmSettings.timeout,
     ) -> None:
-        self.name = f"vLLM engine of agent {name!r}"
+        self.name = name
         self.can_sleep = can_sleep
         self._engine = {"engine_args": dict(engine_args), "worker": WORKER, "reads_text": reads_text}
+        self._timeout = timeout
         self._last_number = 0
         variables = {**environment, "PYTHONPATH": os.pathsep.join(_import_path())}
         command = python_command(child_program.__name__)
@@ -102,7 +107,9 @@ class ChildBackend:
         number = self._send({"do": "generate", "requests": _grouped(requests)})
         remaining = len(requests)
         try:
-            while "finished" in (reply := self._receive(number, "generating")):
+            while "finished" in (reply := self._receive(number, GENERATING, self._timeout)):
+                if not reply["finished"]:  # a sign that tokens are sampled
+                    continue
                 remaining -= len(reply["finished"])
                 yield [
                     (index, Sample(integers_from_text(ids), floats_from_text(logprobs)))
@@ -177,15 +184,23 @@ class ChildBackend:
             connection.send({**message, "number": self._last_number})
         return self._last_number
 
-    def _receive(self, number: int, doing: str) -> Message:
+    def _receive(self, number: int, doing: str, seconds: float = RPC_SECONDS) -> Message:
         """Wait for the next reply to that message; raise for an engine that failed, or that is lost."""
         connection = self._connection
-        while (reply := None if connection is None else connection.receive()) is not None:
-            if reply["number"] == number:
-                break
-        else:
-            why = f"{self._process.why_ended()}, its log is {self._process.log}"
-            raise EngineLostError(f"{self.name} died while {doing}: {why}.")
+        try:
+            while (reply := None if connection is None else connection.receive(seconds)) is not None:
+                if reply["number"] == number:
+                    break
+            else:
+                why = f"{self._process.why_ended()}, its log is {self._process.log}"
+                raise EngineLostError(f"{self.name} died while {doing}: {why}.")
+        except TimeoutError as error:
+            is_generating = doing == GENERATING
+            what = "sampled no token" if is_generating else f"gave no answer while {doing}"
+            limit = " (vllm.timeout)" if is_generating else ""
+            raise EngineLostError(
+                f"{self.name} {what} for {seconds:g} s{limit}, its log is {self._process.log}."
+            ) from error
         if reply.get("lost"):
             raise EngineLostError(f"{self.name} died while {doing}: {reply['error']}.")
         if "error" in reply:
@@ -214,18 +229,27 @@ class _Connection:
 
     def has_reply(self) -> bool:
         """Return whether :meth:`receive` would not block: a message is there, or the connection has ended."""
+        return bool(self._buffer) or self._has_bytes(0.0)
+
+    def _has_bytes(self, seconds: float) -> bool:
+        """Wait until there are bytes or the connection has ended; return False if neither is so in time."""
         poll = select.poll()
         try:
             poll.register(self._socket, select.POLLIN)
         except (OSError, ValueError):  # another thread has closed the connection
             return True
-        return bool(self._buffer or poll.poll(0))
+        return bool(poll.poll(1000 * seconds))
 
-    def receive(self) -> Message | None:
-        """Wait for the next message; return None if the connection has ended or the text is no JSON."""
+    def receive(self, seconds: float | None = None) -> Message | None:
+        """Wait for the next message; return None if the connection has ended or the text is no JSON.
+
+        Raise TimeoutError after so many seconds without a byte.
+        """
         searched = 0
         while (end := self._buffer.find(b"\n", searched)) < 0:
             searched = len(self._buffer)
+            if seconds is not None and not self._has_bytes(seconds):
+                raise TimeoutError
             try:
                 received = self._socket.recv(2**20)
             except OSError:  # another thread has closed the connection

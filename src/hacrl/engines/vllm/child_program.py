@@ -12,6 +12,7 @@ import queue
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 from hacrl.engines.numbers_as_text import floats_to_text, integers_to_text
 
 WORKER_SECONDS = 30.0  # for healthy workers to describe themselves
+ALIVE_SECONDS = 2.0  # most time between two messages while tokens are sampled
 Message = dict[str, Any]
 
 
@@ -113,14 +115,17 @@ class Engine:
                     engine.add_request(str(self._num_requests), *_request(prompt_ids, seed, fields))
                     indices[str(self._num_requests)] = index
                     index += 1
+            last_sent = time.monotonic()
             while engine.has_unfinished_requests() and connection.received.empty():
                 finished = [
                     (indices.pop(output.request_id), *_encoded(output.outputs[0]))
                     for output in self._step()
                     if output.finished and output.request_id in indices
                 ]
-                if finished:
+                # Also without responses every so often, so that hacrl knows that tokens are sampled.
+                if finished or time.monotonic() - last_sent > ALIVE_SECONDS:
                     connection.send({"number": number, "finished": finished})
+                    last_sent = time.monotonic()
         finally:
             if indices and not self._has_failed:  # the caller has stopped, or vLLM refused a request
                 engine.abort_request(list(indices))

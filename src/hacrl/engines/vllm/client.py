@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import queue
+import re
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
+from hacrl.config.schema import VllmSettings
 from hacrl.engines.base import Sample
 from hacrl.engines.sync_check import EngineError
 from hacrl.engines.vllm.backend import EngineLostError, IndexedSamples, Request, sampling_fields
@@ -21,6 +24,7 @@ RPC_SECONDS = 1800.0  # enough for weights of a large model over a slow network
 HEALTH_EVERY = 2.0  # seconds
 HEALTH_MISSES = 5  # in a row, until a server counts as lost
 GENERATE_PATH = "/inference/v1/generate"  # of servers that say which weights sampled which tokens
+_SAMPLED = re.compile(r"^vllm:generation_tokens_total(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 _DONE = object()
 _Result = TypeVar("_Result")
 
@@ -31,8 +35,17 @@ class ServerClient:
     A thread of its own holds the requests, so that the caller may work on responses meanwhile.
     """
 
-    def __init__(self, name: str, url: str, api_key: str | None, model: str | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        api_key: str | None,
+        model: str | None = None,
+        timeout: float = VllmSettings.timeout,
+    ) -> None:
         self.name = name
+        self._timeout = timeout  # seconds that the server may sample no token
+        self.is_paused = False  # then it samples none for good reason
         self.url = url.rstrip("/")
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._model = model
@@ -248,7 +261,7 @@ class ServerClient:
         """Raise once the server fails its health checks: a server that hangs keeps its connections open."""
         import aiohttp
 
-        misses = 0
+        misses, tokens, moved = 0, -1.0, time.monotonic()
         while misses < HEALTH_MISSES:
             await asyncio.sleep(HEALTH_EVERY)
             if not self.is_alive():
@@ -257,9 +270,24 @@ class ServerClient:
                 timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
                 async with http.get(f"{self.url}/health", timeout=timeout) as answer:
                     misses = 0 if answer.status == 200 else misses + 1
+                sampled = await self._sampled_tokens(http, timeout)
             except (aiohttp.ClientError, OSError):
                 misses += 1
+                continue
+            if sampled is None or sampled != tokens or self.is_paused:
+                tokens, moved = -1.0 if sampled is None else sampled, time.monotonic()
+            elif time.monotonic() - moved > self._timeout:
+                raise EngineLostError(
+                    f"{self.name} sampled no token for {self._timeout:g} s while generating (vllm.timeout)."
+                )
         raise EngineLostError(f"{self.name} no longer answers.")
+
+    async def _sampled_tokens(self, http: Any, timeout: Any) -> float | None:
+        """Return how many tokens the server has sampled since its start; None if it does not say."""
+        async with http.get(f"{self.url}/metrics", timeout=timeout) as answer:
+            text = await answer.text() if answer.status == 200 else ""
+        found = _SAMPLED.findall(text)
+        return sum(map(float, found)) if found else None
 
 
 def _run_in_thread(work: Coroutine[Any, Any, _Result]) -> _Result:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +24,6 @@ from hacrl.engines.vllm.weight_transfer import (
 from hacrl.errors import TrainingError
 from hacrl.models.device import current_device
 from hacrl.models.lora import is_adapted
-from hacrl.seeding import derive_seed
 
 _START_LOCK = StartLock()
 _COPY_LOCK = threading.Lock()  # a copy of an agent's weights takes as much memory as the weights
@@ -47,6 +46,7 @@ class VllmEngine:
         learner_host: str = "127.0.0.1",  # where the engine's machine reaches this one
         before_start: Callable[[], None] = lambda: None,  # what can be prepared while other engines start
         starts_alone: bool = True,  # the engine measures the free memory when it starts
+        sending: AbstractContextManager[object] | None = None,  # shared by the engines of one agent
     ) -> None:
         self.policy = policy
         self.follows_policy = True
@@ -67,6 +67,11 @@ class VllmEngine:
         self._report: SyncReport | None = None  # set when these weights are proven to have arrived
         self._has_old_cache = False  # keys and values of older weights, which salted requests do not see
         self._max_length: int | None = None  # tokens of a prompt with its response, as the engine reports
+        # Engines of one agent read its weights in turns: ranks gather them together, and copies take memory.
+        self._sending = sending or nullcontext()
+        self.restarts_in_generation = True  # False: others take over, and the next sync() starts it again
+        self._starts = 0
+        self._losing = threading.Lock()  # two threads notice the death of an engine with live updates
 
     @property
     def runs_concurrently(self) -> bool:
@@ -77,6 +82,21 @@ class VllmEngine:
     def updates_while_generating(self) -> bool:
         """Return whether running requests can be paused while weights are sent."""
         return self.backend.updates_while_generating
+
+    @property
+    def is_started(self) -> bool:
+        """Whether the engine was started, and has not died as far as known."""
+        return self._is_started
+
+    @property
+    def version(self) -> int | None:
+        """The policy version whose weights the engine got; None: unknown."""
+        return self._version
+
+    @property
+    def max_length(self) -> int | None:
+        """Tokens of a prompt with its response, as the engine reports; None: it has not yet."""
+        return self._max_length
 
     def sync(self, proven: bool = True) -> SyncReport | None:
         """Start the engine if necessary and send it the policy's weights if it has others."""
@@ -119,6 +139,7 @@ class VllmEngine:
         if self._version == self.policy.policy_version:
             return
         for attempt in range(MAX_RESTARTS + 1):
+            used = self._starts if self._is_started else None
             try:
                 if self._is_started:
                     self._check_open()
@@ -127,7 +148,7 @@ class VllmEngine:
                     self._start()
                 return
             except EngineLostError as error:
-                self._forget_lost_engine(error, is_last=attempt == MAX_RESTARTS)
+                self._forget_lost_engine(error, used, is_last=attempt == MAX_RESTARTS)
         raise AssertionError("unreachable")
 
     def _run(self, requests: Sequence[Request], take: Callable[[IndexedSamples], None]) -> None:
@@ -138,13 +159,17 @@ class VllmEngine:
         unserved = dict(enumerate(requests))
         crashes, has_failed_check = 0, False
         while True:
+            self._start_or_send_weights()
+            used = self._starts
             try:
-                self._start_or_send_weights()
                 self._run_once(unserved, take)
                 return
             except EngineLostError as error:
-                self._forget_lost_engine(error, is_last=crashes == MAX_RESTARTS)
+                others_go_on = bool(requests) and not self.restarts_in_generation
+                self._forget_lost_engine(error, used, crashes == MAX_RESTARTS, others_go_on)
                 crashes += 1
+                if others_go_on:
+                    raise
             except PolicyMismatchError as error:
                 if has_failed_check:
                     raise
@@ -156,10 +181,14 @@ class VllmEngine:
 
         The learner's weights must not be read here, so an engine that dies is not started again.
         """
+        used = self._starts
         try:
             for finished in self.backend.generate_live(requests, self._settings.max_sequences):
                 take(finished)
         except EngineLostError as error:
+            if not self.restarts_in_generation:
+                self._forget_lost_engine(error, used, is_last=False, others_go_on=True)
+                raise
             raise EngineError(
                 f"{error} Its agent is being trained, so its weights could not be sent to a new engine: "
                 "hacrl resume goes on from the last checkpoint"
@@ -212,7 +241,7 @@ class VllmEngine:
         assert self._version is not None
         assert self._transport is not None
         version, self._version = self._version, None
-        with current_device(self.policy.device):
+        with current_device(self.policy.device), self._sending:
             gap = check.gap(self.backend.name, self._settings.max_logprob_gap)
         self._version = version
         return SyncReport(version, self._transport.name, gap, restarts=self.restarts)
@@ -235,7 +264,7 @@ class VllmEngine:
             try:
                 self.backend.sleep()
             except EngineLostError as error:  # its memory is free, too
-                self._forget_lost_engine(error, is_last=False)
+                self._forget_lost_engine(error, self._starts, is_last=False)
                 return
             self._is_asleep = True
             self._version, self._report = None, None
@@ -263,6 +292,7 @@ class VllmEngine:
                 self._free_cached_memory()
                 self.backend.start()
                 self._is_started, self._is_asleep = True, False
+                self._starts += 1
                 self._check_open()
                 self._send_weights()
 
@@ -277,7 +307,7 @@ class VllmEngine:
                 self._transport = self._connect()
             copies = is_adapted(self.policy.model) or self._transport.name == "files"
             with self._paused() if self._is_live else nullcontext():
-                with _COPY_LOCK if copies else nullcontext():
+                with _COPY_LOCK if copies else nullcontext(), self._sending:
                     self._transport.send(exported_weights(self.policy.model), self.backend)
                 if self._is_live:
                     self.backend.set_version(self.policy.policy_version)
@@ -322,36 +352,56 @@ class VllmEngine:
             self.close()
             raise EngineError(f"{self.backend.name} was closed")
 
-    def _forget_lost_engine(self, error: EngineLostError, is_last: bool) -> None:
-        """Note that the engine died, or raise if it must not be restarted again."""
+    def _forget_lost_engine(
+        self, error: EngineLostError, used: int | None, is_last: bool, others_go_on: bool = False
+    ) -> None:
+        """Note that the engine died, or raise if it must not be restarted again.
+
+        ``used``: the number of its start that was in use; None: it was starting. If another thread has
+        noticed already, do nothing.
+        """
         if self._is_closed:  # closing it is why it is gone
             raise error
-        if self._transport is not None:
-            self._transport.close()
-        self._transport, self._version, self._report = None, None, None
-        self._is_started = False
-        self.restarts += 1
+        with self._losing:
+            if used is not None and (used != self._starts or not self._is_started):
+                return
+            if self._transport is not None:
+                self._transport.close()
+            self._transport, self._version, self._report = None, None, None
+            self._is_started = False
+            self.restarts += 1
         if is_last:
             raise EngineError(
                 f"{error} It died {self.restarts} times in this run, {MAX_RESTARTS} restarts in a "
                 "row are allowed"
             ) from error
-        self._notes.append(f"{error} It was started again; finished responses are kept")
+        if others_go_on:
+            self.backend.close()  # what is left of it keeps memory
+        instead = (
+            "The agent's other engines sample what is left; the next weight sync starts it again"
+            if others_go_on
+            else "It was started again; finished responses are kept"
+        )
+        self._notes.append(f"{error} {instead}")
 
     def _requests(self, request: GenerationRequest) -> list[Request]:
         """Return one request per sample, prompt by prompt."""
         request.check_lengths(self.policy.name, self._max_length)  # vLLM would cut responses in silence
         stop_ids = tuple(sorted(request.stop_ids))
         prompts = [prompt for prompt in request.prompts for _ in range(request.samples_per_prompt)]
+        seeds = self._seeds(request)
         return [
             Request(
-                prompt,
-                request.sampling,
-                stop_ids,
-                derive_seed(request.seed, index) if self._settings.seeded else None,
+                prompt, replace(request.sampling, max_new_tokens=request.limit(index)), stop_ids, seeds[index]
             )
             for index, prompt in enumerate(prompts)
         ]
+
+    def _seeds(self, request: GenerationRequest) -> Sequence[int | None]:
+        """Return each response's seed, or Nones if vLLM draws from one stream (``vllm.seeded``)."""
+        if not self._settings.seeded:
+            return [None] * request.num_samples
+        return request.seeds_of_responses()
 
 
 def check_model(policy: Policy, engine: str, workers: Sequence[dict[str, Any]]) -> None:

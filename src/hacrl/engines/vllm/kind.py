@@ -13,10 +13,11 @@ from hacrl.engines.vllm.engine import VllmEngine
 from hacrl.engines.vllm.launch import (
     decoding_slots,
     engine_bytes,
-    make_vllm_engine,
+    make_vllm_engines,
     runs_on_cpu,
     sleeps,
 )
+from hacrl.engines.vllm.several import VllmEngines
 from hacrl.errors import ConfigError
 from hacrl.models.footprint import Footprint
 
@@ -27,7 +28,7 @@ class VllmKind(EngineKind):
     takes_gpu_share = True
     samples_beside_learning = True
 
-    def make(self, spec: EngineSpec) -> VllmEngine:
+    def make(self, spec: EngineSpec) -> VllmEngine | VllmEngines:
         """Return an engine that starts at its first use."""
         name, settings = spec.agent.name, spec.settings.vllm
         most = settings.engine_args.get("max_model_len")
@@ -37,7 +38,7 @@ class VllmKind(EngineKind):
                 f"response are {spec.max_length} tokens; raise it or leave it out"
             )
         reads_text = bool(spec.rollout.stop)
-        return make_vllm_engine(
+        return make_vllm_engines(
             spec.agent, settings, spec.probes, spec.max_length, spec.folder, spec.seed, reads_text
         )
 
@@ -46,19 +47,19 @@ class VllmKind(EngineKind):
         parallel = settings.vllm.engine_args.get("data_parallel_size", 1)
         if parallel != 1:
             raise ConfigError(
-                f"agents.{settings.name}.vllm.engine_args.data_parallel_size={parallel}: an agent has one "
-                "vLLM engine, because only one could be sent weights; use tensor_parallel_size, or engine "
-                "transformers with replicas"
+                f"agents.{settings.name}.vllm.engine_args.data_parallel_size={parallel}: vLLM's own data "
+                "parallel engines take no weights from a learner that is none of them; set "
+                f"agents.{settings.name}.vllm.engines={parallel} instead"
             )
         check_vllm(settings.name, settings.vllm)
 
     def check_together(self, agents: Sequence[AgentSettings]) -> None:
-        """Refuse two agents with one server: it has the weights of one of them."""
-        urls = [agent.vllm.url.rstrip("/") for agent in agents if agent.vllm.url]
+        """Refuse two engines with one server: it has the weights of one agent, and serves it once."""
+        urls = [url.rstrip("/") for agent in agents for url in agent.vllm.urls]
         for url in urls:
             if urls.count(url) > 1:
                 raise ConfigError(
-                    f"agents: two agents have vllm.url {url}; every agent needs a server of its own"
+                    f"agents: vllm.url {url} is named twice; every engine needs a server of its own"
                 )
 
     def notes(self, agents: Sequence[AgentSettings], devices: dict[str, torch.device]) -> tuple[str, ...]:
@@ -66,7 +67,7 @@ class VllmKind(EngineKind):
         names = [
             agent.name
             for agent in agents
-            if agent.vllm.url is None and not runs_on_cpu(devices[agent.name], agent.vllm)
+            if not agent.vllm.urls and not runs_on_cpu(devices[agent.name], agent.vllm)
         ]
         limit = processor_limit()
         if not names or limit is None:
@@ -79,7 +80,7 @@ class VllmKind(EngineKind):
         )
 
     def sequences_at_once(self, settings: AgentSettings, rollout: RolloutSettings) -> int:
-        """Return vLLM's ``max_num_seqs``."""
+        """Return vLLM's ``max_num_seqs``, of one engine."""
         return decoding_slots(settings.vllm)
 
     def longest_sequence(self, settings: AgentSettings) -> int:
@@ -89,9 +90,9 @@ class VllmKind(EngineKind):
     def memory(
         self, footprint: Footprint, settings: AgentSettings, device: torch.device, available: int
     ) -> int:
-        """Return vLLM's share of the agent's device."""
-        return engine_bytes(footprint, device, settings.vllm, available)
+        """Return what the engines on the agent's device take of it."""
+        return sum(engine_bytes(footprint, device, one, available) for one in settings.vllm.each())
 
     def gives_memory_back(self, settings: AgentSettings, device: torch.device) -> bool:
-        """Return whether the engine sleeps while agents learn."""
-        return sleeps(device, settings.vllm)
+        """Return whether the engines on the agent's device sleep while agents learn."""
+        return any(sleeps(device, one) for one in settings.vllm.each())

@@ -22,10 +22,12 @@ from hacrl.engines.vllm.client import ServerClient
 from hacrl.engines.vllm.engine import VllmEngine
 from hacrl.engines.vllm.in_vllm.hacrl_vllm_worker import BACKEND
 from hacrl.engines.vllm.server import ServerBackend
+from hacrl.engines.vllm.several import VllmEngines
 from hacrl.engines.vllm.weight_transfer import free_port
 from hacrl.models.agent import Agent
 from hacrl.models.footprint import Footprint
 from hacrl.processes import SupervisedProcess
+from hacrl.seeding import derive_seed
 
 LOCALHOST = "127.0.0.1"
 WORKER_FOLDER = Path(__file__).parent / "in_vllm"  # all that vLLM's interpreter needs of hacrl
@@ -37,6 +39,38 @@ GRAPH_STEP = 16  # between the batch sizes of vLLM's CUDA graphs; below 256 the 
 ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}  # vLLM reports usage otherwise
 
 
+def make_vllm_engines(
+    agent: Agent,
+    settings: VllmSettings,
+    probes: Sequence[tuple[int, ...]],
+    max_length: int,
+    folder: Path,
+    seed: int = 0,
+    reads_text: bool = False,
+) -> VllmEngine | VllmEngines:
+    """Return an agent's engine, or its engines as one, in folders ``engine-0``, ``engine-1`` and so on.
+
+    The arguments are those of :func:`make_vllm_engine`.
+    """
+    each = settings.each()
+    if len(each) == 1:
+        return make_vllm_engine(agent, each[0], probes, max_length, folder, seed, reads_text)
+    engines = [
+        make_vllm_engine(
+            agent,
+            one,
+            probes,
+            max_length,
+            folder / f"engine-{number}",
+            derive_seed(seed, number),
+            reads_text,
+            owner=f"agent {agent.name!r} (number {number})",
+        )
+        for number, one in enumerate(each)
+    ]
+    return VllmEngines(agent, engines)
+
+
 def make_vllm_engine(
     agent: Agent,
     settings: VllmSettings,
@@ -45,20 +79,20 @@ def make_vllm_engine(
     folder: Path,
     seed: int = 0,
     reads_text: bool = False,
+    owner: str | None = None,
 ) -> VllmEngine:
     """Return an engine for an agent, not started yet. ``folder`` takes its log and the files it starts from.
 
     ``seed`` applies to responses without a seed of their own; equal agents must not draw the same responses.
-    ``reads_text``: requests may have stop strings.
+    ``reads_text``: requests may have stop strings. ``owner``: whose engine it is, for messages.
     """
-    if settings.url is not None:
-        backend: Backend = ServerBackend(
-            ServerClient(f"vLLM server {settings.url}", settings.url, api_key()),
-            process=None,
-            can_sleep=bool(settings.sleep),
-        )
-        local = host_of(settings.url) in (LOCALHOST, "localhost", "::1")
-        reached_at = LOCALHOST if local else address_towards(host_of(settings.url))
+    owner = owner or f"agent {agent.name!r}"
+    (url,) = settings.urls or (None,)
+    if url is not None:
+        client = ServerClient(f"vLLM server {url}", url, api_key(), timeout=settings.timeout)
+        backend: Backend = ServerBackend(client, process=None, can_sleep=bool(settings.sleep))
+        local = host_of(url) in (LOCALHOST, "localhost", "::1")
+        reached_at = LOCALHOST if local else address_towards(host_of(url))
         return VllmEngine(agent, backend, settings, probes, same_host=local, learner_host=reached_at)
     can_sleep = sleeps(agent.device, settings)
     model = folder / "model"
@@ -69,11 +103,20 @@ def make_vllm_engine(
     environment = engine_environment(agent.device, settings)
     measures_memory = not arguments.get("kv_cache_memory_bytes")
     if settings.starts_server:
-        backend = _own_server(agent.name, settings, arguments, environment, folder, can_sleep)
+        backend = _own_server(owner, settings, arguments, environment, folder, can_sleep)
         before = partial(write_model, agent, model)
         return VllmEngine(agent, backend, settings, probes, before_start=before, starts_alone=measures_memory)
     log = folder / "engine.log"
-    child = ChildBackend(agent.name, arguments, environment, can_sleep, log, START_SECONDS, reads_text)
+    child = ChildBackend(
+        f"vLLM engine of {owner}",
+        arguments,
+        environment,
+        can_sleep,
+        log,
+        START_SECONDS,
+        reads_text,
+        settings.timeout,
+    )
 
     def before_start() -> None:
         child.launch()
@@ -83,7 +126,7 @@ def make_vllm_engine(
 
 
 def _own_server(
-    name: str,
+    owner: str,
     settings: VllmSettings,
     arguments: dict[str, Any],
     environment: dict[str, str],
@@ -91,7 +134,7 @@ def _own_server(
     can_sleep: bool,
 ) -> ServerBackend:
     key, port = secrets.token_urlsafe(24), free_port()
-    where = f"vLLM server of agent {name!r}"
+    where = f"vLLM server of {owner}"
     process = SupervisedProcess(
         where,
         server_command(settings.python or sys.executable, arguments, LOCALHOST, port),
@@ -99,7 +142,8 @@ def _own_server(
         folder / "server.log",
         START_SECONDS,
     )
-    client = ServerClient(where, f"http://{LOCALHOST}:{port}", key, model=arguments["model"])
+    url = f"http://{LOCALHOST}:{port}"
+    client = ServerClient(where, url, key, model=arguments["model"], timeout=settings.timeout)
     return ServerBackend(client, process, can_sleep, has_weight_transfer(settings))
 
 
@@ -242,7 +286,7 @@ OVERHEAD_PER_WEIGHT_BYTE = 1 / 8
 
 def shares_device(device: torch.device, settings: VllmSettings) -> bool:
     """Return whether the engine runs on its agent's device."""
-    return settings.url is None and (settings.devices is None or (device.index or 0) in settings.devices)
+    return not settings.urls and (settings.devices is None or (device.index or 0) in settings.devices)
 
 
 def engine_bytes(footprint: Footprint, device: torch.device, settings: VllmSettings, total: int) -> int:

@@ -36,6 +36,11 @@ def plan_server(config: RunConfig, name: str, host: str, port: int) -> ServerPla
         names = ", ".join(agent.name for agent in config.agents)
         raise ConfigError(f"there is no agent {name!r} in this recipe; it has {names}")
     agent = found[0]
+    if agent.vllm.engines > 1:
+        raise ConfigError(
+            f"agents.{name}.vllm.engines={agent.vllm.engines}, but hacrl serve starts one server: run it "
+            f"once for each engine, with agents.{name}.vllm.engines=1, its devices and its --port"
+        )
     settings = replace(agent.vllm, url=None, mode="server")
     check_vllm(name, settings)
     device = torch.device(agent_device(config, agent))

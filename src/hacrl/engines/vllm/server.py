@@ -67,11 +67,13 @@ class ServerBackend:
 
     def pause(self) -> None:
         """Sample no further token, and keep running requests."""
+        self._client.is_paused = True
         self._client.post("/pause?mode=keep&clear_cache=false", seconds=RPC_SECONDS)
 
     def resume(self) -> None:
         """Go on with running requests."""
         self._client.post("/resume", seconds=RPC_SECONDS)
+        self._client.is_paused = False
 
     def set_version(self, version: int) -> None:
         """Let the server label tokens with the version, if it can."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
@@ -50,7 +51,7 @@ class Cluster:
         quiet = {"log_to_driver": False, "logging_level": "ERROR"}
         try:
             if address is None:
-                cores = max(os.cpu_count() or 1, sum(_cores(config)))
+                cores = max(os.cpu_count() or 1, cores_asked(config))
                 ray.init(address="local", num_cpus=cores, include_dashboard=False, **quiet)
             else:
                 ray.init(address=address, **quiet)
@@ -140,6 +141,6 @@ def _unusable(address: str | None, reason: str) -> ConfigError:
     )
 
 
-def _cores(config: RunConfig) -> list[int]:
-    """Return the cores that each agent asks for, so that a cluster of hacrl's own always has room."""
-    return [int(-(-agent.place.cpus * agent.ranks // 1)) for agent in config.agents]
+def cores_asked(config: RunConfig) -> int:
+    """Return the cores that all processes ask for, so that a cluster of hacrl's own always has room."""
+    return math.ceil(sum(agent.place.cpus * (agent.ranks + agent.replicas.count) for agent in config.agents))

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -21,17 +22,26 @@ from hacrl.algorithms.capability import Capabilities
 from hacrl.config.schema import RunConfig
 from hacrl.engines.base import SyncReport
 from hacrl.errors import ConfigError, TrainingError, WorkerLostError
+from hacrl.executors.rank_processes import START_SECONDS
 from hacrl.executors.ray.cluster import Cluster, import_ray
 from hacrl.executors.ray.events import Event, Failed, PhaseBegun, ResponsesFinished, Result
 from hacrl.executors.ray.host import AgentHost, HostFacts, HostSpec, software
 from hacrl.executors.ray.members import MemberActor
 from hacrl.executors.ray.placement import Member, Party
-from hacrl.executors.ray.tensors import PackedTensor
+from hacrl.executors.ray.state_transfer import (
+    TOKEN,
+    ArrivingFiles,
+    pieces_of,
+    send,
+    shapes_of,
+    share,
+)
 from hacrl.models.agent import Agent
 from hacrl.rollouts.groups import PromptGroup
 from hacrl.tasks.base import CheckedTask
 from hacrl.training.metrics import LearnReport
 from hacrl.training.reporter import Reporter
+from hacrl.training.tensor_files import WrittenFile
 from hacrl.training.worker import Answer, Assignment
 
 LOOK_SECONDS = 1.0  # between two looks at the time while no event comes
@@ -150,14 +160,18 @@ class RayExecutor:
 
     def _check_software(self, placed: Sequence[_Placed]) -> None:
         """Raise unless all processes have the same versions of what decides numbers."""
+        from ray.exceptions import GetTimeoutError
+
         own = software()
+        limit = max(START_SECONDS, self._config.ray.placement_timeout)
         for one in placed:
             try:
-                found = self._ray.get(one.host.software.remote(), timeout=self._config.ray.placement_timeout)
+                found = self._ray.get(one.host.software.remote(), timeout=limit)
             except Exception as error:  # Ray's errors have no common base that is documented
-                raise WorkerLostError(
-                    dict.fromkeys(one.agents, f"its process does not start: {_first_line(error)}")
-                ) from error
+                why = f"is not ready after {limit:g} s (ray.placement_timeout); is its machine overloaded?"
+                if not isinstance(error, GetTimeoutError):
+                    why = f"does not start: {_first_line(error)}"
+                raise WorkerLostError(dict.fromkeys(one.agents, f"its process {why}")) from error
             if found != own:
                 raise ConfigError(
                     f"executor: ray: the process of {' and '.join(one.agents)} has {_versions(found)}, "
@@ -338,17 +352,50 @@ class RayExecutor:
             found[agent][name] = packed.unpack()
         return found
 
+    writes_tensors = True
+
+    def write_tensors(self, folder: Path) -> dict[str, WrittenFile]:
+        """Write every agent's tensors into a file of the folder.
+
+        Processes that see the folder write into it themselves. Others send their files in pieces.
+        """
+        token = share(folder)
+        arriving = ArrivingFiles(folder)
+        try:
+            for agent, value in self._all("write_tensors", list(self._placed), None, str(folder), token):
+                arriving.add(agent, value)
+            return arriving.files()
+        finally:
+            arriving.close()
+            (folder / TOKEN).unlink(missing_ok=True)
+
     def load_state_dict(
         self, state: Mapping[str, Mapping[str, Any]], tensors: Mapping[str, Mapping[str, Tensor]]
     ) -> None:
         """Restore the agents that are named."""
         for agent in state:
             (one,) = self._parties([agent])
-            names = list(tensors[agent])
-            packed = [self._ray.put(PackedTensor.of(tensors[agent][name])) for name in names]
-            stream = one.host.load_state.options(**_STREAMING).remote(agent, state[agent], names, *packed)
+            own = tensors.get(agent, {})  # a frozen agent has none
+            self._finish(agent, one.host.expect.remote(agent, shapes_of(own)))
+            calls = (partial(one.host.take.remote, agent, *piece) for piece in pieces_of(own))
+            send(calls, partial(self._finish, agent))
+            stream = one.host.load_state.options(**_STREAMING).remote(agent, state[agent])
             for result in self._results({agent: stream}, None):
                 self._versions[agent] = result.policy_version
+
+    def _finish(self, agent: str, call: Any) -> None:
+        """Wait for a call of an agent's process. Raise WorkerLostError if the process is gone or silent."""
+        from ray.exceptions import GetTimeoutError
+
+        try:
+            self._ray.get(call, timeout=self._patience)
+        except GetTimeoutError as error:
+            reason = f"it has taken nothing for {self._patience:g} s (ray.patience)"
+            raise WorkerLostError(self._lose(agent, reason)) from error
+        except Exception as error:
+            if not _is_loss(error):
+                raise
+            raise WorkerLostError(self._lose(agent, f"its process is gone: {_first_line(error)}")) from error
 
     def save(self, agent: str, folder: Path) -> None:
         """Write one agent's files, which its process sends in pieces: no disk need be shared."""

@@ -17,7 +17,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from hacrl.executors.ray.events import Event, EventStream
+from hacrl.executors.ray.state_transfer import ArrivingTensors, is_shared, write_shared
 from hacrl.executors.ray.tensors import PackedTensor
 
 if TYPE_CHECKING:
@@ -66,6 +69,7 @@ class AgentHost:
     def __init__(self) -> None:
         self._found: LocalExecutor | None = None
         self._task: Task | None = None
+        self._arriving: dict[str, ArrivingTensors] = {}  # by agent
         self._threads = ThreadPoolExecutor(thread_name_prefix="hacrl-verb")
 
     @property
@@ -158,18 +162,47 @@ class AgentHost:
             for agent in agents:
                 worker = self._executor.workers[agent]
                 for name, tensor in worker.tensors().items():
-                    stream.result(agent, (name, PackedTensor.of(tensor)), worker.agent.policy_version)
+                    stream.result(agent, (name, PackedTensor.of(tensor)), worker.policy_version)
 
         yield from EventStream().run(run, self._threads)
 
-    def load_state(
-        self, agent: str, state: Mapping[str, Any], names: Sequence[str], *tensors: PackedTensor
-    ) -> Iterator[Event]:
-        """Restore an agent's state and its named tensors, which come as arguments of their own."""
+    def write_tensors(self, folder: str, token: str, agents: Sequence[str]) -> Iterator[Event]:
+        """Write the agents' tensors into files of the folder, or give the files in pieces.
+
+        ``token``: what :func:`hacrl.executors.ray.state_transfer.share` wrote there. A process that finds it
+        shares the disk with the run's process.
+        """
+
+        from hacrl.training.worker import AgentWorker
 
         def run(stream: EventStream) -> None:
-            unpacked = {name: tensor.unpack() for name, tensor in zip(names, tensors, strict=True)}
-            self._executor.load_state_dict({agent: state}, {agent: unpacked})
+            for agent in agents:
+                worker = self._executor.workers[agent]
+                if not isinstance(worker, AgentWorker):  # a frozen agent has no state of its own
+                    continue
+                version = worker.policy_version
+                if is_shared(Path(folder), token):
+                    stream.result(agent, write_shared(Path(folder), agent, worker.tensor_stream()), version)
+                    continue
+                for piece in worker.tensor_stream().file():
+                    stream.result(agent, np.frombuffer(piece, np.uint8), version)
+
+        yield from EventStream().run(run, self._threads)
+
+    def expect(self, agent: str, shapes: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+        """Make room for an agent's tensors, which come in pieces; ``shapes``: type and shape by name."""
+        self._arriving[agent] = ArrivingTensors(shapes)
+
+    def take(self, agent: str, name: str, start: int, piece: np.ndarray[Any, Any]) -> None:
+        """Take a piece of a tensor, from byte ``start`` on."""
+        self._arriving[agent].take(name, start, piece)
+
+    def load_state(self, agent: str, state: Mapping[str, Any]) -> Iterator[Event]:
+        """Restore an agent's state and the tensors that have arrived."""
+
+        def run(stream: EventStream) -> None:
+            arrived = self._arriving.pop(agent).tensors
+            self._executor.load_state_dict({agent: state}, {agent: arrived})
             stream.result(agent, None, self._executor.policy_versions[agent])
 
         yield from EventStream().run(run, self._threads)

@@ -21,7 +21,8 @@ class RayKind:
     def devices(self, config: RunConfig) -> dict[str, str]:
         """Return agent -> ``cuda`` or ``cpu``; raise ConfigError for what a cluster cannot do."""
         import_ray()
-        devices = {agent.name: agent.device or config.device for agent in config.agents}
+        devices = {agent.name: agent.device or config.device for agent in config.local_agents}
+        devices |= {agent.name: "cpu" for agent in config.agents if agent.endpoint is not None}
         for agent in config.agents:
             key = "device" if agent.device is None else f"agents.{agent.name}.device"
             if devices[agent.name] not in ("auto", "cpu", "cuda"):

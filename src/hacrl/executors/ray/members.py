@@ -67,6 +67,8 @@ class ActorRanks:
 class ActorReplicas:
     """Starts an agent's replicas in actors that the run has placed. Implements ``ReplicaPlacement``."""
 
+    replaces_agent = True
+
     def __init__(self, agent: str, actors: Mapping[int, Any], address: str) -> None:
         """``actors``: by number of the replica; ``address``: at which other machines find this process."""
         self.host = address

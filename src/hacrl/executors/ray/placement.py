@@ -40,7 +40,7 @@ class Party:
         replicas = [
             Member(agent.name, "replica", number)
             for agent in self.agents
-            for number in range(agent.replicas.count)
+            for number in range(agent.replicas.count if agent.endpoint is None else 0)
         ]
         return [*ranks, *replicas]
 

@@ -22,13 +22,10 @@ from hacrl.models.attention.key_copies import KeyCopies, copied_keys
 from hacrl.models.attention.prefix_tree import PrefixTree
 from hacrl.models.attention.tree_attention import tree_attention
 
-try:
-    from torch.nn.attention.varlen import varlen_attn
-except ImportError:  # before torch 2.10
-    _fused: Any = None
-else:  # grouped-query attention: implicit in torch 2.11, an option in later versions
-    _has_option = "enable_gqa" in inspect.signature(varlen_attn).parameters
-    _fused = partial(varlen_attn, enable_gqa=True) if _has_option else varlen_attn
+# torch's fused kernel. It imports torch's compiler, which takes a second, so hacrl looks for it only when
+# packed attention first runs on a GPU: in a trial, before compiled code reads these names.
+_fused: Any = None
+_has_looked_for_kernel = False
 
 KERNEL_TYPES = (torch.bfloat16, torch.float16)
 
@@ -99,12 +96,23 @@ def packed_attention_function(
     return out.unsqueeze(0), None
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
-def _attend(
+def _attend_to_slots(
     slots: CacheSlots, module: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int
 ) -> Tensor:
-    """Call the cache outside of compiled code, which would be compiled again for every layer's number."""
     return slots.attend(module.layer_idx, query, key, value, scale, window)
+
+
+_attend = _attend_to_slots
+
+
+def keep_caches_out_of_compiled_code() -> None:
+    """Call caches outside of compiled code, which would be compiled again for every layer's number.
+
+    Needed before layers are compiled, and not earlier: it imports torch's compiler.
+    """
+    global _attend
+    if _attend is _attend_to_slots:
+        _attend = torch.compiler.disable(_attend_to_slots)  # type: ignore[no-untyped-call, unused-ignore]
 
 
 def packed_attention(
@@ -204,7 +212,24 @@ def _padded_indices(starts: Tensor, sequences: Tensor, length: int) -> tuple[Ten
 
 def has_kernel(states: Tensor) -> bool:
     """Return whether torch has a fused kernel for packed sequences of this type, device and width."""
-    return _fused is not None and states.is_cuda and states.dtype in KERNEL_TYPES and states.shape[-1] <= 256
+    if not states.is_cuda or states.dtype not in KERNEL_TYPES or states.shape[-1] > 256:
+        return False
+    if not _has_looked_for_kernel:
+        _look_for_kernel()
+    return _fused is not None
+
+
+def _look_for_kernel() -> None:
+    """Import torch's kernel, if this torch has it."""
+    global _fused, _has_looked_for_kernel
+    _has_looked_for_kernel = True
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:  # before torch 2.10
+        return
+    # grouped-query attention: implicit in torch 2.11, an option in later versions
+    has_option = "enable_gqa" in inspect.signature(varlen_attn).parameters
+    _fused = partial(varlen_attn, enable_gqa=True) if has_option else varlen_attn
 
 
 @cache
@@ -214,6 +239,8 @@ def fused_kernel_is_correct(device: torch.device, dtype: torch.dtype) -> bool:
 
     The trial has sequences with more keys than queries, with and without a window.
     """
+    if not _has_looked_for_kernel:
+        _look_for_kernel()
     if _fused is None:
         return False
     generator = torch.Generator(device=device).manual_seed(0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hacrl.engines.base import SyncReport
-from hacrl.rollouts.groups import PromptGroup, group_by_prompt
+from hacrl.rollouts.groups import PromptGroup, group_by_prompt, rewards_that_count
 from hacrl.rollouts.records import from_json, to_json
 from hacrl.training.asynchronous.late import LateRollouts
 from hacrl.training.asynchronous.schedule import Job
@@ -177,8 +177,9 @@ class Ledger:
 
 
 def rewards_of(rollouts: Mapping[str, Sequence[VerifiedRollout]]) -> dict[str, list[float]]:
-    """Return agent -> the rewards of its rollouts."""
-    return {name: [verified.reward for verified in found] for name, found in rollouts.items()}
+    """Return agent -> the rewards of its rollouts that count; only agents that have some."""
+    rewards = {name: rewards_that_count(found) for name, found in rollouts.items()}
+    return {name: found for name, found in rewards.items() if found}
 
 
 def _share_mixed(rollouts: Sequence[VerifiedRollout]) -> float:

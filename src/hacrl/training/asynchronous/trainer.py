@@ -35,6 +35,7 @@ from hacrl.training.asynchronous.ledger import Ledger, Lesson, rewards_of
 from hacrl.training.asynchronous.schedule import AgentState, Job, Schedule
 from hacrl.training.executor import Executor
 from hacrl.training.metrics import (
+    NOTHING_LEARNT,
     Accuracy,
     AgentReport,
     LearnReport,
@@ -177,7 +178,7 @@ class AsynchronousTrainer(Trainer):
                 raise
 
     def _explain_standstill(self) -> None:
-        if not self._schedule.agents and not self._has_finished:
+        if not self._schedule.agents.keys() - self._frozen and not self._has_finished:
             raise TrainingError(
                 f"there is no agent left to train: all are paused or lost since step {self.steps_done}"
             )
@@ -195,6 +196,12 @@ class AsynchronousTrainer(Trainer):
     def _work(self, job: Job) -> Callable[[Observer], Any]:
         """Return what the job's thread does. All of the run's state that it needs is read here, now."""
         match job.kind:
+            case "evaluate" if job.agent in self._frozen_accuracies:
+                return lambda _: None
+            case "learn" if job.agent in self._frozen:
+                lesson = self._ledger.lesson(job, self._expected)
+                self._lessons[job.agent] = lesson, self._capabilities_at(job.step)
+                return lambda _: NOTHING_LEARNT
             case "sample" | "evaluate":
                 is_rollout = job.kind == "sample"
                 problems = self.stream.batch(job.step - 1) if is_rollout else self._test_problems
@@ -308,11 +315,17 @@ class AsynchronousTrainer(Trainer):
             self._ledger.syncs.setdefault(job.step, {})[job.agent] = answer.sync
         self.reporter.notes(answer.notes)
 
-    def _end_evaluation(self, job: Job, answer: Answer) -> None:
+    def _end_evaluation(self, job: Job, answer: Answer | None) -> None:
+        """Record an agent's accuracy. None: the agent is frozen, and was evaluated before."""
+        found = self._ledger.accuracies.setdefault(job.step, {})
+        if answer is None:
+            found[job.agent] = self._frozen_accuracies[job.agent]
+            return
         self.reporter.notes(answer.notes)
         samples = self.config.evaluation.samples_per_problem
-        found = self._ledger.accuracies.setdefault(job.step, {})
         found[job.agent] = accuracy_by_problem(answer.rollouts, samples)
+        if job.agent in self._frozen:
+            self._frozen_accuracies[job.agent] = found[job.agent]
 
     def _end_learning(self, job: Job, report: LearnReport) -> None:
         lesson, capabilities = self._lessons.pop(job.agent)
@@ -325,7 +338,11 @@ class AsynchronousTrainer(Trainer):
         ledger.reports.setdefault(job.step, {})[job.agent] = AgentReport(
             capability=capabilities.values[job.agent],
             policy_version=history.version_after(job.step),
-            rollout=rollout_report(ledger.rollouts[job.step][job.agent], self.config.method.min_reward),
+            rollout=rollout_report(
+                ledger.rollouts[job.step][job.agent],
+                self.config.method.min_reward,
+                asked=self._expected[job.agent],
+            ),
             learning=replace(report, learnt=(), notes=()),
             engine=ledger.syncs.get(job.step, {}).get(job.agent),
             capability_ratios={other: capabilities.ratio(job.agent, other) for other in others},
@@ -412,7 +429,8 @@ class AsynchronousTrainer(Trainer):
         return ahead.current
 
     def _record(self, tracker: CapabilityTracker, rollouts: Mapping[str, Sequence[VerifiedRollout]]) -> None:
-        tracker.record(rewards_of(rollouts), absent=set(self._names) - rollouts.keys())
+        rewards = rewards_of(rollouts)
+        tracker.record(rewards, absent=set(self._names) - rewards.keys())
 
     @property
     def _expected(self) -> dict[str, int]:
@@ -483,7 +501,7 @@ class AsynchronousTrainer(Trainer):
             return False
         rollouts = log.load(batch, name, problems)
         expected = self._expected[name]
-        if len(rollouts) != expected:
+        if len(rollouts) != expected and name not in self._may_miss_answers:
             self.reporter.notes(
                 [
                     f"the log's rollouts of {name} in step {batch} are sampled again: the log has "

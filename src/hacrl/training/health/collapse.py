@@ -42,7 +42,10 @@ class CollapseDetector:
                 self._reported.discard(agent)
         return notes
 
-    def _count(self, agent: str, verified: Sequence[VerifiedRollout]) -> None:
+    def _count(self, agent: str, rollouts: Sequence[VerifiedRollout]) -> None:
+        verified = [one for one in rollouts if not one.rollout.has_failed]
+        if not verified:  # environments that fail say nothing about the policy
+            return
         shown = {
             "no_reward": all(response.reward <= 0 for response in verified),
             "no_text": all(not response.rollout.text.strip() for response in verified),

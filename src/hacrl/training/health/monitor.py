@@ -1,4 +1,4 @@
-"""Runs all checks after every step, and says each symptom once per episode."""
+"""Runs all checks after every step, and says each symptom once per occurrence."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hacrl.config.schema import RunConfig
-from hacrl.training.health import policy, responses, rewards, sharing, step_size, tokenizers
+from hacrl.training.health import episodes, policy, responses, rewards, sharing, step_size, tokenizers
 from hacrl.training.health.symptoms import StepView
 from hacrl.training.metrics import StepReport
 
 CHECKS = (
     *rewards.CHECKS,
     *responses.CHECKS,
+    *episodes.CHECKS,
     *sharing.CHECKS,
     *tokenizers.CHECKS,
     *policy.CHECKS,
@@ -25,7 +26,7 @@ QUIET_STEPS = 5
 
 
 @dataclass
-class Episode:
+class Occurrence:
     """A symptom that lasts."""
 
     seen: int = 0  # steps with the symptom, in a row until it was noted
@@ -38,7 +39,7 @@ class HealthMonitor:
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
-        self._episodes: dict[str, Episode] = {}  # by "check/agent/partner"
+        self._occurrences: dict[str, Occurrence] = {}  # by "check/agent/partner"
         self._first_entropy: dict[str, float] = {}
 
     def update(self, report: StepReport) -> list[str]:
@@ -53,28 +54,28 @@ class HealthMonitor:
             for symptom in check.find(view):
                 key = f"{check.name}/{symptom.agent}/{symptom.partner}"
                 present.add(key)
-                episode = self._episodes.setdefault(key, Episode())
-                episode.seen, episode.missed = episode.seen + 1, 0
-                if episode.seen >= check.steps and not episode.noted:
-                    episode.noted = True
+                occurrence = self._occurrences.setdefault(key, Occurrence())
+                occurrence.seen, occurrence.missed = occurrence.seen + 1, 0
+                if occurrence.seen >= check.steps and not occurrence.noted:
+                    occurrence.noted = True
                     lasting = f". Seen in {check.steps} steps in a row" if check.steps > 1 else ""
                     notes.append(f"{symptom.note}{lasting}")
-        self._end_episodes(present)
+        self._end_occurrences(present)
         return notes
 
-    def _end_episodes(self, present: set[str]) -> None:
-        for key in self._episodes.keys() - present:
-            episode = self._episodes[key]
-            episode.missed += 1
-            if not episode.noted or episode.missed >= QUIET_STEPS:
-                del self._episodes[key]
+    def _end_occurrences(self, present: set[str]) -> None:
+        for key in self._occurrences.keys() - present:
+            occurrence = self._occurrences[key]
+            occurrence.missed += 1
+            if not occurrence.noted or occurrence.missed >= QUIET_STEPS:
+                del self._occurrences[key]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the episodes as JSON values, for exact resume."""
-        episodes = {key: asdict(self._episodes[key]) for key in sorted(self._episodes)}
-        return {"episodes": episodes, "first_entropy": dict(self._first_entropy)}
+        """Return the symptoms as JSON values, for exact resume."""
+        symptoms = {key: asdict(self._occurrences[key]) for key in sorted(self._occurrences)}
+        return {"symptoms": symptoms, "first_entropy": dict(self._first_entropy)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
-        self._episodes = {key: Episode(**episode) for key, episode in state["episodes"].items()}
+        self._occurrences = {key: Occurrence(**occurrence) for key, occurrence in state["symptoms"].items()}
         self._first_entropy = dict(state["first_entropy"])

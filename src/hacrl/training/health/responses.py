@@ -13,11 +13,11 @@ STEPS = 2
 
 
 def cut(view: StepView) -> Iterator[Symptom]:
-    """Find an agent many of whose responses the length limit cut."""
+    """Find an agent many of whose responses the length limit cut. Episodes have a check of their own."""
     limit = view.config.rollout.max_new_tokens
     for name, agent in view.agents.items():
         share = 1 - agent.rollout.stopped
-        if CUT_SHARE <= share < 1:
+        if agent.rollout.episodes is None and CUT_SHARE <= share < 1:
             yield Symptom(
                 name,
                 f"{share:.0%} of the responses of {name} were cut at rollout.max_new_tokens={limit}, and a "

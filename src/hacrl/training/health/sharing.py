@@ -22,8 +22,11 @@ FIXES: dict[str, str] = {
     "non_finite": "they were sampled with log-probabilities that are not finite: check the partner's weights "
     "and precision",
     "empty": "they have no token to learn from: the partner ends its responses at once",
+    "no_logprobs": "its endpoint gave no log-probabilities that belong to their text: use a method that "
+    "needs none (success_gated, sapo), or another endpoint",
     "truncated": "rollout.max_new_tokens cut them and learning.mask_truncated leaves such responses out: "
     "raise rollout.max_new_tokens",
+    "environment_failed": "its environments failed: `hacrl rollouts` shows why",
 }
 
 

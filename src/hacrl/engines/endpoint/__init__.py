@@ -1,0 +1,1 @@
+"""An OpenAI-compatible endpoint as the source of an agent's responses."""
