@@ -205,8 +205,11 @@ def test_every_key_takes_or_refuses_odd_values_at_once():
     """Every key there is, defaults included; a value may not set a check of ours to endless work either."""
     config = load_config(Path("demo"), ["agents.small.lora={rank: 2}", "agents.small.vllm.seeded=true"])
     whole = parse_yaml(config_to_yaml(config), "demo")
+    whole["agents"][2] = {"name": "far", "endpoint": {"url": "http://gpu7:8000/v1", "model": "m"}}
+    assert outcome(lambda: build_config(whole, "my recipe")) is not None
     for setting in describe_settings():  # those that are not set are not in it
-        *sections, key = setting.key.replace("agents[]", "agents.0").split(".")
+        place = setting.key.replace("agents[].endpoint", "agents.2.endpoint").replace("agents[]", "agents.0")
+        *sections, key = place.split(".")
         section = whole
         for part in sections:
             section = section[int(part) if part.isdecimal() else part]
