@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,6 +66,24 @@ def test_rows_need_no_prompt() -> None:
     assert len(task.train) + len(task.test) == 20
     assert 0 < len(task.test) < 20
     assert len({problem.id for problem in (*task.train, *task.test)}) == 20
+
+
+def test_rows_with_one_prompt_are_held_out_by_what_reset_gets(tmp_path: Path) -> None:
+    (tmp_path / "lock.py").write_text(
+        "class Lock:\n"
+        "    def reset(self, code, **row): ...\n"
+        "    def get_reward(self): return 0.0\n"
+        "class Any(Lock):\n"
+        "    def reset(self, **row): ...\n"
+    )
+    # two rows for each of 50 codes, which differ in their number alone
+    rows = [{"prompt": "Open it.", "code": str(number // 2), "row": number} for number in range(100)]
+    for name, repeated in (("Lock", True), ("Any", False)):
+        task = EnvironmentTask(environment=f"{tmp_path}/lock.py:{name}", train=rows, test_share=0.3)
+        train, test = ({problem.fields["code"] for problem in part} for part in (task.train, task.test))
+        assert 5 < len(test) < 50
+        assert train.isdisjoint(test) is repeated  # a reset that names no column may read each of them
+        task.close()
 
 
 def test_verdicts_of_whole_and_failed_episodes() -> None:

@@ -151,10 +151,20 @@ class EnvironmentTask:
                 environment=environment,
                 tools=self._descriptions[environment].tools,
             )
-            # Rows may have no prompt: then their other columns tell them apart.
-            question = candidate.question or json.dumps(columns, sort_keys=True)
+            question = self._question(candidate.question, environment, columns)
             found.append(replace(candidate, question=question, problem=problem))
         return found
+
+    def _question(self, prompt: str, environment: str, columns: Mapping[str, Any]) -> str:
+        """Return what tells training and held-out episodes apart: the prompt and what reset makes of the row.
+
+        Rows may all have one prompt, or none. Of a reset that names columns, only these count, so that e.g.
+        a row's number does not make a repeated question a new one.
+        """
+        named = [name for name in self._descriptions[environment].required_columns if name in columns]
+        return json.dumps(
+            [environment, prompt, {name: columns[name] for name in named or columns}], sort_keys=True
+        )
 
     def _check_columns(self, table: Table, environment: str, columns: Collection[str]) -> None:
         missing = [name for name in self._descriptions[environment].required_columns if name not in columns]
