@@ -213,7 +213,7 @@ class RolloutSampler:
                     turn["r"] = reward
             else:  # what the environment said, without the control tokens around it
                 turn["o"] = [
-                    [said["tool"] or said["role"], said["content"]] for said in segment.get("turns", ())
+                    [said["tool"] or "environment", said["content"]] for said in segment.get("turns", ())
                 ]
             turns.append(turn)
         found = {"end": episode["end"], "turns": turns}
