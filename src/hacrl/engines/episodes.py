@@ -146,10 +146,11 @@ class _Play:
         self._stop_strings = StopStrings(agent, sampling.stop) if sampling.stop else None
         self._episodes: list[EpisodeState] = []
         self._began = 0.0
+        self._samples = 1  # episodes of each problem
 
     def play(self, problems: Sequence[Problem], samples: int) -> list[EpisodeState]:
         """Play ``samples`` episodes of each problem to their ends."""
-        self._began = time.monotonic()
+        self._began, self._samples = time.monotonic(), samples
         self._episodes = [
             EpisodeState(number * samples + sample, problem, sample, self._sampling.max_new_tokens)
             for number, problem in enumerate(problems)
@@ -175,9 +176,10 @@ class _Play:
     def _sample(self, acting: Sequence[EpisodeState]) -> None:
         """Sample the next turn of the episodes, and give every action to its environment at once."""
         prompts = [episode.token_ids for episode in acting]
+        group = shared_prompt_group(prompts, self._samples)
         request = GenerationRequest(
-            prompts,
-            1,
+            prompts[::group],
+            group,
             self._sampling,
             frozenset(self._agent.stop_ids),
             self._seed,
@@ -279,3 +281,14 @@ class _Play:
             return
         episode.add_observation(written.text, written.ids, outcome.turns)
         episode.waiting = "action"
+
+
+def shared_prompt_group(prompts: Sequence[tuple[int, ...]], samples: int) -> int:
+    """Return ``samples`` if the prompts come in groups of so many equal ones, else 1.
+
+    That is so in the first turn: the engine then computes the keys and values of each prompt once.
+    """
+    is_grouped = len(prompts) % samples == 0 and all(
+        prompt == prompts[index - index % samples] for index, prompt in enumerate(prompts)
+    )
+    return samples if is_grouped else 1
