@@ -100,9 +100,9 @@ class EngineContract:
         engine = engine_of(agent)
         prompts = [agent.encode_prompt(one) for one in PROBLEMS[:3]]
         stop_ids = frozenset(agent.stop_ids)
-        seeds, limits = (11, 12, 13, 14, 15, 16), (1, 9, 4, 9, 2, 6)
-        whole = engine.generate(GenerationRequest(prompts, 2, Sampling(9), stop_ids, 0, response_seeds=seeds))
-        alone = [prompt for prompt in prompts for _ in range(2)][::-1]
+        seeds, limits = tuple(range(11, 29)), (1, 9, 4, 9, 2, 6) * 3
+        whole = engine.generate(GenerationRequest(prompts, 6, Sampling(9), stop_ids, 0, response_seeds=seeds))
+        alone = [prompt for prompt in prompts for _ in range(6)][::-1]
         limited = engine.generate(
             GenerationRequest(
                 alone, 1, Sampling(9), stop_ids, 5, response_seeds=seeds[::-1], limits=limits[::-1]
