@@ -323,3 +323,20 @@ def test_an_engine_that_fails_ends_the_environments(agent: Agent) -> None:
         assert answerer._environments.pending == 0
         found = answerer.answer(task.train, 1, Sampling(200), SEED)  # keys are free again
         assert ends_of(found) == {"max_turns"}
+
+
+def test_the_first_turn_computes_each_prompt_once(agent: Agent) -> None:
+    """Later turns have prompts of their own."""
+    asked: list[tuple[int, int]] = []
+
+    class Recording(TransformersEngine):
+        def generate(self, request: GenerationRequest, on_finished: OnFinished | None = None) -> list[Sample]:
+            asked.append((len(request.prompts), request.samples_per_prompt))
+            return super().generate(request, on_finished)
+
+    task = task_of(max_turns=2)
+    with answerer_of(agent, task, Recording(agent)) as answerer:
+        rollouts = answerer.answer(task.train[:2], 3, SAMPLING, SEED)
+    second = sum(len(one.rollout.segments) > 1 for one in rollouts)
+    assert second > 0
+    assert asked == [(2, 3), (second, 1)]
