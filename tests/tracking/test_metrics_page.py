@@ -17,13 +17,14 @@ from hacrl.tracking.scalars import evaluation_scalars, step_scalars
 from hacrl.training.metrics import StepReport
 from hacrl.training.observer import Observer
 from hacrl.types import Verdict
+from tests.support.episode_runs import episode_config
 from tests.support.sevens import SevensTask
 from tests.training.asynchronous.orders import Order, asynchronous, delayed, finish
 from tests.training.runs import HACPO, Runs, runs
 
 __all__ = ["runs"]
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text("utf-8")
-AGENTS = ("char", "twin", "pair")
+AGENTS = ("char", "twin", "pair", "whole", "parts")
 SMALL = {"prompts_per_step": 4, "rollouts_per_prompt": 4, "max_new_tokens": 4}
 
 
@@ -55,7 +56,12 @@ def pattern(name: str) -> str:
     name = re.sub(rf"^(?:{either})/", "AGENT/", name)
     name = re.sub(rf"/from/(?:{either})/", "/from/SOURCE/", name)
     name = re.sub(rf"^seconds/\w+/(?:{either})$", "seconds/PHASE/AGENT", name)
-    for group, placeholder in (("verdicts", "LABEL"), ("logged", "NAME"), ("dropped", "REASON")):
+    for group, placeholder in (
+        ("verdicts", "LABEL"),
+        ("logged", "NAME"),
+        ("dropped", "REASON"),
+        ("ends", "END"),
+    ):
         name = re.sub(rf"/{group}/\w+$", f"/{group}/{placeholder}", name)
     return re.sub(r"/rewards/\w+/", "/rewards/FUNCTION/", name)
 
@@ -101,7 +107,7 @@ def asynchronous_run(runs: Runs, recorder: Recorder) -> Path:
     return Path(config.output)
 
 
-def test_the_page_has_exactly_what_runs_write(runs: Runs, monkeypatch) -> None:
+def test_the_page_has_exactly_what_runs_write(runs: Runs, tmp_path: Path, monkeypatch) -> None:
     def sync(self, proven=True):
         return SyncReport(self.policy.policy_version, "none", 0.0, 0)
 
@@ -120,6 +126,7 @@ def test_the_page_has_exactly_what_runs_write(runs: Runs, monkeypatch) -> None:
     for config in configs:
         config = replace(config, steps=2, rollout=replace(config.rollout, **SMALL))
         folders.append(run_locally(config, [recorder], task=Scored()).folder)
+    folders.append(run_locally(episode_config(tmp_path, "episodes", 1), [recorder]).folder)
     for folder in folders:
         for line in (folder / "metrics.jsonl").read_text().splitlines():
             report = json.loads(line)

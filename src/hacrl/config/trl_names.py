@@ -87,8 +87,9 @@ CONFIG_NAMES = _table(
     },
     differs={
         "max_tool_calling_iterations": (
-            "HACRLConfig(episodes={'max_turns': ...})",
-            "turns of the agent, so one more than rounds of tool calls; in a recipe `task.options.max_turns`",
+            "episodes",
+            "`{'max_turns': ...}`: turns of the agent, so one more than rounds of tool calls; in a recipe "
+            "`task.options.max_turns`",
         ),
         "max_steps": ("steps", "TRL counts optimizer steps, hacrl batches of rollouts"),
         "num_train_epochs": ("steps", "problems x epochs / `rollout.prompts_per_step`"),

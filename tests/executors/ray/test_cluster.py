@@ -96,9 +96,9 @@ def test_a_silent_agent_counts_as_lost(tmp_path: Path) -> None:
 
     stopper = Stopper()
     run_locally(chaos_config(tmp_path / "calm", 1))
-    with LocalRun(config(tmp_path / "run", patience=5.0), [stopper]) as run:
+    with LocalRun(config(tmp_path / "run", patience=20.0), [stopper]) as run:
         stopper.run = run
         run.train()
         run.save()
-    assert any("it has made no progress for 5 s (ray.patience=5)" in note for note in stopper.notes)
+    assert any("it has made no progress for 20 s (ray.patience=20)" in note for note in stopper.notes)
     assert differing_files(tmp_path / "calm", tmp_path / "run") == []
