@@ -126,7 +126,7 @@ def test_the_page_has_exactly_what_runs_write(runs: Runs, tmp_path: Path, monkey
     for config in configs:
         config = replace(config, steps=2, rollout=replace(config.rollout, **SMALL))
         folders.append(run_locally(config, [recorder], task=Scored()).folder)
-    folders.append(run_locally(episode_config(tmp_path, "episodes", 1), [recorder]).folder)
+    folders.append(run_locally(episode_config(tmp_path / "other", "episodes", 1), [recorder]).folder)
     for folder in folders:
         for line in (folder / "metrics.jsonl").read_text().splitlines():
             report = json.loads(line)
