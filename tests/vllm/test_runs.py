@@ -154,7 +154,7 @@ def test_two_engines_answer_side_by_side_and_one_that_dies_comes_back(
         AgentSettings(name=name, model=str(tmp_path / name), engine="vllm", vllm=vllm)
         for name in ("left", "right")
     )
-    base = hacpo_run(tmp_path, left, "", 2)
+    base = hacpo_run(tmp_path, left, str(tmp_path / "right"), 2)
     many = replace(base.rollout, rollouts_per_prompt=16)  # some are right and some are not
     config = replace(base, agents=(left, right), rollout=many, evaluation=EvaluationSettings(problems=0))
     phases = Phases(tmp_path / "run", victim="left")
